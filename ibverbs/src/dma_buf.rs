@@ -2,7 +2,7 @@
 //!
 //! A DMA-buf is device memory behind a descriptor. A NIC in software can use one that a process can map, such
 //! as a `udmabuf`. The mapping stays until the region is deregistered. Nothing brackets the NIC's accesses
-//! with `DMA_BUF_IOCTL_SYNC`, so the memory has to be coherent with the processor's caches, which that of a
+//! with `DMA_BUF_IOCTL_SYNC`, so the memory has to be coherent with the processor's caches, as a
 //! `udmabuf` is.
 
 use std::ffi::{c_int, c_void};

@@ -105,7 +105,7 @@ class Image:
         process["noNewPrivileges"] = True
         if user is not None:
             process["user"] = {"uid": user, "gid": user}
-        # umoci's limit of 1024 descriptors is not that of container engines; the kernel counts the descriptors in flight of all
+        # umoci sets a limit of 1024 descriptors, which container engines do not; the kernel counts the descriptors in flight of all
         # containers of a user together, 64 for each address of a device.
         process.pop("rlimits", None)
         spec["root"] = {"path": f"{self.bundle}/rootfs", "readonly": True}
@@ -175,7 +175,7 @@ class Namespace:
 
 
 def write_bw(image, path, server_namespace, client_namespace, address, prefix, **options):
-    """Runs ib_write_bw between two containers, of which the client starts again while no server listens. Returns an empty text or
+    """Runs ib_write_bw between two containers; the client starts again while no server listens. Returns an empty text or
     what failed. `prefix` precedes `ib_write_bw` in the arguments."""
     program = prefix + ["ib_write_bw", "-n", "1000"]
     image.container(f"{path}/server", server_namespace, program, **options)

@@ -22,7 +22,7 @@ pub fn resolve() {
     DLMOPEN.get();
 }
 
-/// Reports whether a file name, without directories, is that of a libibverbs or librdmacm: `libibverbs.so`,
+/// Reports whether a file name, without directories, names a libibverbs or librdmacm: `libibverbs.so`,
 /// `libibverbs.so.1`, `libibverbs-1de1263b.so.1.14.48.0`.
 fn is_replaced(file: &[u8]) -> bool {
     let suffix = file.strip_prefix(b"libibverbs").or_else(|| file.strip_prefix(b"librdmacm"));

@@ -138,7 +138,7 @@ unsafe fn warn_of_cleaner(program: *const c_char) {
         ];
         let text =
             parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: the vectors point to the bytes of `parts`, which outlive the call, and the count is that of `text`.
+        // SAFETY: the vectors point to the bytes of `parts`, which outlive the call, and the count is the length of `text`.
         unsafe { libc::writev(libc::STDERR_FILENO, text.as_ptr(), text.len() as c_int) };
     }
     set_errno(saved_errno);

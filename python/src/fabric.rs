@@ -28,7 +28,7 @@ use crate::qp::Qp;
 /// Impairments of every direction: latency, a random jitter on top of it, and reorder_by, the additional delay of
 /// packets selected by reorder, in seconds; loss, duplicate, reorder and corrupt, probabilities from 0 to 1; bandwidth in
 /// bits per second, and for its queue the length queue_bytes and the ECN marking threshold ecn_threshold, in bytes; mtu,
-/// the largest IP packet in bytes. seed is that of all random numbers.
+/// the largest IP packet in bytes. seed initializes all random numbers.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Fabric(verbs::Fabric);
 

@@ -287,7 +287,7 @@ def _run_in_child(item: pytest.Function, *, timeout: float = 300.0, **options: A
 
 
 def _child_arguments(item: pytest.Function, directory: str) -> list[str]:
-    """Returns the arguments of pytest for the child process of a test: those of this process that change results."""
+    """Returns pytest's arguments for the child process of a test: the arguments of this process that change results."""
     config = item.config
     # pytest resolves node IDs relative to the current directory, so the file is absolute.
     arguments = [f"{item.path}::{item.nodeid.partition('::')[2]}", "-q", "--rootdir", str(config.rootpath)]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Access(enum.IntFlag):
-    """Operations that a region permits. The values are those of `enum ibv_access_flags`."""
+    """Operations that a region permits. The values equal `enum ibv_access_flags`."""
 
     LOCAL_READ = 0
     LOCAL_WRITE = 0x1
@@ -21,7 +21,7 @@ class Access(enum.IntFlag):
 
 
 class QpType(enum.IntEnum):
-    """Service of a queue pair. The values are those of `enum ibv_qp_type`."""
+    """Service of a queue pair. The values equal `enum ibv_qp_type`."""
 
     RC = 2
     UC = 3
@@ -29,7 +29,7 @@ class QpType(enum.IntEnum):
 
 
 class QpState(enum.IntEnum):
-    """State of a queue pair. The values are those of `enum ibv_qp_state`."""
+    """State of a queue pair. The values equal `enum ibv_qp_state`."""
 
     RESET = 0
     INIT = 1
@@ -41,7 +41,7 @@ class QpState(enum.IntEnum):
 
 
 class WcStatus(enum.IntEnum):
-    """Status of a completion. The values are those of `enum ibv_wc_status`."""
+    """Status of a completion. The values equal `enum ibv_wc_status`."""
 
     SUCCESS = 0
     LOC_LEN_ERR = 1
@@ -59,7 +59,7 @@ class WcStatus(enum.IntEnum):
 
 
 class WcOpcode(enum.IntEnum):
-    """Kind of a completed work request. The values are those of `enum ibv_wc_opcode`."""
+    """Kind of a completed work request. The values equal `enum ibv_wc_opcode`."""
 
     SEND = 0
     RDMA_WRITE = 1
@@ -75,7 +75,7 @@ class WcOpcode(enum.IntEnum):
 
 
 class EventType(enum.IntEnum):
-    """Kind of an asynchronous event. The values are those of `enum ibv_event_type`."""
+    """Kind of an asynchronous event. The values equal `enum ibv_event_type`."""
 
     CQ_ERR = 0
     QP_FATAL = 1

@@ -48,7 +48,7 @@ impl PortOwner {
     /// Returns the end of an error message: what the user can do about a port that this owner occupies.
     pub(super) fn remedy(&self) -> &'static str {
         match self {
-            // Its sockets are bound to the wildcard address.
+            // The kernel binds its sockets to the wildcard address.
             PortOwner::Kernel => {
                 "it occupies the port on all addresses; remove its devices (rdma link delete), or use another \
                  network namespace"

@@ -23,7 +23,7 @@ unsafe extern "C" {
 pub fn use_device() {
     const LOCAL_WRITE: c_int = 1;
     let mut memory = vec![0u8; 1 << 16];
-    // SAFETY: the prototypes above are those of infiniband/verbs.h, each object is checked before it is used and
+    // SAFETY: the prototypes above match infiniband/verbs.h, each object is checked before it is used and
     // released after those that depend on it, and `memory` outlives its registration.
     unsafe {
         let list = ibv_get_device_list(ptr::null_mut());
