@@ -264,12 +264,12 @@ impl Device {
         Ok(nic)
     }
 
-    /// Publishes the counters of the device's NIC, which may be closed afterwards.
-    pub(crate) fn publish_counters(&self) {
+    /// Calls `f` with the publisher of the NIC's counters, if this process has one.
+    pub(crate) fn with_publisher(&self, f: impl FnOnce(&Publisher)) {
         if let Some(OpenNic { publisher: Some(publisher), process, .. }) = &*self.nic.lock()
             && *process == std::process::id()
         {
-            publisher.publish();
+            f(publisher);
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::abi::{ibv_context, ibv_device};
 use crate::channel::set_blocking;
 use crate::context::{Context, is_inherited};
+use crate::counters::Publisher;
 use crate::device::{Device, warn};
 use crate::errno;
 use crate::object::FfiObject;
@@ -62,7 +63,7 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     // may use at the same time. Objects that still exist hold the NIC themselves.
     let context = unsafe { Context::from_raw(c) };
     context.device.record_retransmissions(&context.nic);
-    context.device.publish_counters();
+    context.device.with_publisher(Publisher::publish);
     drop(context);
     0
 }

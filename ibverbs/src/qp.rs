@@ -11,6 +11,7 @@ use crate::abi::{
 };
 use crate::address;
 use crate::context::{Context, is_inherited};
+use crate::counters::Publisher;
 use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
@@ -96,9 +97,8 @@ pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
         if !srq.is_null() {
             SharedReceiveQueue::from_raw_ref(srq).users.remove();
         }
-        // The program may call `_exit`, which runs no exit handlers.
         if is_last {
-            context.device.publish_counters();
+            context.device.with_publisher(Publisher::publish_idle);
         }
     }
     0
