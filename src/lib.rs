@@ -48,7 +48,6 @@ pub mod link;
 #[cfg(test)]
 #[path = "../tests/support/netns.rs"]
 mod netns;
-mod sys;
 pub mod verbs;
 pub mod wire;
 
@@ -66,6 +65,10 @@ pub mod memory;
 mod nic;
 #[cfg(feature = "unstable-internals")]
 pub mod nic;
+#[cfg(not(feature = "unstable-internals"))]
+mod sys;
+#[cfg(feature = "unstable-internals")]
+pub mod sys;
 #[cfg(not(feature = "unstable-internals"))]
 mod transport;
 #[cfg(feature = "unstable-internals")]

@@ -11,15 +11,15 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use parking_lot::Mutex;
+use urxe::sys::thread::spawn_background;
 use urxe::verbs::{PUBLISHING_INTERVAL_MS, WeakContext, port_counter_files};
-
-use crate::thread::spawn;
 
 /// Interval between publications of a device's counters.
 const INTERVAL: Duration = Duration::from_millis(PUBLISHING_INTERVAL_MS);
@@ -38,7 +38,9 @@ pub(crate) struct Publisher {
     publication: Arc<Publication>,
     /// Time of the last publication because of a destroyed queue pair.
     last_idle: Mutex<Option<Instant>>,
-    _end: Sender<()>,
+    /// Ends the thread when dropped.
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 struct Publication {
@@ -46,8 +48,8 @@ struct Publication {
     /// The port's directory in the tree.
     port: PathBuf,
     totals: PathBuf,
-    /// The NIC's counters as of the last publication. `None` once the publisher has been dropped.
-    published: Mutex<Option<Vec<(&'static str, u64)>>>,
+    /// The NIC's counters as of the last publication.
+    published: Mutex<Vec<(&'static str, u64)>>,
 }
 
 impl Publisher {
@@ -59,8 +61,7 @@ impl Publisher {
             return None;
         }
         let port = PathBuf::from(format!("{sysfs}/class/infiniband/{name}/ports/1"));
-        let publication =
-            Arc::new(Publication { nic, port, totals, published: Mutex::new(Some(Vec::new())) });
+        let publication = Arc::new(Publication { nic, port, totals, published: Mutex::default() });
         let (end_tx, end_rx) = bounded::<()>(0);
         let publishing = Arc::clone(&publication);
         let run = move || {
@@ -70,8 +71,8 @@ impl Publisher {
             }
         };
         // Without a thread, the counters are published when the device is closed.
-        let _ = spawn("urxe-counters", run);
-        Some(Publisher { publication, last_idle: Mutex::new(None), _end: end_tx })
+        let thread = spawn_background("urxe-counters".into(), run).ok();
+        Some(Publisher { publication, last_idle: Mutex::new(None), end: Some(end_tx), thread })
     }
 
     /// Publishes the counters of a NIC whose last queue pair has been destroyed, unless this was done less than
@@ -91,11 +92,12 @@ impl Publisher {
 }
 
 impl Drop for Publisher {
-    /// Waits for a publication in progress, because the lock on the totals does not exclude a later publisher
-    /// of the same process.
+    /// Waits for the thread, because the lock on the totals does not exclude a later publisher of the same
+    /// process.
     fn drop(&mut self) {
-        if let Some(mut published) = self.publication.published.try_lock_for(LOCK_TIMEOUT) {
-            *published = None;
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }
@@ -103,8 +105,7 @@ impl Drop for Publisher {
 impl Publication {
     /// Publishes the counters. After a failure, the next publication includes these counts.
     fn publish(&self) {
-        let Some(mut guard) = self.published.try_lock_for(LOCK_TIMEOUT) else { return };
-        let Some(published) = &mut *guard else { return };
+        let Some(mut published) = self.published.try_lock_for(LOCK_TIMEOUT) else { return };
         let Some((nic, link)) = self.nic.all_counters_within(LOCK_TIMEOUT) else { return };
         let now: Vec<(&str, u64)> = nic.iter().chain(link.iter()).collect();
         if now == *published {

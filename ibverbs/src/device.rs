@@ -273,6 +273,16 @@ impl Device {
         }
     }
 
+    /// Ends the publisher of the NIC's counters if the last context of the NIC has been closed.
+    pub(crate) fn end_publisher_of_closed_nic(&self) {
+        if let Some(opened) = &mut *self.nic.lock()
+            && opened.process == std::process::id()
+            && !opened.nic.is_open()
+        {
+            opened.publisher = None;
+        }
+    }
+
     /// Returns the vendor identity that the device reports.
     pub(crate) fn identity(&self) -> Identity {
         Identity::of(&self.settings.names, &self.settings.personality)

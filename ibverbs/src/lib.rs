@@ -54,5 +54,4 @@ mod shared_context;
 mod srq;
 mod strings;
 mod td;
-mod thread;
 mod wr_session;

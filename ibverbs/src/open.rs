@@ -64,7 +64,9 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     let context = unsafe { Context::from_raw(c) };
     context.device.record_retransmissions(&context.nic);
     context.device.with_publisher(Publisher::publish);
+    let device = context.device;
     drop(context);
+    device.end_publisher_of_closed_nic();
     0
 }
 

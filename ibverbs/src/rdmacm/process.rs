@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use urxe::sys::thread::spawn_background;
 use urxe::verbs::cm::ConnectionManager;
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
@@ -15,7 +16,6 @@ use crate::errno::null;
 use crate::event_objects::{ObjectTable, UnackedEvents};
 use crate::open::{close_device, open_device};
 use crate::pd::{alloc_pd, open_xrcd};
-use crate::thread::spawn;
 
 export! {
     "RDMACM_1.0":
@@ -192,7 +192,7 @@ extern "C" fn disconnect_all() {
         };
         EXIT_ACTIONS.iter().filter_map(OnceLock::get).for_each(|action| action(process, &on_progress));
     };
-    if spawn("urxe-exit", disconnect).is_ok() {
+    if spawn_background("urxe-exit".into(), disconnect).is_ok() {
         while progress_rx.recv_timeout(EXIT_TIMEOUT).is_ok() {}
     }
 }

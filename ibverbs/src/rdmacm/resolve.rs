@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_int};
 
+use urxe::sys::thread::spawn_background;
+
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::rdmacm::addrinfo::{DNS, Query, SA};
 use crate::rdmacm::id::{Id, id_ref, result_code};
 use crate::rdmacm::sync::call_sync;
-use crate::thread::spawn;
 
 export! {
     "RDMACM_1.4":
@@ -42,7 +43,8 @@ unsafe extern "C-unwind" fn resolve_addrinfo(
             // Fails if the program has destroyed the id meanwhile.
             let _ = id.report_addrinfo(status);
         };
-        spawn("urxe-resolver", resolve).map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))?;
+        spawn_background("urxe-resolver".into(), resolve)
+            .map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))?;
         Ok(true)
     };
     // SAFETY: `rdma_resolve_addrinfo` requires a live id; null is checked. This frame holds pointers only,

@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
+use urxe::sys::thread::spawn_background;
 
 use super::stream::Stream;
-use crate::thread::spawn;
 
 /// State of the keepalive thread, and the ID of the process in which the thread runs.
 static WORKER: Mutex<Option<(u32, Arc<Worker>)>> = Mutex::new(None);
@@ -83,7 +83,7 @@ pub(super) fn register(stream: &Arc<Stream>) -> Result<(), c_int> {
     let new = Arc::new(Worker::new());
     new.add(stream);
     let thread_worker = new.clone();
-    spawn("urxe-keepalive", move || {
+    spawn_background("urxe-keepalive".into(), move || {
         loop {
             let next = thread_worker.run_due(Instant::now());
             thread_worker.wait(next);

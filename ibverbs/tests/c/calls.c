@@ -343,6 +343,36 @@ static void null_region(void)
 	CHECK(!ibv_dereg_mr(null));
 }
 
+/* Returns the number of other threads that wait for something. A thread that has been joined may still be listed, but it
+ * no longer waits. */
+static int waiting_threads(void)
+{
+	int count = 0;
+	DIR *tasks = opendir("/proc/self/task");
+	CHECK(tasks);
+	for (struct dirent *entry; (entry = readdir(tasks));) {
+		char path[300], state = 0;
+		snprintf(path, sizeof(path), "/proc/self/task/%s/stat", entry->d_name);
+		FILE *stat = entry->d_name[0] == '.' || atoi(entry->d_name) == getpid() ? NULL : fopen(path, "r");
+		if (!stat)
+			continue;
+		if (fscanf(stat, "%*d (%*[^)]) %c", &state) == 1 && state == 'S')
+			count++;
+		fclose(stat);
+	}
+	closedir(tasks);
+	return count;
+}
+
+static void threads_of_a_closed_device(void)
+{
+	open_first();
+	while (waiting_threads() == 0)
+		usleep(1000);
+	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+	CHECK(waiting_threads() == 0);
+}
+
 /* Ends without exit handlers, which fio and other programs with worker processes do. */
 static void ended_by_underscore_exit(void)
 {
@@ -362,6 +392,7 @@ int main(int argc, char **argv)
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
 		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
 		      { "null region", null_region }, { "_exit", ended_by_underscore_exit },
+		      { "threads", threads_of_a_closed_device },
 		      { "missed", missed }, { "missed as rxe", missed_as_rxe } };
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

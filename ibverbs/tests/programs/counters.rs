@@ -167,6 +167,17 @@ fn counters_include_a_process_that_ends_by_underscore_exit_after_its_last_queue_
     assert_eq!(device.hw("rdma_sends"), 1);
 }
 
+/// A thread that ended later would crash while Open MPI or UCX patches the code of `madvise`.
+#[test]
+fn device_has_no_threads_once_it_is_closed() {
+    let device = Device::new("urxe0", &addresses()[0]);
+    let calls = CProgram::build("calls");
+    for _ in 0..10 {
+        let out = device.run(&[calls.program(), "threads"]).output().unwrap();
+        assert!(out.status.success(), "{}", text(&out));
+    }
+}
+
 #[test]
 fn counters_include_forked_processes_and_count_those_of_their_parent_once() {
     let device = Device::new("urxe0", &addresses()[0]);
