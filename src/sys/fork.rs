@@ -1,5 +1,5 @@
 //! Fork detection. A forked child has a copy of its parent's memory, but none of its threads and none of its
-//! [`CloseOnForkFd`]s.
+//! descriptors of type `CloseOnForkFd`.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
