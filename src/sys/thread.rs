@@ -2,8 +2,9 @@
 
 use std::hint::black_box;
 use std::io;
-use std::sync::mpsc;
-use std::thread::{Builder, JoinHandle};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
@@ -23,14 +24,21 @@ pub fn spawn_background<T: Send + 'static>(
     blocked.remove(Signal::SIGSEGV);
     blocked.remove(Signal::SIGBUS);
     let previous = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-    let (ready_tx, ready_rx) = mpsc::sync_channel(1);
+    // Not a channel: the thread would free memory that the caller has allocated after it started the thread,
+    // which ThreadSanitizer reports as a race, because it does not see the library's atomic operations.
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let (ready, caller) = (is_ready.clone(), thread::current());
     let handle = Builder::new().name(name).spawn(move || {
         drop(black_box(Box::new(0)));
-        let _ = ready_tx.send(());
+        ready.store(true, Ordering::Release);
+        caller.unpark();
+        drop((ready, caller));
         run()
     });
     previous.thread_set_mask()?;
     let handle = handle?;
-    let _ = ready_rx.recv();
+    while !is_ready.load(Ordering::Acquire) {
+        thread::park();
+    }
     Ok(handle)
 }
