@@ -381,8 +381,10 @@ fn each_process_of_a_run_captures_to_a_file_of_its_own() {
     let counts: Vec<usize> = files.iter().map(|file| whole_capture(file)).collect();
     // 300 messages in each direction with their acknowledgements, at both ends.
     assert!(counts.iter().filter(|count| **count >= 900).count() == 2, "{counts:?} in {files:?}");
-    let other = files.iter().find(|other| **other != file).unwrap();
-    assert!(printed.contains(&format!("writes its capture to {}", other.display())), "{printed}");
+    // The output of a client that could not connect is overwritten by that of the next one.
+    for (name, _) in files.iter().zip(&counts).filter(|(name, count)| **name != file && **count >= 900) {
+        assert!(printed.contains(&format!("writes its capture to {}", name.display())), "{printed}");
+    }
 }
 
 /// Returns the number of packets in a capture. Panics if the capture is truncated.
