@@ -1,6 +1,5 @@
 //! Shard turns on a fabric in virtual time, which runs the NICs one after the other as its clock advances.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::link::fabric::{Fabric, Outcome};
@@ -19,33 +18,20 @@ impl Fabric {
 
     /// Like [`step`](Self::step), but does nothing if the new time would be after `limit`.
     fn step_until(&self, limit: Instant) -> Option<Instant> {
-        let _stepping = self.stepping()?;
+        let mut agenda = self.agenda()?;
         let now = self.now();
-        let mut pending = Vec::new();
-        for port in self.ports() {
-            let arrival = match port.earliest.load(Ordering::SeqCst) {
-                u64::MAX => None,
-                at => Some(Instant(at)),
-            };
-            match port.driver() {
-                Some(driver) => {
-                    let at = arrival.into_iter().chain(driver.next_deadline()).min();
-                    pending.extend(at.map(|at| (at.max(now), Some(driver))));
-                }
-                // A port without a driver is read by its owner: an arrival is pending until its time has
-                // come.
-                None => pending.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
-            }
-        }
         let auxiliaries = self.auxiliaries();
         let deadlines = auxiliaries.iter().filter_map(|auxiliary| auxiliary.next_deadline());
-        pending.extend(deadlines.map(|at| (at.max(now), None)));
-        let at = pending.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
+        let first = deadlines.map(|at| at.max(now)).chain(agenda.next(now)).min();
+        let at = first.filter(|at| *at <= limit)?;
         self.set_time(at);
-        for (due, driver) in &pending {
-            if let (true, Some(driver)) = (*due == at, driver) {
+        agenda.take_due(at);
+        for port in &agenda.taken {
+            if let Some(driver) = port.driver() {
                 driver.try_drive();
             }
+            // The agenda no longer contains the port.
+            self.touch(port);
         }
         for auxiliary in &auxiliaries {
             auxiliary.try_drive();
@@ -89,15 +75,8 @@ impl Fabric {
     }
 
     fn is_idle(&self) -> bool {
+        let now = self.now();
         self.auxiliaries().iter().all(|auxiliary| auxiliary.next_deadline().is_none())
-            && self.ports().iter().all(|port| match port.driver() {
-                Some(driver) => {
-                    port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
-                }
-                None => {
-                    port.earliest.load(Ordering::SeqCst) <= self.now().0
-                        || port.earliest.load(Ordering::SeqCst) == u64::MAX
-                }
-            })
+            && self.agenda().is_none_or(|mut agenda| agenda.next(now).is_none())
     }
 }

@@ -61,7 +61,7 @@ impl Driver for Shard {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let state = self.lock();
+        let state = self.lock_to_read();
         if state.nic.wants_to_transmit_urgently() {
             Some(Instant(0))
         } else {

@@ -35,7 +35,7 @@ impl Fabric {
         let mut turns = 0;
         let mut guard = None;
         while let Some(port) = self.ready_queue().pop() {
-            if !port.has_work(self) {
+            if !port.has_work(|| self.now()) {
                 continue;
             }
             let Some(driver) = port.driver() else { continue };
@@ -49,7 +49,7 @@ impl Fabric {
                 guard = Some(KickGuard);
             }
             // A driver that runs on another thread checks again, so no input is lost if it returns false.
-            if driver.try_drive() && port.has_input(self) {
+            if driver.try_drive() && port.has_input(|| self.now()) {
                 self.ready_queue().push(&port);
             }
         }
@@ -57,7 +57,7 @@ impl Fabric {
 
     fn wake_ready(&self) {
         while let Some(port) = self.ready_queue().pop() {
-            if port.has_work(self)
+            if port.has_work(|| self.now())
                 && let Some(driver) = port.driver()
             {
                 driver.wake();

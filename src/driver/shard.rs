@@ -59,7 +59,7 @@ pub(crate) struct ShardState {
 /// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before the guard is
 /// dropped.
 pub(crate) struct ShardGuard<'a> {
-    drive_state: &'a DriveState,
+    shard: &'a Shard,
     /// The locked state; `None` only while the guard is being dropped.
     state: Option<MutexGuard<'a, ShardState>>,
 }
@@ -78,13 +78,19 @@ impl DerefMut for ShardGuard<'_> {
 }
 
 impl Drop for ShardGuard<'_> {
-    /// Releases the lock, handing it over if a thread is waiting in [`Shard::lock_fairly`].
+    /// Releases the lock, handing it over if a thread is waiting in [`Shard::lock_fairly`]. In virtual time,
+    /// announces that the shard's deadline may have changed.
     fn drop(&mut self) {
         let Some(state) = self.state.take() else { return };
         debug_assert!(!state.nic.has_outputs() || std::thread::panicking(), "outputs were not delivered");
-        match self.drive_state.has_fair_waiters() {
+        match self.shard.drive_state.has_fair_waiters() {
             true => MutexGuard::unlock_fair(state),
             false => drop(state),
+        }
+        if self.shard.drive_state.is_virtual()
+            && let Some(fabric) = &self.shard.fabric
+        {
+            fabric.touch();
         }
     }
 }
@@ -200,13 +206,18 @@ impl Shard {
     }
 
     fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
-        ShardGuard { drive_state: &self.drive_state, state: Some(state) }
+        ShardGuard { shard: self, state: Some(state) }
     }
 
     /// Acquires the lock. The caller must release it with [`unlock`](Self::unlock) or
     /// [`release`](Self::release), or deliver the NIC's outputs itself.
     pub(super) fn lock(&self) -> ShardGuard<'_> {
         self.guard(self.state.lock())
+    }
+
+    /// Acquires the lock to read the state, without announcing a change.
+    pub(super) fn lock_to_read(&self) -> impl Deref<Target = ShardState> + '_ {
+        self.state.lock()
     }
 
     /// Acquires the lock if no thread holds it.

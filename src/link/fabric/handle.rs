@@ -1,59 +1,15 @@
-//! Interface between a fabric and its NICs' drivers: the [`Driver`] trait, the queue of ports with input, and
-//! port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
+//! Interface between a fabric and its NICs' drivers: the queue of ports with input, and port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
 
 use std::collections::VecDeque;
-use std::io;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::Fabric;
-use super::port::PortShared;
-use crate::transport::{AsyncEvent, Instant, RxBurst};
-
-/// Function that passes bursts to the given receiver, one after the other.
-pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
-
-/// A NIC's driver, which processes input from the NIC's port, serves timers, and sends.
-pub(crate) trait Driver: Send + Sync {
-    /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
-    /// input before it finishes.
-    fn try_drive(&self) -> bool;
-
-    /// Receives the packets that `bursts` passes, directly from the sender, bypassing the port. Returns false
-    /// if no packets were received, for example because another thread is running the NIC, or because there
-    /// is middleware between the NIC and the port. Called from within another NIC's turn, so it must not
-    /// block. Responses are sent in a turn that the fabric requests.
-    fn try_receive_direct(&self, _now: Instant, _bursts: &mut BurstSource<'_>) -> bool {
-        false
-    }
-
-    /// Makes one of the driver's own threads run a turn soon. Called from within other NICs' turns, so it
-    /// must not wait for a lock that a turn holds.
-    fn wake(&self);
-
-    /// Returns the earliest time at which the driver wants to run without input.
-    fn next_deadline(&self) -> Option<Instant>;
-
-    /// Notifies the driver that the port's cable was plugged in or unplugged; called on the thread that
-    /// changed this.
-    fn port_up(&self, _up: bool) {}
-
-    /// Notifies the driver that the device is lost for the given reason, as when an adapter is unplugged;
-    /// called on the thread that removed the device.
-    fn device_lost(&self, _reason: io::Error) {}
-
-    /// Raises an asynchronous event on the NIC, together with the effect that the event reports. Returns
-    /// false if the NIC does not have the object that the event is about.
-    fn inject_event(&self, _event: AsyncEvent) -> bool {
-        false
-    }
-
-    /// Notifies the driver of the port's new addresses; called on the thread that changed them.
-    fn addresses_changed(&self, _addresses: &[IpAddr]) {}
-}
+use super::driver::Driver;
+use super::port_shared::PortShared;
+use crate::transport::Instant;
 
 /// Queue of ports with input, or a requested turn, that their drivers have not yet noticed.
 #[derive(Default)]
@@ -97,7 +53,10 @@ impl Fabric {
     /// to `earliest`. Queues the port if that delivery is already due; otherwise wakes the port's driver if
     /// the time has become earlier.
     pub(super) fn notify_delivery(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
-        if self.is_virtual() || earliest == u64::MAX {
+        if self.is_virtual() {
+            return self.touch(port);
+        }
+        if earliest == u64::MAX {
             return;
         }
         if earliest <= now.0 {
@@ -157,6 +116,7 @@ impl FabricHandle {
     /// Attaches the driver of the port's NIC, replacing any previous driver.
     pub fn attach(&self, driver: Weak<dyn Driver>) {
         *self.port.driver.lock() = Some(driver);
+        self.fabric.touch(&self.port);
         if !self.fabric.is_virtual()
             && self.port.earliest.load(Ordering::SeqCst) != u64::MAX
             && let Some(driver) = self.port.driver()
@@ -165,9 +125,14 @@ impl FabricHandle {
         }
     }
 
+    /// Announces that the time at which the driver wants to run may have changed. Has no effect in real time.
+    pub fn touch(&self) {
+        self.fabric.touch(&self.port);
+    }
+
     /// Reports whether the port has a delivery that can be received now.
     pub fn has_input(&self) -> bool {
-        self.port.has_input(&self.fabric)
+        self.port.has_input(|| self.fabric.now())
     }
 
     /// Reports whether the port has a delivery that becomes due at a set time, possibly while no thread

@@ -4,6 +4,10 @@ use super::model::{Egress, FabricCounters, Schedule};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
+/// Maximum number of bytes in flight to a port. Beyond it, packets are dropped, so that a peer that is never
+/// driven cannot exhaust the memory.
+pub(super) const INBOX_LIMIT: usize = 64 << 20;
+
 /// A run of packets in flight to a port.
 #[derive(Debug)]
 pub(super) struct Delivery {

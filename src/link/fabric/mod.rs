@@ -8,11 +8,14 @@
 //! byte from its seed.
 #![forbid(unsafe_code)]
 
+mod agenda;
 mod config;
+mod driver;
 mod handle;
 mod inbox;
 mod model;
 mod port;
+mod port_shared;
 #[cfg(test)]
 mod tests;
 
@@ -24,16 +27,18 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use agenda::{Agenda, TouchedPorts};
 pub use config::{FabricConfig, FabricError};
+pub(crate) use driver::{BurstSource, Driver};
+pub(crate) use handle::FabricHandle;
 pub use handle::Outcome;
-pub(crate) use handle::{BurstSource, Driver, FabricHandle};
 pub use model::FabricCounters;
 pub use port::FabricPort;
 
 use super::JoinError;
 use crate::transport::{AsyncEvent, Instant};
 use handle::ReadyQueue;
-use port::PortShared;
+use port_shared::PortShared;
 
 /// In-memory switch. Clones refer to the same switch.
 ///
@@ -64,8 +69,9 @@ struct Shared {
     ready_queue: ReadyQueue,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
-    /// Mutex held while virtual time is being advanced.
-    stepping: Mutex<()>,
+    /// Agenda of virtual time, locked while time is being advanced.
+    agenda: Mutex<Agenda>,
+    touched: TouchedPorts,
     /// Counts of packets not included in any current port's counters.
     counters: Mutex<FabricCounters>,
 }
@@ -138,7 +144,8 @@ impl Fabric {
             generation: AtomicU64::new(1),
             ready_queue: ReadyQueue::default(),
             auxiliaries: Mutex::default(),
-            stepping: Mutex::default(),
+            agenda: Mutex::default(),
+            touched: TouchedPorts::default(),
             counters: Mutex::default(),
         }))
     }
@@ -321,9 +328,21 @@ impl Fabric {
         &self.0.ready_queue
     }
 
-    /// Acquires the exclusive right to advance virtual time; `None` in real time.
-    pub(crate) fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
-        self.is_virtual().then(|| self.0.stepping.lock())
+    /// Acquires the exclusive right to advance virtual time, with an agenda that is up to date; `None` in
+    /// real time.
+    pub(crate) fn agenda(&self) -> Option<MutexGuard<'_, Agenda>> {
+        self.is_virtual().then(|| {
+            let mut agenda = self.0.agenda.lock();
+            agenda.update(&self.0.touched);
+            agenda
+        })
+    }
+
+    /// Announces that the due time of a port may have changed. Has no effect in real time.
+    pub(crate) fn touch(&self, port: &Arc<PortShared>) {
+        if self.is_virtual() {
+            self.0.touched.add(port);
+        }
     }
 
     /// Advances virtual time to `at`, unless it is already later.
@@ -334,7 +353,7 @@ impl Fabric {
     }
 
     /// Returns all ports in order of creation.
-    pub(crate) fn ports(&self) -> Vec<Arc<PortShared>> {
+    fn ports(&self) -> Vec<Arc<PortShared>> {
         self.0.ports.lock().by_id.values().cloned().collect()
     }
 
@@ -379,7 +398,10 @@ impl Fabric {
     }
 
     /// Removes a port, and adds its counters to the fabric's.
-    fn remove(&self, port: &PortShared, counters: &FabricCounters) {
+    fn remove(&self, port: &Arc<PortShared>, counters: &FabricCounters) {
+        port.earliest.store(u64::MAX, Ordering::SeqCst);
+        *port.driver.lock() = None;
+        self.touch(port);
         let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);
         ports.by_address.retain(|_, id| *id != port.id);

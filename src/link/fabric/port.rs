@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-
-use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Fabric;
-use super::handle::{Driver, FabricHandle};
-use super::inbox::{BufferPool, Delivery, Inbox};
+use super::handle::FabricHandle;
+use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
+use super::port_shared::PortShared;
 use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
@@ -20,60 +19,6 @@ use crate::wire::{Flow, IpIdent};
 /// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private
 /// cache.
 const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
-
-/// Maximum number of bytes in flight to a port. Beyond it, packets are dropped, so that a peer that is never
-/// driven cannot exhaust the memory.
-const INBOX_LIMIT: usize = 64 << 20;
-
-/// The part of a port that senders and the fabric access.
-pub(crate) struct PortShared {
-    pub id: u32,
-    /// Whether the cable is plugged in.
-    pub up: AtomicBool,
-    pub(super) inbox: Mutex<Inbox>,
-    /// Time at which the first delivery is due; 0 if at once, `u64::MAX` if there is none. Written only with
-    /// the inbox's lock held.
-    pub earliest: AtomicU64,
-    /// Whether the port is in the fabric's [`ReadyQueue`](super::handle::ReadyQueue).
-    pub queued: AtomicBool,
-    /// Whether the driver has to run a turn even without input.
-    pub turn_requested: AtomicBool,
-    pub driver: Mutex<Option<Weak<dyn Driver>>>,
-}
-
-impl PortShared {
-    pub fn new(id: u32) -> PortShared {
-        PortShared {
-            id,
-            up: AtomicBool::new(true),
-            inbox: Mutex::default(),
-            earliest: AtomicU64::new(u64::MAX),
-            queued: AtomicBool::new(false),
-            turn_requested: AtomicBool::new(false),
-            driver: Mutex::new(None),
-        }
-    }
-
-    /// Reports whether a delivery can be received now. Reads the clock only if a delivery is in flight.
-    pub fn has_input(&self, fabric: &Fabric) -> bool {
-        match self.earliest.load(Ordering::SeqCst) {
-            0 => true,
-            u64::MAX => false,
-            at => at <= fabric.now().0,
-        }
-    }
-
-    /// Reports whether the driver has to run, because a turn was requested or a delivery can be received now.
-    /// Clears the request.
-    pub fn has_work(&self, fabric: &Fabric) -> bool {
-        self.turn_requested.swap(false, Ordering::SeqCst) || self.has_input(fabric)
-    }
-
-    /// Returns the attached driver, if it still exists.
-    pub fn driver(&self) -> Option<Arc<dyn Driver>> {
-        self.driver.lock().as_ref().and_then(Weak::upgrade)
-    }
-}
 
 /// One of the ports that packets to an address are sent to.
 struct Target {
@@ -338,6 +283,7 @@ impl Link for FabricPort {
             inbox.take_due(now, &mut self.batch);
             self.shared.earliest.store(inbox.earliest(), Ordering::SeqCst);
         }
+        self.fabric.touch(&self.shared);
         let mut packets = 0;
         if !self.shared.up.load(Ordering::SeqCst) {
             // Packets that were on their way when the cable was unplugged.
