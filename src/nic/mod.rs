@@ -59,7 +59,7 @@ pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AddressVector, AsyncEvent, AttachCounterError, CompCounter, CountedOps, Counters, Env, Instant,
+    AddressVector, AsyncEvent, AttachCounterError, CompCounter, CountedOps, Counters, Env, Failure, Instant,
     ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps,
     RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
@@ -313,6 +313,11 @@ impl Nic {
     /// [`UnknownQp`].
     pub fn query_qp(&self, qpn: Qpn) -> Result<(QpAttr, &QueuePair), UnknownQp> {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
+    }
+
+    /// Returns the record of a queue pair's failure; `None` if it has not failed or does not exist.
+    pub fn failure(&self, qpn: Qpn) -> Option<Failure> {
+        self.table.get(qpn)?.qp.failure()
     }
 
     /// Returns the state of a queue pair; `None` if there is no such queue pair.

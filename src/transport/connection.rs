@@ -1,8 +1,11 @@
 //! State shared by the requester and the responder of a queue pair.
 
 use super::comp_counter::OpCounters;
+use super::history::History;
+use super::slow_event::EventKind;
 use super::{
-    AlternatePath, Completion, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus, XrcdId,
+    AlternatePath, Completion, Instant, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus,
+    XrcdId,
 };
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
@@ -20,6 +23,8 @@ pub(super) struct Connection {
     /// Whether every send generates a completion, regardless of its flags.
     pub signal_all: bool,
     made_with: QpInit,
+    /// Slow events, and the record of the last failure.
+    pub history: History,
     /// Completion counters, which stay attached until the queue pair is destroyed.
     pub op_counters: OpCounters,
     pub access: Access,
@@ -45,12 +50,16 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Enters `state`, and traces the transition with its `cause`.
-    pub fn enter(&mut self, state: QpState, cause: &'static str) {
+    /// Enters `state`, and traces and records the transition with its `cause`.
+    pub fn enter(&mut self, state: QpState, cause: &'static str, now: Instant) {
         if self.state != state {
             let (qpn, from) = (self.qpn, self.state);
             trace_event!(DEBUG, "urxe::qp", "state change", qpn = %qpn, from = %from, to = %state, cause = cause);
             self.state = state;
+            self.history.record(now, Psn::default(), None, EventKind::StateChange { from, to: state, cause });
+            if state == QpState::Rts {
+                self.history.forget_failure();
+            }
         }
     }
 
@@ -62,6 +71,7 @@ impl Connection {
             state: QpState::Reset,
             signal_all: init.signal_all,
             made_with: *init,
+            history: History::default(),
             op_counters: OpCounters::default(),
             access: Access::LOCAL_READ,
             pkey: PKey::DEFAULT,

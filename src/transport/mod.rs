@@ -13,7 +13,10 @@ mod counters;
 mod credits;
 mod env;
 mod event;
+mod failure;
+mod failure_text;
 mod fifo;
+mod history;
 mod ids;
 mod init;
 mod migration;
@@ -27,6 +30,7 @@ mod requester;
 mod responder;
 mod send_queue;
 mod sge_list;
+mod slow_event;
 mod srq;
 pub mod state;
 mod time;
@@ -41,12 +45,17 @@ pub use connection::PathMatch;
 pub use counters::Counters;
 pub use env::Env;
 pub use event::AsyncEvent;
+pub use failure::{
+    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
+    TransmissionEnd,
+};
 pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
 pub use output::Output;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{EarlySends, Quirks};
 pub use recovery::TimerDeferral;
+pub use slow_event::EventKind;
 pub use srq::SharedReceives;
 pub use state::{
     AddressError, AddressVector, AlternatePath, AttrMask, MigrationState, ModifyError, QpAttr, QpState,

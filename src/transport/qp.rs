@@ -6,8 +6,8 @@ use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Destination, EarlySends, Env, Instant, ModifyError, Output, PostError, PostListError, QpAttr, QpInit,
-    QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, earliest, state,
+    Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PostError,
+    PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, earliest, state,
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
@@ -148,7 +148,7 @@ impl QueuePair {
         if matches!(to, QpState::Reset | QpState::Err) {
             self.responder.flush_pending_acks(conn, env);
         }
-        conn.enter(to, "modify");
+        conn.enter(to, "modify", env.now);
         if let Some(rate) = attr.rate_limit {
             self.pacer.set(rate);
         }
@@ -165,7 +165,10 @@ impl QueuePair {
                 self.pacer.set(0);
                 self.established = false;
             }
-            (from, QpState::Err) if from != QpState::Err => self.flush(env),
+            (from, QpState::Err) if from != QpState::Err => {
+                self.record_failure_by(FailureCause::Modified, env);
+                self.flush(env);
+            }
             _ => {}
         }
         self.drain_notify = to == QpState::Sqd && attr.sqd_notify.unwrap_or(self.drain_notify);
@@ -193,7 +196,21 @@ impl QueuePair {
     pub fn fail(&mut self, env: &mut Env<'_>) {
         if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
             env.out.push(Output::Event(AsyncEvent::QpFatal(self.conn.qpn)));
+            self.record_failure_by(FailureCause::CqOverflow, env);
             self.settle(Err(Fatal), "CQ overflow", env);
+        }
+    }
+
+    /// Returns the record of the failure that moved the queue pair to an error state; `None` if it has not
+    /// failed since RESET or RTS.
+    pub fn failure(&self) -> Option<Failure> {
+        self.conn.history.failure()
+    }
+
+    /// Records a failure that no work request caused, unless one is recorded already.
+    fn record_failure_by(&self, cause: FailureCause, env: &Env<'_>) {
+        if !self.conn.history.has_failure() {
+            self.conn.history.set_failure(self.conn.failure(cause, env.now));
         }
     }
 
@@ -439,7 +456,7 @@ impl QueuePair {
             }
             // An unreliable service moves only the send queue to the error state (IBA 10.3.1.7).
             Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.quirks().send_queue_errors => {
-                self.conn.enter(QpState::Sqe, "failed send");
+                self.conn.enter(QpState::Sqe, "failed send", env.now);
                 self.requester.flush(&self.conn, env);
                 false
             }
@@ -492,7 +509,8 @@ impl QueuePair {
 
     fn settle(&mut self, result: Result<(), Fatal>, cause: &'static str, env: &mut Env<'_>) {
         if result.is_err() && self.conn.state != QpState::Err {
-            self.conn.enter(QpState::Err, cause);
+            self.record_failure_by(FailureCause::Other(cause), env);
+            self.conn.enter(QpState::Err, cause, env.now);
             self.flush(env);
         }
     }

@@ -77,6 +77,12 @@ impl RecvQueue {
 }
 
 impl Receive {
+    /// Returns the reason for which memory of the receive may not be written; `None` if all of it may.
+    pub fn denied(&self, by: Accessor, memory: &Table) -> Option<AccessError> {
+        let denied = |s: &Sge| memory.local(by, s.lkey, s.addr, s.length, Access::LOCAL_WRITE).err();
+        self.sges.iter().find_map(denied)
+    }
+
     /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have
     /// been stored.
     pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {

@@ -340,6 +340,16 @@ impl SendQueue {
         })
     }
 
+    /// Returns the index of the first scatter/gather element of a work request to which access is denied, and
+    /// the reason.
+    pub fn denied(&self, wqe: &SendWqe, by: Accessor, memory: &Table) -> Option<(usize, AccessError)> {
+        let Source::Sges(first) = wqe.source else { return None };
+        let access = wqe.op.local_access();
+        let denied = |s: &Sge| memory.local(by, s.lkey, s.addr, s.length, access).err();
+        let sges = self.sges.range(first, wqe.count as usize).enumerate();
+        sges.filter_map(|(index, sge)| Some((index, denied(sge)?))).next()
+    }
+
     /// Stores `data` in the memory of a work request's scatter/gather list, from byte offset `at` on. If an
     /// element's key does not permit the access, nothing is stored.
     pub fn scatter(

@@ -20,6 +20,7 @@ mod errno;
 mod error;
 mod event;
 mod event_signal;
+mod explain;
 mod gsi;
 mod identity;
 mod mr;
@@ -44,12 +45,13 @@ pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountUnit,
-    CountedOps, Counters, CqId, Destination, ModifyError, Placement, PostError, PostListError, QpAttr,
-    QpState, QpType, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode,
-    WcStatus, WrData, WrOp,
+    CountedOps, Counters, CqId, Destination, EventKind, FailedRequest, Failure, FailureCause, LastAck,
+    LocalCheck, ModifyError, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType,
+    RecvCaps, RecvWr, Refusal, RemoteAddr, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId,
+    Transmission, TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
-pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
 #[doc(hidden)]
 pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
@@ -62,6 +64,7 @@ pub use dm::{Dm, DmMr};
 pub use error::{
     AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
 };
+pub use explain::FailureReport;
 pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
 #[doc(hidden)]
 pub use identity::{DeviceNameError, DeviceNames, Identity};

@@ -103,6 +103,8 @@ pub(super) struct Recovery {
     retries: Retries,
     prober: Prober,
     rtt: RttEstimator,
+    /// Time of the last advance of `snd_una`.
+    last_progress: Option<Instant>,
     /// PSN of the packet most recently RNR-NAKed by the peer.
     rnr_nakked: Option<Psn>,
     /// PSN of a missing response that has already triggered a retransmission.
@@ -172,13 +174,21 @@ impl Recovery {
     }
 
     fn restart_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
-        match conn.timeout.duration() {
-            Some(t) => {
-                let timeout = self.retries.back_off(t.max(tuning.min_timeout));
-                self.timers.arm(Timer::LocalAck, now + timeout);
-            }
+        match self.ack_timeout(conn, tuning) {
+            Some(timeout) => self.timers.arm(Timer::LocalAck, now + timeout),
             None => self.timers.stop(Timer::LocalAck),
         }
+    }
+
+    /// Returns the local ACK timeout with backoff; `None` if it is infinite.
+    pub fn ack_timeout(&self, conn: &Connection, tuning: &Tuning) -> Option<Duration> {
+        conn.timeout.duration().map(|t| self.retries.back_off(t.max(tuning.min_timeout)))
+    }
+
+    /// Returns the time at which the local ACK timer was started, if it is running: that of the last advance
+    /// of `snd_una` or of the first packet sent since.
+    pub fn ack_timer_start(&self, conn: &Connection, tuning: &Tuning) -> Option<Instant> {
+        Some(self.timers.earliest(&[Timer::LocalAck])? - self.ack_timeout(conn, tuning)?)
     }
 
     /// Handles an advance of `snd_una`. `oldest_wqe` is the oldest incomplete work request.
@@ -191,6 +201,7 @@ impl Recovery {
         tuning: &Tuning,
     ) {
         self.missing_response = None;
+        self.last_progress = Some(now);
         self.rtt.on_ack(flight.snd_una, now);
         self.state = self.state.on_progress(flight.snd_una, oldest_wqe);
         if flight.is_at_snd_una() {
@@ -402,6 +413,16 @@ impl Recovery {
     /// Returns the number of transport retries left.
     pub fn retries_left(&self) -> u8 {
         self.retries.left()
+    }
+
+    /// Returns the numbers of transport retries and of RNR retries left.
+    pub fn retries(&self) -> (u8, u8) {
+        (self.retries.left(), self.retries.rnr_left())
+    }
+
+    /// Returns the time of the last advance of `snd_una`; `None` if there was none since RTS.
+    pub fn last_progress(&self) -> Option<Instant> {
+        self.last_progress
     }
 
     /// Returns the round-trip time statistics; `None` before the first sample.

@@ -36,6 +36,11 @@ impl Retries {
         self.transport
     }
 
+    /// Returns the number of RNR retries left.
+    pub fn rnr_left(&self) -> u8 {
+        self.rnr
+    }
+
     /// Uses up one transport retry, and returns false if none was left.
     pub fn take(&mut self) -> bool {
         take(&mut self.transport)

@@ -57,6 +57,7 @@ impl Requester {
                     left -= 1;
                 }
                 Err(Blocked::Failed(status)) => {
+                    self.record_failed_check(at.wqe, status, conn, env);
                     self.failed = Some((at.wqe, status));
                     return self.settle_failure(conn, env).map(|()| false);
                 }

@@ -4,6 +4,7 @@
 use super::build::Blocked;
 use super::{Cursor, Requester};
 use crate::transport::connection::Connection;
+use crate::transport::failure::LocalCheck;
 use crate::transport::{Completion, Env, Output, QpState, WcStatus, WrOp};
 
 impl Requester {
@@ -26,7 +27,10 @@ impl Requester {
                 WrOp::LocalInv(rkey) => env.memory.invalidate(rkey, conn.accessor(), false),
                 _ => Ok(()),
             };
-            done.map_err(|_| Blocked::Failed(WcStatus::MwBindErr))?;
+            done.map_err(|error| {
+                conn.history.set_failed_check(index, LocalCheck::Management(error));
+                Blocked::Failed(WcStatus::MwBindErr)
+            })?;
             self.local_ops_done = index + 1;
         }
         self.snd_nxt = Cursor { wqe: index + 1, packet: 0 };

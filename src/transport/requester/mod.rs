@@ -1,7 +1,7 @@
 //! The requester: builds requests from the send queue, and completes work requests as responses arrive.
 //!
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
-//! local operations, [`ack_request`] requests acknowledgements, [`response`] processes acknowledgements, NAKs
+//! local operations, [`ack_request`] requests acknowledgements, [`diagnosis`] records failures, [`response`] processes acknowledgements, NAKs
 //! and response data. When a packet is retransmitted is decided by [`recovery`](super::recovery) and carried
 //! out by [`retransmit`]. The congestion window is that of a [`Controller`](super::congestion::Controller).
 //! `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the highest PSN
@@ -10,6 +10,7 @@
 mod ack_request;
 mod build;
 mod bulk;
+mod diagnosis;
 mod local_ops;
 mod response;
 mod retransmit;
@@ -223,6 +224,7 @@ impl Requester {
     /// Completes the oldest work request with an error. The caller must move the queue pair to the error
     /// state.
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
+        self.record_failure(status, conn, env);
         if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();
             conn.op_counters.failed(CountedOps::of(&wqe.op));

@@ -5,6 +5,7 @@ use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
 use crate::transport::recovery::Action;
+use crate::transport::slow_event::EventKind;
 use crate::transport::{Completion, CountedOps, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
@@ -235,6 +236,10 @@ impl Requester {
             return Ok(());
         }
         let wait = timer.duration();
+        let left = self.recovery.retries().1;
+        if !self.recovery.is_in_rnr_wait() {
+            self.record(psn, EventKind::RnrNak { wait, left }, conn, env);
+        }
         let action = self.recovery.on_rnr_nak(psn, self.queue.start(), wait, conn, env.now);
         if action == Action::GoBackN {
             trace_event!(DEBUG, "urxe::recovery", "RNR wait", qpn = %conn.qpn, psn = %psn, wait = ?wait);
@@ -260,6 +265,8 @@ impl Requester {
         if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
+        let kind = if status.is_none() { EventKind::SequenceNak } else { EventKind::Nak(code) };
+        self.record(psn, kind, conn, env);
         let Some(status) = status else {
             return match self.recovery.on_sequence_nak(psn, &self.flight()) {
                 Some(loss) => self.recover(loss, "sequence error NAK", conn, env),
@@ -275,6 +282,7 @@ impl Requester {
         match self.recovery.on_implied_nak(&self.flight()) {
             Some(loss) => {
                 env.counters.implied_nak_seq_err += 1;
+                self.record(self.snd_una, EventKind::MissingResponse, conn, env);
                 self.recover(loss, "missing response", conn, env)
             }
             None => Ok(()),

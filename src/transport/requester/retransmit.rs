@@ -4,6 +4,7 @@ use super::{Fatal, Requester};
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
+use crate::transport::slow_event::EventKind;
 use crate::transport::{Env, WcStatus};
 
 impl Requester {
@@ -51,6 +52,8 @@ impl Requester {
         let (qpn, psn, retries_left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
         trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = retries_left);
         env.counters.requester_retry += 1;
+        let resent = EventKind::Resent { cause, end: self.snd_max, left: retries_left };
+        conn.history.record(env.now, psn, None, resent);
         self.recovery.on_go_back_n(&self.flight());
         self.snd_nxt = self.position_of_snd_una();
         self.reads.clear();
@@ -73,6 +76,7 @@ impl Requester {
 
     /// Handles the timers that have expired.
     pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        let sent = self.recovery.ack_timer_start(conn, env.tuning);
         for timer in Timer::ALL {
             if !self.recovery.take_expired(timer, env.now) {
                 continue;
@@ -82,10 +86,15 @@ impl Requester {
                 Timer::ProbeTimeout | Timer::AckSilence => {
                     let has_newest = self.position_of_probe(Probe::Newest).is_some();
                     let action = self.recovery.on_probe_timer(timer, has_newest);
+                    if action == Action::Continue && timer == Timer::ProbeTimeout {
+                        conn.history.record(env.now, self.snd_una, None, EventKind::Probe);
+                    }
                     self.carry_out(action, "probe timeout", conn, env)?;
                 }
                 Timer::LocalAck => {
                     env.counters.local_ack_timeout_err += 1;
+                    let after = self.recovery.ack_timeout(conn, env.tuning).unwrap_or_default();
+                    conn.history.record(env.now, self.snd_una, sent, EventKind::AckTimeout { after });
                     let loss = self.recovery.on_ack_timeout();
                     self.recover(loss, "local ACK timeout", conn, env)?;
                 }

@@ -6,6 +6,7 @@
 //! faulty packets are dropped.
 
 mod check;
+mod diagnosis;
 mod execute;
 mod nak_reason;
 mod recv_source;
@@ -235,6 +236,7 @@ impl Responder {
                 Ok(())
             }
             Err(nak_reason) => {
+                self.record_refusal(nak_reason, packet, conn, env);
                 // A WRITE with immediate to inaccessible memory consumes its receive (IBA 11.6.2).
                 let of_receive =
                     nak_reason.is_of_receive() || nak_reason == NakReason::Access && packet.imm().is_some();

@@ -91,6 +91,12 @@ impl RecvSource {
         self.current.scatter(at, data, Accessor { pd, ..conn.accessor() }, env.memory)
     }
 
+    /// Returns the reason for which the memory of the receive in use may not be written; `None` if it may.
+    pub fn denied(&self, conn: &Connection, env: &Env<'_>) -> Option<AccessError> {
+        let pd = env.srq.as_ref().map_or(conn.pd, |srq| srq.pd());
+        self.has_current.then(|| self.current.denied(Accessor { pd, ..conn.accessor() }, env.memory))?
+    }
+
     /// Completes the receive in use, or the next one, with all fields of `completion` except `wr_id`.
     pub fn complete(&mut self, completion: Completion, conn: &Connection, env: &mut Env<'_>) {
         if self.take(env) {

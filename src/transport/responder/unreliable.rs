@@ -30,6 +30,7 @@ impl Responder {
         match nak_reason {
             // The receive itself is faulty.
             NakReason::LocalProtection => {
+                self.record_refusal(nak_reason, packet, conn, env);
                 self.receives.fail(WcStatus::LocProtErr, conn, env);
                 return Err(Fatal);
             }
@@ -76,6 +77,7 @@ impl Responder {
             .scatter(0, &header, conn, env)
             .and_then(|()| self.receives.scatter(grh::LEN as u32, data, conn, env));
         if stored.is_err() {
+            self.record_refusal(NakReason::LocalProtection, packet, conn, env);
             self.receives.fail(WcStatus::LocProtErr, conn, env);
             return Err(Fatal);
         }

@@ -1,0 +1,263 @@
+//! Text of a [`Failure`]: several lines, which begin with the work request and its status.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::failure::{
+    FailedRequest, Failure, FailureCause, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
+    TransmissionEnd,
+};
+use super::slow_event::EventKind;
+use crate::wire::NakCode;
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let qpn = self.qpn;
+        match &self.request {
+            Some(request) => {
+                writeln!(f, "{} of QP {qpn} failed: {}", request.opcode, request.status)?;
+                writeln!(f, "  work request: {request}")?;
+            }
+            None => writeln!(f, "QP {qpn} failed")?,
+        }
+        if let Some((address, peer)) = self.peer {
+            writeln!(f, "  peer: QP {peer} at {address}")?;
+        }
+        writeln!(f, "  cause: {}", self.cause)?;
+        for (index, transmission) in self.transmissions.iter().enumerate() {
+            writeln!(f, "  transmission {}: {transmission}", index + 1)?;
+        }
+        if self.request.is_some() && self.qp_type.is_reliable() {
+            match self.last_ack {
+                Some(last) => writeln!(f, "  last ACK: PSN {}, {}", last.psn, Ago(last.ago))?,
+                None => writeln!(f, "  last ACK: none since RTS")?,
+            }
+            if let Some(silence) = self.silence {
+                writeln!(f, "  silence: neither an ACK nor a NAK for {}", Ms(silence))?;
+            }
+            writeln!(f, "  retries: {}", self.retries)?;
+        }
+        for event in self.events.iter().filter(|e| !belongs_to_a_transmission(e.kind)) {
+            writeln!(f, "  event: {event}")?;
+        }
+        write!(f, "  remedy: {}", remedy(&self.cause))
+    }
+}
+
+/// Reports whether an event is part of the text of a transmission.
+fn belongs_to_a_transmission(kind: EventKind) -> bool {
+    !matches!(kind, EventKind::StateChange { .. } | EventKind::NakSent(_) | EventKind::RnrNakSent(_))
+}
+
+impl fmt::Display for FailedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "wr_id {:#x}, {} bytes", self.wr_id, self.len)?;
+        if let Some((va, rkey)) = self.remote {
+            write!(f, " at {va:#x} with rkey {rkey}")?;
+        }
+        match self.psns {
+            Some((first, last)) => write!(
+                f,
+                ", PSN {first} to {last}, {} of {} packets acknowledged",
+                self.acknowledged, self.packets
+            ),
+            None => f.write_str(", no packets"),
+        }
+    }
+}
+
+impl fmt::Display for FailureCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FailureCause::NoResponse => {
+                f.write_str("the peer did not respond before the retries were used up")
+            }
+            FailureCause::SequenceNaks => {
+                f.write_str("the peer reported lost packets until the retries were used up")
+            }
+            FailureCause::MissingResponses => {
+                f.write_str("responses of the peer were lost until the retries were used up")
+            }
+            FailureCause::ReceiverNotReady => {
+                f.write_str("the peer had no receive posted until the RNR retries were used up")
+            }
+            FailureCause::Nak(code) => write!(f, "the peer refused the request: NAK {}", name_of(*code)),
+            FailureCause::Local(check) => check.fmt(f),
+            FailureCause::BadResponse => f.write_str("the peer sent a READ response of the wrong length"),
+            FailureCause::Unsupported => f.write_str(
+                "the service does not support the operation, or its address handle is from another \
+                 protection domain",
+            ),
+            FailureCause::Refused(refusal) => refusal.fmt(f),
+            FailureCause::Modified => {
+                f.write_str("the application or the connection manager moved the QP to ERR")
+            }
+            FailureCause::CqOverflow => {
+                f.write_str("a completion queue of the QP was full, and a completion was lost")
+            }
+            FailureCause::Other(cause) => f.write_str(cause),
+        }
+    }
+}
+
+impl fmt::Display for LocalCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LocalCheck::Access { sge, error } => write!(f, "scatter/gather element {sge}: {error}"),
+            LocalCheck::Faulted => f.write_str("memory of the work request is not mapped"),
+            LocalCheck::Management(error) => error.fmt(f),
+            LocalCheck::TooLong { len, mtu } => {
+                write!(f, "a datagram of {len} bytes exceeds the path MTU of {mtu} bytes")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "this QP refused the peer's request with PSN {}", self.psn)?;
+        if let Some(code) = self.code {
+            write!(f, " with NAK {}", name_of(code))?;
+        }
+        match self.access {
+            Some(error) => write!(f, ": {error}"),
+            None => write!(f, ": {}", self.receive_status),
+        }
+    }
+}
+
+impl fmt::Display for Transmission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sent {
+            Some(sent) => write!(f, "sent {}", Ago(sent))?,
+            None => f.write_str("sent")?,
+        }
+        if self.probes > 0 {
+            write!(f, ", {} probes", self.probes)?;
+        }
+        if let Some((ago, end)) = self.end {
+            write!(f, "; {end} {}", Ago(ago))?;
+        }
+        if self.times > 1 {
+            write!(f, ", the last of {} such", self.times)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for TransmissionEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout after {}", Ms(*after)),
+            TransmissionEnd::SequenceNak => f.write_str("sequence error NAK"),
+            TransmissionEnd::MissingResponse => f.write_str("a response was missing"),
+            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK, which requests a wait of {},", Ms(*wait)),
+            TransmissionEnd::Nak(code) => write!(f, "NAK {}", name_of(*code)),
+        }
+    }
+}
+
+impl fmt::Display for RetryLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RetryLimits { ack_timeout, retry_cnt, retries_used, rnr_retry, rnr_retries_used } = *self;
+        write!(f, "{retries_used} of {retry_cnt} (retry_cnt) used, ")?;
+        match rnr_retry {
+            7 => write!(f, "RNR retries unlimited (rnr_retry 7), ")?,
+            limit => write!(f, "{rnr_retries_used} of {limit} (rnr_retry) used, ")?,
+        }
+        match ack_timeout {
+            Some(timeout) => write!(f, "ACK timeout {}", Ms(timeout)),
+            None => f.write_str("ACK timeout infinite"),
+        }
+    }
+}
+
+impl fmt::Display for PastEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PastEvent { ago, psn, times, kind, .. } = *self;
+        match kind {
+            EventKind::StateChange { from, to, cause } => write!(f, "{from} to {to} ({cause})")?,
+            EventKind::AckTimeout { after } => write!(f, "ACK timeout after {} at PSN {psn}", Ms(after))?,
+            EventKind::Probe => write!(f, "probe at PSN {psn}")?,
+            EventKind::SequenceNak => write!(f, "sequence error NAK for PSN {psn}")?,
+            EventKind::MissingResponse => write!(f, "response with PSN {psn} missing")?,
+            EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn}, wait {}", Ms(wait))?,
+            EventKind::Nak(code) => write!(f, "NAK {} for PSN {psn}", name_of(code))?,
+            EventKind::Resent { cause, end, left } => {
+                write!(f, "PSN {psn} to {} sent again ({cause}), {left} retries left", end.prev())?
+            }
+            EventKind::NakSent(code) => write!(f, "NAK {} sent for PSN {psn}", name_of(code))?,
+            EventKind::RnrNakSent(timer) => {
+                write!(f, "RNR NAK sent for PSN {psn}, wait {}", Ms(timer.duration()))?
+            }
+        }
+        write!(f, ", {}", Ago(ago))?;
+        if times > 1 { write!(f, ", the last of {times} such") } else { Ok(()) }
+    }
+}
+
+/// Returns the name of a NAK code in the specification (IBA 9.7.5.2.4).
+fn name_of(code: NakCode) -> &'static str {
+    match code {
+        NakCode::PsnSequenceError => "PSN Sequence Error",
+        NakCode::InvalidRequest => "Invalid Request",
+        NakCode::RemoteAccessError => "Remote Access Error",
+        NakCode::RemoteOperationalError => "Remote Operational Error",
+        NakCode::InvalidRdRequest => "Invalid RD Request",
+        NakCode::Reserved(_) => "with a reserved code",
+    }
+}
+
+/// Returns advice on a cause.
+fn remedy(cause: &FailureCause) -> &'static str {
+    match cause {
+        FailureCause::NoResponse => {
+            "check that the peer's process runs, that its QP is in RTR or RTS with this QP's number and \
+             starting PSN, and that the path passes UDP port 4791; a slow peer needs a longer timeout"
+        }
+        FailureCause::SequenceNaks | FailureCause::MissingResponses => {
+            "the path loses packets: reduce the load, or raise retry_cnt"
+        }
+        FailureCause::ReceiverNotReady => {
+            "the peer must post receives before messages arrive; rnr_retry 7 retries without a limit"
+        }
+        FailureCause::Nak(NakCode::RemoteAccessError) => {
+            "compare address, length and rkey with the peer's region and its access flags; the peer's report \
+             names the check"
+        }
+        FailureCause::Nak(NakCode::InvalidRequest) => {
+            "check the access flags of the peer's QP, the lengths of its receives and its max_dest_rd_atomic"
+        }
+        FailureCause::Nak(_) => "the peer's report, or its asynchronous event, names the reason",
+        FailureCause::Local(LocalCheck::TooLong { .. }) => "split the message, or use a connected service",
+        FailureCause::Local(LocalCheck::Faulted) => "keep the memory mapped until the work request completes",
+        FailureCause::Local(_) => "register the memory in the QP's protection domain, with the needed access",
+        FailureCause::BadResponse => "capture the packets: the peer violates the protocol",
+        FailureCause::Unsupported => "check the service and the protection domain of the address handle",
+        FailureCause::Refused(_) => "correct the peer's request, or the region or receive that it needs",
+        FailureCause::Modified => "none needed if this was intended, as at a disconnection",
+        FailureCause::CqOverflow => "make the completion queue as large as all queues that complete to it",
+        FailureCause::Other(_) => "none known",
+    }
+}
+
+/// Duration as text, in milliseconds.
+struct Ms(Duration);
+
+impl fmt::Display for Ms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3} ms", self.0.as_secs_f64() * 1e3)
+    }
+}
+
+/// Time before the failure as text.
+struct Ago(Duration);
+
+impl fmt::Display for Ago {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.is_zero() {
+            true => f.write_str("at the failure"),
+            false => write!(f, "{} before the failure", Ms(self.0)),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Explanation of failed work requests: reports made from the record that a failed queue pair keeps.
+
+use std::fmt;
+
+use super::{Cq, Qp};
+use crate::driver::Shard;
+use crate::transport::{Completion, Failure, FailureCause, WcStatus};
+use crate::wire::Qpn;
+
+/// Report of a failed work request or queue pair: the cause, each transmission with its time, the retries and
+/// their limits. The text form has several lines.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// let fabric = Fabric::virtual_time(FabricConfig::default())?;
+/// let (a, b) = fabric.pair()?;
+/// drop(b);
+/// a.qp.post_send(&SendWr::send(1, &[]))?;
+/// let completion = a.cq.wait_any(Duration::from_secs(60))?;
+/// let report = completion.explain(&a.qp).expect("the work request failed");
+/// assert_eq!(report.failure.cause, FailureCause::NoResponse);
+/// assert_eq!(report.failure.transmissions.len(), 8);
+/// println!("{report}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct FailureReport {
+    /// Completion that the report explains; `None` if a queue pair was explained.
+    pub completion: Option<Completion>,
+    /// Failure of the queue pair. For a flushed work request it is the first failure, for which the queue
+    /// pair entered the error state.
+    pub failure: Failure,
+}
+
+impl FailureReport {
+    /// Reports whether the work request was flushed because of the failure, and did not cause it.
+    pub fn is_flushed(&self) -> bool {
+        self.completion.is_some_and(|completion| completion.status == WcStatus::WrFlushErr)
+    }
+
+    /// Makes the report of a failed completion from its queue pair's record.
+    fn of(completion: Completion, failure: Option<Failure>) -> Option<FailureReport> {
+        if completion.status == WcStatus::Success {
+            return None;
+        }
+        let failure =
+            failure.filter(|failure| match (completion.status, &failure.request, failure.cause) {
+                (WcStatus::WrFlushErr, _, _) => true,
+                (status, Some(request), _) => (request.wr_id, request.status) == (completion.wr_id, status),
+                (status, None, FailureCause::Refused(refusal)) => refusal.receive_status == status,
+                (_, None, _) => false,
+            })?;
+        Some(FailureReport { completion: Some(completion), failure })
+    }
+}
+
+impl fmt::Display for FailureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(completion) = self.completion.filter(|_| self.is_flushed()) {
+            let Completion { wr_id, qpn, .. } = completion;
+            writeln!(f, "work request {wr_id:#x} of QP {qpn} was flushed because of an earlier failure:")?;
+        }
+        self.failure.fmt(f)
+    }
+}
+
+fn failure(shard: &Shard, qpn: Qpn) -> Option<Failure> {
+    shard.with_nic(|nic| nic.failure(qpn))
+}
+
+impl Qp {
+    /// Explains why the queue pair failed. Returns `None` if it has not failed since RESET or RTS. The report
+    /// is available until the queue pair is reset or returns to RTS.
+    pub fn explain(&self) -> Option<FailureReport> {
+        let failure = failure(self.shard(), self.qpn())?;
+        Some(FailureReport { completion: None, failure })
+    }
+}
+
+impl Completion {
+    /// Explains why the work request failed. `qp` is the queue pair to which it was posted. Returns `None` if
+    /// the work request succeeded, or the queue pair has been reset since.
+    pub fn explain(&self, qp: &Qp) -> Option<FailureReport> {
+        FailureReport::of(*self, failure(qp.shard(), self.qpn).filter(|_| qp.qpn() == self.qpn))
+    }
+}
+
+impl Cq {
+    /// Explains why the work request of a completion from this queue failed. Returns `None` if it succeeded,
+    /// or its queue pair has been reset or destroyed since.
+    pub fn explain(&self, completion: &Completion) -> Option<FailureReport> {
+        if completion.status == WcStatus::Success {
+            return None;
+        }
+        let shard = self.context().0.shards.of(completion.qpn);
+        FailureReport::of(*completion, failure(shard, completion.qpn))
+    }
+}
