@@ -1,0 +1,193 @@
+//! Table of what transfers cost in virtual time: transport × congestion control × path MTU × message size ×
+//! window × latency × loss.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use urxe::link::fabric::Outcome;
+use urxe::verbs::*;
+
+/// Operation of a transfer, on the transport that its name begins with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Kind {
+    RcWrite,
+    RcRead,
+    XrcSend,
+    UcWrite,
+    UdSend,
+}
+
+impl Kind {
+    const ALL: [Kind; 5] = [Kind::RcWrite, Kind::RcRead, Kind::XrcSend, Kind::UcWrite, Kind::UdSend];
+
+    fn qp_type(self) -> QpType {
+        match self {
+            Kind::RcWrite | Kind::RcRead => QpType::Rc,
+            Kind::XrcSend => QpType::XrcSend,
+            Kind::UcWrite => QpType::Uc,
+            Kind::UdSend => QpType::Ud,
+        }
+    }
+
+    fn is_reliable(self) -> bool {
+        !matches!(self, Kind::UcWrite | Kind::UdSend)
+    }
+}
+
+const MTUS: [Mtu; 2] = [Mtu::Mtu1024, Mtu::Mtu4096];
+/// Message lengths in bytes, with the number of messages.
+const MESSAGES: [(usize, u64); 4] = [(64, 64), (4096, 64), (64 << 10, 16), (1 << 20, 4)];
+/// Bytes in flight to the peer.
+const WINDOWS: [usize; 2] = [16 << 10, 1 << 20];
+/// One-way latencies in microseconds.
+const LATENCIES: [u64; 3] = [1, 20, 500];
+/// Probabilities that a packet is lost.
+const LOSSES: [f64; 4] = [0.0, 0.001, 0.01, 0.05];
+
+/// Parameters of one transfer.
+#[derive(Clone, Copy, Debug)]
+struct Cell {
+    kind: Kind,
+    mtu: Mtu,
+    len: usize,
+    messages: u64,
+    window: usize,
+    latency: u64,
+    loss: f64,
+}
+
+fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for kind in Kind::ALL {
+        for mtu in MTUS {
+            for (len, messages) in MESSAGES {
+                if kind == Kind::UdSend && len > mtu.bytes() {
+                    continue;
+                }
+                for window in WINDOWS {
+                    for latency in LATENCIES {
+                        cells.extend(LOSSES.map(|loss| Cell {
+                            kind,
+                            mtu,
+                            len,
+                            messages,
+                            window,
+                            latency,
+                            loss,
+                        }));
+                    }
+                }
+            }
+        }
+    }
+    cells
+}
+
+impl Cell {
+    /// Runs the transfer over a wire of 100 Gb/s, and returns a line of the table.
+    fn run(&self) -> String {
+        let Cell { kind, mtu, len, messages, window, latency, loss } = *self;
+        let config = FabricConfig::default()
+            .mtu(mtu.bytes() + 200)
+            .loss(loss)
+            .latency(Duration::from_micros(latency))
+            .bandwidth(100_000_000_000)
+            .seed(1);
+        let fabric = Fabric::virtual_time(config).unwrap();
+        let options = QpOptions::default().qp_type(kind.qp_type());
+        let open = |n: u64| {
+            let port = fabric.port(&fabric.auto_address()).unwrap();
+            let options = ContextOptions::default().seed(n).window(window);
+            Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+        };
+        let a = TestEndpoint::with_options(open(0), &options).unwrap();
+        let (mut to, mut srq, mut target) = (None, None, None);
+        let b = if kind == Kind::XrcSend {
+            TestEndpoint::new(open(1))
+        } else {
+            TestEndpoint::with_options(open(1), &options)
+        };
+        let b = b.unwrap();
+        let connect = ConnectOptions::default().timeout(AckTimeout::new(12)).mtu(mtu);
+        let both = |b_qp: &Qp| {
+            a.qp.connect(&b_qp.endpoint(), &connect).unwrap();
+            b_qp.connect(&a.qp.endpoint(), &connect).unwrap();
+        };
+        match kind {
+            Kind::UdSend => {
+                [&a, &b].iter().for_each(|end| end.qp.activate(QKey(1)).unwrap());
+                let ah = a.pd.create_ah(&AddressVector::to(b.qp.endpoint().gid)).unwrap();
+                to = Some(ah.to(b.qp.qpn(), QKey(1)));
+            }
+            Kind::XrcSend => {
+                let xrcd = b.context.open_xrcd().unwrap();
+                let queue = b.pd.create_srq(SrqOptions::default().xrc(&xrcd, &b.cq)).unwrap();
+                to = Some(Destination::Srq(queue.id()));
+                both(target.insert(xrcd.create_target_qp().unwrap()));
+                srq = Some(queue);
+            }
+            _ => both(&b.qp),
+        }
+        let [source, place] = [&a, &b].map(|end| end.pd.reg_mr(len + grh::LEN, Access::ALL).unwrap());
+        let (data, room) = ([source.sge(0..len)], [place.sge(0..len + grh::LEN)]);
+        for id in 0..messages {
+            let wr = RecvWr::new(id, &room);
+            srq.as_ref().map_or_else(|| b.qp.post_recv(&wr), |srq| srq.post_recv(&wr)).unwrap();
+        }
+        for id in 0..messages {
+            let wr = match kind {
+                Kind::RcWrite => SendWr::write(id, &data, place.remote(0)),
+                Kind::RcRead => SendWr::read(id, &data, place.remote(0)),
+                Kind::UcWrite => SendWr::write_imm(id, &data, place.remote(0), 0),
+                Kind::XrcSend | Kind::UdSend => SendWr::send(id, &data),
+            };
+            a.qp.post_send(&wr.to(to)).unwrap();
+        }
+        let mut completions = Vec::new();
+        let (mut complete, mut end) = (0, fabric.now());
+        let counted = if kind.is_reliable() { &a.cq } else { &b.cq };
+        loop {
+            counted.poll(64, &mut completions).unwrap();
+            if !completions.is_empty() {
+                assert!(
+                    completions.iter().all(|c| c.status == WcStatus::Success),
+                    "{self:?}: {completions:?}"
+                );
+                complete += completions.drain(..).count();
+                end = fabric.now();
+            }
+            if fabric.step().is_none() {
+                break;
+            }
+        }
+        assert_eq!(fabric.run_until_idle(Duration::ZERO), Outcome::Idle, "{self:?}");
+        let (c, peer) = (a.context.counters(), b.context.counters());
+        format!(
+            "{:9} {:4} {len:7} {window:7} {latency:5} {:6.2} {complete:9} {:8} {:6} {:10} {:9} {:13.3}\n",
+            format!("{kind:?}"),
+            mtu.bytes(),
+            loss * 100.0,
+            c.sent_pkts + peer.sent_pkts,
+            c.retransmitted_pkts,
+            c.requester_retry,
+            c.local_ack_timeout_err,
+            end.0 as f64 / 1e3,
+        )
+    }
+}
+
+/// Returns the table; the transfers run on all processors.
+pub fn grid() -> String {
+    let cells = cells();
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let parts: Vec<String> = std::thread::scope(|scope| {
+        let part = |cells| scope.spawn(move || <[Cell]>::iter(cells).map(Cell::run).collect());
+        let threads: Vec<_> = cells.chunks(cells.len().div_ceil(workers)).map(part).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut out = String::from(
+        "transport  MTU    bytes  window    us loss % completed  packets  again recoveries  timeouts       time us\n",
+    );
+    parts.iter().for_each(|part| out.write_str(part).unwrap());
+    out
+}
