@@ -497,6 +497,12 @@ impl Guest {
         self.qemu.0.id()
     }
 
+    /// Kills QEMU, as if the machine lost its power, and waits until the process has ended.
+    pub fn kill(&mut self) {
+        self.qemu.0.kill().unwrap();
+        self.qemu.0.wait().unwrap();
+    }
+
     /// Returns the last lines of the guest's console and of QEMU's messages.
     pub fn log(&self) -> String {
         log_tail(&self.link.dir)

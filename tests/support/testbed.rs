@@ -10,6 +10,7 @@ use super::guest::{Guest, GuestConfig, Net};
 use netns::Netns;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 use std::process::Command;
 
 /// Addresses of the guest, IPv4 and IPv6.
@@ -104,6 +105,7 @@ pub struct Testbed {
     pub via: LinkKind,
     /// Last byte of urxe's addresses: 3 with a host stack on the tap, whose interface has 2; otherwise 2.
     pub host: u8,
+    config: GuestConfig,
     dir: tempfile::TempDir,
     netns: Option<Netns>,
 }
@@ -111,6 +113,15 @@ pub struct Testbed {
 impl Testbed {
     /// Starts a guest on a wire that a link of the given kind can use.
     pub fn start(via: LinkKind) -> Testbed {
+        Testbed::start_with(via, false)
+    }
+
+    /// Like [`start`](Self::start), and records all frames of the guest in [`recording`](Self::recording).
+    pub fn start_recorded(via: LinkKind) -> Testbed {
+        Testbed::start_with(via, true)
+    }
+
+    fn start_with(via: LinkKind, recorded: bool) -> Testbed {
         let dir = tempfile::Builder::new().prefix("urxe-testbed-").tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let (net, netns) = match via {
@@ -121,15 +132,27 @@ impl Testbed {
                 (Net::Tap { ifname: "tap0".into(), netns: Some(netns.name().into()) }, Some(netns))
             }
         };
-        let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
-        let guest = Guest::start(config).unwrap();
+        let pcap = recorded.then(|| path("guest.pcap"));
+        let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], pcap, ..GuestConfig::new(net, 1) };
+        let guest = Guest::start(config.clone()).unwrap();
         // After the guest is started: the thread that starts all guests of this process inherits the namespace of
         // the thread that starts the first one.
         if let Some(netns) = &netns {
             netns.enter();
         }
         let host = if via == LinkKind::PacketHostStack { 3 } else { 2 };
-        Testbed { guest, via, host, dir, netns }
+        Testbed { guest, via, host, config, dir, netns }
+    }
+
+    /// Returns the pcap file with the frames of the current guest, if they are recorded.
+    pub fn recording(&self) -> Option<&Path> {
+        self.config.pcap.as_deref()
+    }
+
+    /// Kills the guest unless it was killed before, and boots another one with the same addresses.
+    pub fn reboot(&mut self) {
+        self.guest.kill();
+        self.guest = Guest::start(self.config.clone()).unwrap();
     }
 
     /// Returns the specification of a link of the given kind on the testbed's wire. A UDP link has only an
