@@ -19,7 +19,7 @@ use super::frame_queue::FrameQueue;
 use super::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -185,6 +185,7 @@ impl FramesLink {
                 src_port: None,
                 burst: BurstLimits::SEGMENTED,
                 window: 1 << 20,
+                speed: DEFAULT_SPEED,
             };
             let mut link = FramesLink {
                 info,

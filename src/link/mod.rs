@@ -86,6 +86,9 @@ pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use shared_address::{ClaimError, SharedAddress};
 
+/// Speed of a link without a nominal speed, in bits per second.
+const DEFAULT_SPEED: u64 = 100_000_000_000;
+
 /// Properties of a link.
 ///
 /// ```
@@ -114,9 +117,12 @@ pub struct LinkInfo {
     /// Receive buffer size of a peer with the same kind of link, in bytes: the limit on the data in flight to
     /// it. Short packets are charged more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
+    /// Speed in bits per second, at which congestion control begins to send. Software has no nominal speed; the
+    /// default is the 100 Gb/s that ports report.
+    pub speed: u64,
 }
 
-setters!(LinkInfo { mac: [u8; 6], mtu: usize, burst: BurstLimits, window: usize } optional { vlan: u16, src_port: u16 });
+setters!(LinkInfo { speed: u64, mac: [u8; 6], mtu: usize, burst: BurstLimits, window: usize } optional { vlan: u16, src_port: u16 });
 
 impl LinkInfo {
     /// Returns the properties of a link that sends packets one by one, has no MAC address, an MTU of 1500 bytes
@@ -131,6 +137,7 @@ impl LinkInfo {
             src_port: None,
             burst: BurstLimits::SINGLE,
             window: 1 << 20,
+            speed: DEFAULT_SPEED,
         }
     }
 }

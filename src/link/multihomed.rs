@@ -63,6 +63,7 @@ impl<L: Link> Multihomed<L> {
             src_port: first.src_port,
             burst,
             window: infos().map(|i| i.window).fold(first.window, usize::min),
+            speed: infos().map(|i| i.speed).fold(first.speed, u64::min),
         };
         let first = links[0].shared_address();
         let partition = first.map_or(QpnPartition::WHOLE, |shared| shared.partition());
@@ -372,6 +373,7 @@ mod tests {
                 src_port: Some(4791),
                 burst: BurstLimits { bytes: 9000, packets: 64 - i },
                 window: 100_000 - i,
+                speed: 1000 - i as u64,
             },
             script: script.clone(),
             up: i == 0,

@@ -59,9 +59,9 @@ pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AddressVector, AsyncEvent, AttachCounterError, CompCounter, CountedOps, Counters, Env, Failure, Instant,
-    ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps,
-    RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
+    AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
+    Failure, Instant, ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit, QpState,
+    QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -211,6 +211,12 @@ impl Nic {
     /// Returns the configuration of the NIC, with its current GIDs.
     pub fn config(&self) -> &NicConfig {
         &self.config
+    }
+
+    /// Replaces the congestion control. Changed parameters take effect at once, another algorithm for queue pairs that
+    /// enter RTR later.
+    pub fn set_congestion(&mut self, congestion: Congestion) {
+        self.config.tuning.congestion.control = congestion;
     }
 
     /// Counters of the NIC.

@@ -90,8 +90,9 @@ fn find_qp<'t>(
     c: &mut Counters,
 ) -> Option<(&'t mut Entry, PathMatch)> {
     let row = packet.row();
-    let entry = table.get_mut(dest);
-    let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
+    let is_cnp = row.operation == Operation::Cnp;
+    let takes = |e: &&mut Entry| is_cnp || e.qp.takes(row.transport, row.operation.is_request());
+    let Some(entry) = table.get_mut(dest).filter(takes) else {
         c.rx_unknown_qp += 1;
         return None;
     };
@@ -106,7 +107,7 @@ fn find_qp<'t>(
             return None;
         };
         via = known;
-    } else if dest == Qpn::GSI {
+    } else if dest == Qpn::GSI && !is_cnp {
         gsi::admit(entry, packet, pkeys, c)?;
     }
     if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
@@ -159,11 +160,14 @@ impl Nic {
     ) {
         let c = &mut self.state.counters;
         let row = packet.row();
+        let dest = packet.bth().dest_qp;
         if row.operation == Operation::Cnp {
-            c.cnp_handled += 1;
+            let flow = packets.burst.flow;
+            if let Some((entry, _)) = find_qp(&mut self.table, dest, packet, &flow, &self.pkeys, c) {
+                entry.qp.handle_cnp(now, &self.config.tuning, c);
+            }
             return;
         }
-        let dest = packet.bth().dest_qp;
         let to_group = packets.burst.flow.dst.is_multicast();
         match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
             (false, false) => self.deliver_to_qp(dest, now, packet, packets, memory, tx),

@@ -108,8 +108,10 @@ counters! {
     rx_dropped_message,
     /// Packets dropped because the QP was not ready to receive.
     rx_wrong_state,
-    /// Congestion notification packets received.
-    cnp_handled,
+    /// Congestion notification packets (CNPs) received and handled by congestion control.
+    rp_cnp_handled,
+    /// CNPs received that congestion control ignores.
+    rp_cnp_ignored,
     /// Packets received by one shard of the NIC and handed over to another.
     rx_handed_over,
     /// RDMA WRITE and ATOMIC WRITE requests executed; a request of several packets counts once.

@@ -41,6 +41,12 @@ mod work;
 pub use burst::Copier;
 pub use burst::{BurstLimits, Payload, RxBurst, TxBurst, TxQueue};
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
+pub use congestion::{
+    Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
+    Rate,
+};
+#[cfg(feature = "unstable-internals")]
+pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::Counters;
 pub use env::Env;
@@ -62,7 +68,7 @@ pub use state::{
     QpType,
 };
 pub use time::{Instant, earliest};
-pub use tuning::Tuning;
+pub use tuning::{PacingLimits, Tuning};
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, PostListError, RecvWr, RemoteAddr,
     SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,

@@ -1,50 +1,32 @@
-//! Pacing: limits a queue pair's requests to its configured rate or, for unacknowledged services, to the rate
-//! at which the peer can presumably drain its receive buffer.
+//! Pacing: spaces what a queue pair sends according to a rate: the configured rate limit, the rate of congestion
+//! control or, for unacknowledged services, the rate at which the peer can presumably drain its receive buffer.
 
-use std::time::Duration;
-
-use super::{Instant, Tuning};
+use super::congestion::Rate;
+use super::tuning::{PacingLimits, Tuning};
+use super::{Instant, earliest};
 use crate::wire::Mtu;
-
-/// Burst duration: as much traffic as the rate permits in this time may be sent back to back. A single packet
-/// may exceed it.
-const BURST: Duration = Duration::from_micros(100);
-
-/// Maximum idle time, caused by a late timer or a lack of data, that later traffic may make up for.
-const CATCH_UP: Duration = Duration::from_millis(1);
 
 /// Minimum rate, in bytes per millisecond, that every peer is assumed to sustain.
 const LEAST: usize = 64 << 10;
 
-/// Pacer of a queue pair, which spaces its requests according to a rate.
+/// Pacer of a queue pair. It keeps a debt of bits, which sending increases and time reduces at the current rate, so
+/// the average rate is exact, and a change of the rate takes effect at once.
 #[derive(Debug, Default)]
 pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.
     limit: u32,
-    /// Time by which the rate permits all traffic sent so far; `None` if nothing has been sent.
-    until: Option<Instant>,
-    /// Whether packets are waiting for the pacer.
-    waiting: bool,
+    /// Bits sent beyond those that the rate has permitted by `settled`; negative after idle time.
+    debt: f64,
+    /// Time as of which `debt` is known; `None` if nothing has been sent.
+    settled: Option<Instant>,
+    /// Time at which waiting packets may be sent; `None` if none are waiting.
+    due: Option<Instant>,
 }
 
-/// Rate in bits per millisecond, which equals kbit/s.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rate(u64);
-
-impl Rate {
-    /// Returns the default rate of unacknowledged services: one per-peer window per millisecond. The peer's
-    /// receive buffer holds several such windows.
-    pub fn unacknowledged(tuning: &Tuning) -> Rate {
-        Rate(tuning.window.max(LEAST) as u64 * 8)
-    }
-
-    fn bytes_in(self, time: Duration) -> u64 {
-        self.0 * time.as_micros() as u64 / 8000
-    }
-
-    fn time_of(self, bytes: usize) -> Duration {
-        Duration::from_nanos(bytes as u64 * 8 * 1_000_000 / self.0)
-    }
+/// Returns the default rate of unacknowledged services: one per-peer window per millisecond. The peer's receive
+/// buffer holds several such windows.
+pub(super) fn unacknowledged(tuning: &Tuning) -> Rate {
+    Rate::from_bits_per_second((tuning.window.max(LEAST) * 8 * 1000) as f64)
 }
 
 impl Pacer {
@@ -60,35 +42,46 @@ impl Pacer {
 
     /// Returns the configured rate limit, or `default` if there is none.
     pub fn rate(&self, default: Option<Rate>) -> Option<Rate> {
-        if self.limit == 0 { default } else { Some(Rate(self.limit.into())) }
+        if self.limit == 0 { default } else { Some(Rate::from_kbps(self.limit)) }
+    }
+
+    /// Reduces the debt by what the rate has permitted since the last call.
+    fn settle(&mut self, rate: Rate, now: Instant, limits: &PacingLimits) {
+        let Some(settled) = self.settled.replace(now) else { return };
+        let permitted = rate.bits_in(now.since(settled));
+        self.debt = (self.debt - permitted).max(-rate.bits_in(limits.catch_up));
     }
 
     /// Returns how many packets of size `mtu` the rate permits now.
-    pub fn allows(&mut self, rate: Rate, now: Instant, mtu: Mtu) -> usize {
-        let owed = self.until.map_or(Duration::ZERO, |until| until.since(now));
-        let room = rate.bytes_in(BURST.saturating_sub(owed)) as usize / mtu.bytes();
-        let packets = if owed.is_zero() { room.max(1) } else { room };
-        self.waiting |= packets == 0;
+    pub fn allows(&mut self, rate: Rate, now: Instant, mtu: Mtu, limits: &PacingLimits) -> usize {
+        self.settle(rate, now, limits);
+        let room = rate.bits_in(limits.burst) - self.debt.max(0.0);
+        let packets = (room / (mtu.bytes() * 8) as f64) as usize;
+        let packets = if self.debt <= 0.0 { packets.max(1) } else { packets };
+        if packets == 0 {
+            self.due = Some(now + rate.time_of(self.debt));
+        }
         packets
     }
 
     /// Charges `bytes` sent.
-    pub fn spend(&mut self, rate: Rate, now: Instant, bytes: usize) {
-        if bytes == 0 {
-            return;
+    pub fn spend(&mut self, bytes: usize, now: Instant) {
+        if bytes > 0 {
+            self.settled.get_or_insert(now);
+            self.debt += bytes as f64 * 8.0;
         }
-        let earliest = Instant(now.0.saturating_sub(CATCH_UP.as_nanos() as u64));
-        let from = self.until.map_or(now, |until| until.max(earliest));
-        self.until = Some(from + rate.time_of(bytes));
     }
 
-    /// Returns the time at which waiting packets may be sent; `None` if none are waiting.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.until.filter(|_| self.waiting)
+    /// Returns the time at which waiting packets may be sent, or at which the rate changes if that is earlier;
+    /// `None` if none are waiting.
+    pub fn deadline(&self, rate_change: Option<Instant>) -> Option<Instant> {
+        self.due.and_then(|due| earliest([Some(due), rate_change]))
     }
 
     /// Clears the waiting state if its deadline has passed.
-    pub fn expire(&mut self, now: Instant) {
-        self.waiting &= self.until.is_some_and(|until| until > now);
+    pub fn expire(&mut self, rate_change: Option<Instant>, now: Instant) {
+        if self.deadline(rate_change).is_some_and(|at| at <= now) {
+            self.due = None;
+        }
     }
 }

@@ -1,13 +1,15 @@
 //! Queue pairs: state transitions, posting, packets and timers.
 
+use super::congestion::{Controller, QpController, Rate};
 use super::connection::{Alternate, Connection, Fatal, PathMatch};
-use super::pacer::{Pacer, Rate};
+use super::pacer::{self, Pacer};
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PostError,
-    PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, earliest, state,
+    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PostError,
+    PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus, earliest,
+    state,
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
@@ -29,6 +31,8 @@ pub struct QueuePair {
     pub(super) requester: Requester,
     responder: Responder,
     pacer: Pacer,
+    /// Whether the pacer lets requests precede READ responses, because responses were sent last.
+    requests_first: bool,
     /// Whether a packet has arrived since the transition to RTR.
     established: bool,
     /// Whether the application asked to be notified when the send queue has drained.
@@ -43,6 +47,7 @@ impl QueuePair {
             requester: Requester::new(init.send),
             responder: Responder::new(init.recv, init.srq.is_some() || init.domain.is_some()),
             pacer: Pacer::default(),
+            requests_first: false,
             established: false,
             drain_notify: false,
         }
@@ -156,8 +161,11 @@ impl QueuePair {
             self.set_migration(migration, env);
         }
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => self.responder.start(&self.conn),
-            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn),
+            (QpState::Init, QpState::Rtr) => {
+                self.responder.start(&self.conn);
+                self.requester.congestion = QpController::new(&env.tuning.congestion);
+            }
+            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn, &env.tuning.congestion),
             (_, QpState::Reset) => {
                 self.requester.clear();
                 self.responder.clear();
@@ -414,12 +422,12 @@ impl QueuePair {
         let mut more = false;
         // A lone acknowledgement follows the requests: being shorter, it ends their burst instead of
         // splitting it.
-        let acknowledge_last = !self.responder.has_urgent_replies();
+        let acknowledge_last = !self.responder.has_urgent_replies() || self.requests_first;
         if acknowledge_last {
             more |= self.transmit_requests(budget, env);
         }
         if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
-            match self.responder.transmit(&self.conn, budget, env) {
+            match self.transmit_replies(budget, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
                     self.settle(Err(fatal), "unreadable memory of a response", env);
@@ -433,21 +441,67 @@ impl QueuePair {
         more
     }
 
+    /// Returns how many packets may be sent at `rate` now.
+    #[inline]
+    fn allowed(&mut self, rate: Option<Rate>, env: &Env<'_>) -> usize {
+        rate.map_or(usize::MAX, |rate| self.pacer.allows(rate, env.now, self.conn.mtu, &env.tuning.pacing))
+    }
+
+    /// Charges the pacer and congestion control with the data sent at a rate of congestion control since the
+    /// transmit queue had `before` bytes and packets. Such a rate includes IP and UDP headers, unlike a configured
+    /// rate limit.
+    fn account(&mut self, before: (usize, usize), env: &Env<'_>) {
+        let (bytes, packets) = (env.tx.bytes() - before.0, env.tx.packets() - before.1);
+        let is_v6 = self.conn.flow.is_some_and(|flow| flow.src.is_ipv6());
+        self.pacer.spend(bytes + packets * if is_v6 { 48 } else { 28 }, env.now);
+        self.requester.congestion.on_sent(bytes as u64, env.now, &env.tuning.congestion);
+    }
+
+    /// Sends pending replies. READ responses are data, which congestion control paces like requests.
+    fn transmit_replies(&mut self, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
+        let rate = self.requester.congestion.rate(env.now, &env.tuning.congestion);
+        if rate.is_none() || !self.responder.has_read_replies() {
+            return self.responder.transmit(&self.conn, budget, usize::MAX, env);
+        }
+        let reads = self.allowed(rate, env);
+        let before = (env.tx.bytes(), env.tx.packets());
+        let left = self.responder.transmit(&self.conn, budget, reads, env)?;
+        self.account(before, env);
+        self.requests_first |= reads > 0;
+        Ok(left && reads > 0)
+    }
+
+    /// Handles a congestion notification packet, which arrived on a path of this queue pair.
+    pub fn handle_cnp(&mut self, now: Instant, tuning: &Tuning, counters: &mut Counters) {
+        let is_sender = is_receiving(self.conn.state);
+        match is_sender && self.requester.congestion.on_cnp(now, &tuning.congestion) {
+            true => counters.rp_cnp_handled += 1,
+            false => counters.rp_cnp_ignored += 1,
+        }
+    }
+
     fn transmit_requests(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         if !matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
         let paced = env.tuning.pace_unacknowledged && !self.conn.qp_type.is_reliable();
-        let rate = self.pacer.rate(paced.then(|| Rate::unacknowledged(env.tuning)));
-        let paced = rate.map_or(usize::MAX, |rate| self.pacer.allows(rate, env.now, self.conn.mtu));
-        let allowed = budget.min(paced);
+        let limit = self.pacer.rate(paced.then(|| pacer::unacknowledged(env.tuning)));
+        let congestion = self.requester.congestion.rate(env.now, &env.tuning.congestion);
+        let rate = match (limit, congestion) {
+            (Some(limit), Some(congestion)) => Some(limit.min(congestion)),
+            (limit, congestion) => limit.or(congestion),
+        };
+        let allowed = budget.min(self.allowed(rate, env));
         if allowed == 0 {
             return false;
         }
-        let before = env.tx.bytes();
+        let before = (env.tx.bytes(), env.tx.packets());
         let result = self.requester.transmit(&self.conn, allowed, env);
-        if let Some(rate) = rate {
-            self.pacer.spend(rate, env.now, env.tx.bytes() - before);
+        if congestion.is_some() {
+            self.requests_first = false;
+            self.account(before, env);
+        } else if limit.is_some() {
+            self.pacer.spend(env.tx.bytes() - before.0, env.now);
         }
         match result {
             Ok(more) => {
@@ -469,8 +523,8 @@ impl QueuePair {
 
     /// Handles the timers that have expired by `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
+        self.pacer.expire(self.requester.congestion.deadline(), env.now);
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
-            self.pacer.expire(env.now);
             let result = self.requester.handle_timeout(&self.conn, env);
             self.migrate_if_due(env);
             self.settle(result, "exhausted retries", env);
@@ -479,11 +533,10 @@ impl QueuePair {
 
     /// Returns the time at which `handle_timeout` must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
         let own = self.requester.next_deadline();
-        // Few queue pairs have a rate limit; without this branch the compiler compares an unset deadline,
-        // which memcheck reports.
-        match self.pacer.deadline().filter(|_| sends) {
+        // Few queue pairs are paced; without this branch the compiler compares an unset deadline, which memcheck
+        // reports.
+        match self.pacer.deadline(self.requester.congestion.deadline()) {
             None => own,
             paced => earliest([own, paced]),
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::congestion::CongestionConfig;
+
 /// NIC tuning parameters, whose values the specification leaves open.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
@@ -23,6 +25,29 @@ pub struct Tuning {
     pub pace_unacknowledged: bool,
     /// Lower bound of the retransmission/probe timeout (RTO/PTO).
     pub min_probe_timeout: Duration,
+    /// Congestion control of the queue pairs.
+    pub congestion: CongestionConfig,
+    /// Accuracy with which the driver's timers permit to pace packets.
+    pub pacing: PacingLimits,
+}
+
+/// Limits on bursts of paced packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PacingLimits {
+    /// Burst duration: as much traffic as the rate permits in this time may be sent back to back. A single packet
+    /// may exceed it.
+    pub burst: Duration,
+    /// Maximum idle time, caused by a late timer or a lack of data, that later traffic may make up for.
+    pub catch_up: Duration,
+}
+
+impl PacingLimits {
+    /// PacingLimits on a machine's clock, whose timers are late.
+    pub const REAL_TIME: PacingLimits =
+        PacingLimits { burst: Duration::from_micros(100), catch_up: Duration::from_millis(1) };
+    /// PacingLimits in virtual time, in which timers expire to the nanosecond: packets are sent one by one.
+    pub const VIRTUAL_TIME: PacingLimits =
+        PacingLimits { burst: Duration::ZERO, catch_up: Duration::from_micros(1) };
 }
 
 impl Default for Tuning {
@@ -35,6 +60,8 @@ impl Default for Tuning {
             turn: 256,
             pace_unacknowledged: false,
             min_probe_timeout: Duration::from_micros(100),
+            congestion: CongestionConfig::DEFAULT,
+            pacing: PacingLimits::REAL_TIME,
         }
     }
 }

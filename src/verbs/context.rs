@@ -19,7 +19,7 @@ use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::setters::setters;
-use crate::transport::{Counters, CqId, Quirks, Tuning};
+use crate::transport::{Congestion, CongestionConfig, Counters, CqId, PacingLimits, Quirks, Rate, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
@@ -42,14 +42,22 @@ pub struct ContextOptions {
     /// Lower bound for the local ACK timeouts of all queue pairs, so that a temporarily stopped peer is not
     /// treated as failed. `None` stands for the personality's bound, and lower values have no effect.
     pub min_ack_timeout: Option<Duration>,
+    /// Congestion control of the queue pairs; [`Congestion::LOSS_DRIVEN`] by default.
+    pub congestion: Congestion,
 }
 
-setters!(ContextOptions { personality: Personality } optional { seed: u64, window: usize, min_ack_timeout: Duration });
+setters!(ContextOptions { personality: Personality, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
 
 impl Default for ContextOptions {
     /// Returns options for the default personality, without a fixed seed.
     fn default() -> Self {
-        ContextOptions { personality: Personality::DEFAULT, seed: None, window: None, min_ack_timeout: None }
+        ContextOptions {
+            personality: Personality::DEFAULT,
+            seed: None,
+            window: None,
+            min_ack_timeout: None,
+            congestion: Congestion::default(),
+        }
     }
 }
 
@@ -212,6 +220,14 @@ impl Context {
                     .map_or(options.personality.min_timeout, |t| t.max(options.personality.min_timeout)),
                 // On a fabric the only losses are the configured ones, so pacing would not avoid any.
                 pace_unacknowledged: fabric.is_none(),
+                congestion: CongestionConfig {
+                    control: options.congestion,
+                    line_rate: Rate::from_bits_per_second(info.speed as f64),
+                },
+                pacing: match &fabric {
+                    Some(f) if f.fabric().is_virtual() => PacingLimits::VIRTUAL_TIME,
+                    _ => PacingLimits::REAL_TIME,
+                },
                 ..Tuning::default()
             },
             port: PortAddresses {

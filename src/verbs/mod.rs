@@ -11,6 +11,7 @@ mod ah;
 pub mod asynchronous;
 mod channel;
 pub mod cm;
+mod congestion;
 mod context;
 mod cq;
 mod cq_poll;
@@ -44,11 +45,12 @@ pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 #[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountUnit,
-    CountedOps, Counters, CqId, Destination, EventKind, FailedRequest, Failure, FailureCause, LastAck,
-    LocalCheck, ModifyError, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType,
-    RecvCaps, RecvWr, Refusal, RemoteAddr, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId,
-    Transmission, TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
+    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, Congestion,
+    CongestionAlgorithm, CongestionError, CongestionParameter, CountUnit, CountedOps, Counters, CqId,
+    Destination, EventKind, FailedRequest, Failure, FailureCause, LastAck, LocalCheck, ModifyError,
+    ParameterSet, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType, RecvCaps, RecvWr,
+    Refusal, RemoteAddr, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission, TransmissionEnd,
+    WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};

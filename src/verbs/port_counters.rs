@@ -52,8 +52,8 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
 ];
 
 /// Counters that the kernel's drivers name differently, each with the NIC and link counters that it sums. The NIC
-/// neither reads ECN marks nor sends CNPs, and ignores CNPs that it receives.
-const HW_SUMS: [(&str, &[&str]); 17] = [
+/// neither reads ECN marks nor sends CNPs.
+const HW_SUMS: [(&str, &[&str]); 15] = [
     ("ack_deferred", &[]),
     ("completer_retry_err", &["requester_retry"]),
     ("link_downed", &[]),
@@ -67,8 +67,6 @@ const HW_SUMS: [(&str, &[&str]); 17] = [
     ("roce_adp_retrans", &[]),
     ("roce_adp_retrans_to", &[]),
     ("roce_slow_restart", &[]),
-    ("rp_cnp_handled", &[]),
-    ("rp_cnp_ignored", &["cnp_handled"]),
     ("rx_icrc_encapsulated", &["rx_icrc_err"]),
     ("send_err", &["link_tx_dropped"]),
 ];
@@ -89,7 +87,7 @@ pub fn port_counter_files(total: impl Fn(&str) -> u64) -> Vec<(String, u64)> {
     add(PORT, "unicast_rcv_packets", unicast("rcvd_pkts", "rcvd_mcast_pkts"));
     HW_SUMS.iter().for_each(|(name, of)| add(HW, name, sum(of)));
     add(HW, "lifespan", PUBLISHING_INTERVAL_MS);
-    let renamed: BTreeSet<&str> = ["cnp_handled", "resp_remote_access_err"].into();
+    let renamed: BTreeSet<&str> = ["resp_remote_access_err"].into();
     let own = Counters::default();
     own.iter().filter(|(name, _)| !renamed.contains(name)).for_each(|(name, _)| add(HW, name, total(name)));
     LinkCounters::default().iter().for_each(|(name, _)| add(HW, name, total(name)));

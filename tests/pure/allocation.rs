@@ -1,9 +1,11 @@
 //! Tests that a warmed-up NIC does not allocate memory: no thread allocates for a message, whatever its
-//! operation and size, over the fabric and over UDP sockets.
+//! operation and size, over the fabric, with congestion control, and over UDP sockets.
 //!
 //! There is only one test, because the counter covers the whole process and would count the allocations of a
 //! concurrent test too.
 
+#[path = "../support/cnp.rs"]
+mod cnp;
 #[path = "../support/nic.rs"]
 mod nic;
 
@@ -11,7 +13,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nic::{on_udp, pair};
+use cnp::{CnpLink, Cnps};
+use nic::{on_fabric, on_udp, pair};
 use urxe::verbs::*;
 
 struct CountingAllocator;
@@ -68,13 +71,15 @@ struct Endpoints {
     requester_mr: Mr,
     responder_mr: Mr,
     completions: Vec<Completion>,
+    /// CNPs for the requester, of which each batch gets one.
+    cnps: Option<Cnps>,
 }
 
 impl Endpoints {
     fn new(a: TestEndpoint, b: TestEndpoint) -> Endpoints {
         let requester_mr = a.pd.reg_mr(LARGEST, Access::ALL).unwrap();
         let responder_mr = b.pd.reg_mr(LARGEST, Access::ALL).unwrap();
-        Endpoints { a, b, requester_mr, responder_mr, completions: Vec::with_capacity(64) }
+        Endpoints { a, b, requester_mr, responder_mr, completions: Vec::with_capacity(64), cnps: None }
     }
 
     /// Exchanges `batches` batches of `depth` messages, each batch after the previous one has completed. The
@@ -85,6 +90,9 @@ impl Endpoints {
         let (local_sges, recv_sges) = ([self.requester_mr.sge(0..len)], [self.responder_mr.sge(0..len)]);
         let remote = self.responder_mr.remote(0);
         for batch in 0..batches {
+            if let Some(cnps) = &self.cnps {
+                cnps.add(self.a.qp.endpoint().qpn);
+            }
             if matches!(kind, Kind::Batch) {
                 self.batch(len, depth, remote);
                 continue;
@@ -193,10 +201,29 @@ fn measure(name: &str, mut endpoints: Endpoints) -> Vec<String> {
     found
 }
 
+/// Returns two connected NICs with DCQCN, the first of which gets CNPs.
+fn with_cnps() -> Endpoints {
+    let fabric = Fabric::new();
+    // Limits how long the test takes.
+    let congestion = "dcqcn:connectx,rpg_min_rate=10000".parse().unwrap();
+    let options = ContextOptions::default().congestion(congestion);
+    let b = on_fabric(&fabric, &options);
+    let (cnps, peer) = (Cnps::default(), b.gids()[0].ip());
+    let wrap = |inner| Box::new(CnpLink { inner, cnps: cnps.clone(), peer }) as Box<_>;
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let [a, b] = pair([Context::on_port(port, &options, wrap).unwrap(), b]);
+    Endpoints { cnps: Some(cnps), ..Endpoints::new(a, b) }
+}
+
 #[test]
 fn no_memory_is_allocated_for_messages_after_warm_up() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut found = measure("fabric", Endpoints::new(a, b));
+
+    let paced = with_cnps();
+    let context = paced.a.context.clone();
+    found.extend(measure("fabric with DCQCN", paced));
+    assert!(context.counters().rp_cnp_handled > 1000, "{:?}", context.counters());
 
     for (shards, name) in [(1, "udp"), (2, "udp, two shards")] {
         let [a, b] = pair(["127.83.1.1", "127.83.1.2"].map(|ip| on_udp(ip, shards)));

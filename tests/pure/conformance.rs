@@ -17,6 +17,8 @@ mod pkt;
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "conformance/congestion.rs"]
+mod congestion;
 #[path = "conformance/credits.rs"]
 mod credits;
 #[path = "conformance/datagram.rs"]
@@ -97,6 +99,7 @@ fn every_rule_has_a_case() {
         shared_receives::CASES,
         windows::CASES,
         migration::CASES,
+        congestion::CASES,
         pacer::CASES,
         credits::CASES,
         quirks::CASES,

@@ -12,7 +12,7 @@ use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
-use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
@@ -65,6 +65,7 @@ impl FabricPort {
             src_port: None,
             burst: LIMITS,
             window: fabric.config().window,
+            speed: fabric.config().bandwidth.unwrap_or(DEFAULT_SPEED),
         };
         FabricPort {
             fabric,

@@ -24,7 +24,10 @@ use super::host_stack::{FrameOutcome, HostStack, HostStackConfig, IfAddr};
 use super::link_state::LinkStateMonitor;
 use super::loopback::Loopback;
 use super::options::{MIN_MTU, Options, SpecError};
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls, system_udp};
+use super::{
+    DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls,
+    system_udp,
+};
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
@@ -422,6 +425,7 @@ impl PacketLink {
             src_port: None,
             burst: BurstLimits::SEGMENTED,
             window: socket.window(),
+            speed: DEFAULT_SPEED,
         };
         Ok(PacketLink {
             info,

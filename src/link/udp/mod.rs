@@ -27,7 +27,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::link_state::LinkStateMonitor;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxQueue};
@@ -200,6 +200,7 @@ impl UdpLink {
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
                 window: window(opened.rcvbuf, options),
+                speed: DEFAULT_SPEED,
             },
             local: Local {
                 ip,

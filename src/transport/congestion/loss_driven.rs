@@ -43,12 +43,12 @@ impl Controller for LossDriven {
         self.size.min(limit)
     }
 
-    fn on_ack(&mut self, acked: u64, path: &PathState) {
+    fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
         self.arrived += acked;
         self.resize(self.size.saturating_add(acked / 2), path.mtu);
     }
 
-    fn on_loss(&mut self, path: &PathState) {
+    fn on_loss(&mut self, path: &PathState<'_>) {
         let stuck = self.interval.is_some() && self.arrived == 0;
         let size = self.window(path.link_window);
         self.pipe = path.bandwidth_delay_product(size);
@@ -78,14 +78,21 @@ impl LossDriven {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::congestion::RoundTrip;
+    use crate::transport::Instant;
+    use crate::transport::congestion::{CongestionConfig, RoundTrip};
 
     const PACKET: u64 = packet_cost(4096);
     const LINK: u64 = 400 * PACKET;
-    const PATH: PathState = PathState { link_window: LINK, mtu: Mtu::Mtu4096, rtt: None };
+    const PATH: PathState<'static> = PathState {
+        link_window: LINK,
+        mtu: Mtu::Mtu4096,
+        rtt: None,
+        now: Instant(0),
+        config: &CongestionConfig::DEFAULT,
+    };
     /// Path without queueing: the smoothed RTT equals the minimum RTT.
-    const LONG_PATH: PathState =
-        PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000 }), ..PATH };
+    const LONG_PATH: PathState<'static> =
+        PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000, latest: 1_000_000 }), ..PATH };
 
     /// Returns the steady-state window, in packets, if one packet is lost after every `packets` delivered.
     fn settled(packets: u64) -> u64 {

@@ -1,15 +1,28 @@
-//! Congestion control: limits how much a requester may have in flight.
+//! Congestion control: limits how much a requester may have in flight, and how fast a queue pair sends.
 //!
-//! A [`Controller`] learns of acknowledgements and losses and returns a congestion window in flight cost. It
-//! sends nothing and has no timers. The requester compares what it has in flight with the window before each
-//! packet.
+//! A [`Controller`] learns of acknowledgements, losses and CNPs, and returns a congestion window in flight cost and
+//! a sending rate. It sends nothing. The requester compares what it has in flight with the window before each
+//! packet; the queue pair's pacer spaces requests and READ responses according to the rate.
+//! [`Congestion`] selects the algorithm and its parameters, [`QpController`] is the controller of a queue pair.
 
 mod cost;
+mod dcqcn;
+mod delay;
 mod loss_driven;
+mod parameters;
+mod qp_controller;
+mod rate;
+mod selection;
 
+use crate::transport::Instant;
 use crate::wire::Mtu;
 pub use cost::packet_cost;
-pub use loss_driven::LossDriven;
+#[cfg(feature = "unstable-internals")]
+pub use dcqcn::Dcqcn;
+pub use parameters::{CongestionParameter, ParameterSet};
+pub use qp_controller::QpController;
+pub use rate::Rate;
+pub use selection::{Congestion, CongestionAlgorithm, CongestionError};
 
 /// Congestion controller of one queue pair.
 pub trait Controller: std::fmt::Debug {
@@ -17,21 +30,58 @@ pub trait Controller: std::fmt::Debug {
     fn window(&self, limit: u64) -> u64;
 
     /// Handles the acknowledgement of packets with a total flight cost of `acked`.
-    fn on_ack(&mut self, acked: u64, path: &PathState);
+    fn on_ack(&mut self, acked: u64, path: &PathState<'_>);
 
     /// Handles the loss of a packet. Called before the packet is retransmitted.
-    fn on_loss(&mut self, path: &PathState);
+    fn on_loss(&mut self, path: &PathState<'_>);
+
+    /// Handles a congestion notification packet. Returns false if the controller ignores them.
+    fn on_cnp(&mut self, _now: Instant, _config: &CongestionConfig) -> bool {
+        false
+    }
+
+    /// Handles the transmission of `bytes` of requests or READ responses, including their headers.
+    fn on_sent(&mut self, _bytes: u64, _now: Instant, _config: &CongestionConfig) {}
+
+    /// Returns the sending rate at `now`; `None` if it is not limited.
+    fn rate(&mut self, _now: Instant, _config: &CongestionConfig) -> Option<Rate> {
+        None
+    }
+
+    /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent earlier.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+/// Congestion control of a NIC.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct CongestionConfig {
+    /// Algorithm and parameters.
+    pub control: Congestion,
+    /// Speed of the link: the maximum sending rate.
+    pub line_rate: Rate,
+}
+
+impl CongestionConfig {
+    /// Loss-driven congestion control on a link of 100 Gb/s.
+    pub const DEFAULT: CongestionConfig =
+        CongestionConfig { control: Congestion::LOSS_DRIVEN, line_rate: Rate::from_bits_per_second(100e9) };
 }
 
 /// Path state available to a [`Controller`].
 #[derive(Clone, Copy, Debug)]
-pub struct PathState {
+pub struct PathState<'a> {
     /// Window of the link in flight cost: the maximum congestion window.
     pub link_window: u64,
     /// Path MTU: the maximum payload of a packet.
     pub mtu: Mtu,
     /// Round-trip times; `None` before the first sample.
     pub rtt: Option<RoundTrip>,
+    /// Current time.
+    pub now: Instant,
+    /// Congestion control of the NIC.
+    pub config: &'a CongestionConfig,
 }
 
 /// Round-trip time statistics of a path, in nanoseconds.
@@ -41,9 +91,11 @@ pub struct RoundTrip {
     pub smoothed: u64,
     /// Minimum of all samples.
     pub min: u64,
+    /// Latest sample.
+    pub latest: u64,
 }
 
-impl PathState {
+impl PathState<'_> {
     /// Estimates the bandwidth-delay product: the part of `in_flight` that is on the wire, which is
     /// `in_flight` times the ratio of minimum to smoothed RTT. The rest waits in queues and lengthens the
     /// RTT. Returns 0 before the first RTT sample.
@@ -59,8 +111,17 @@ mod tests {
 
     #[test]
     fn bandwidth_delay_product_excludes_data_waiting_in_queues() {
-        let path = |rtt| PathState { link_window: 1 << 20, mtu: Mtu::Mtu1024, rtt };
+        let path = |rtt| PathState {
+            link_window: 1 << 20,
+            mtu: Mtu::Mtu1024,
+            rtt,
+            now: Instant(0),
+            config: &CongestionConfig::DEFAULT,
+        };
         assert_eq!(path(None).bandwidth_delay_product(1000), 0);
-        assert_eq!(path(Some(RoundTrip { smoothed: 150, min: 100 })).bandwidth_delay_product(1500), 1000);
+        assert_eq!(
+            path(Some(RoundTrip { smoothed: 150, min: 100, latest: 150 })).bandwidth_delay_product(1500),
+            1000
+        );
     }
 }

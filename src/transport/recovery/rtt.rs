@@ -14,13 +14,14 @@ pub(super) struct RttEstimator {
     timing: Option<(Psn, Instant)>,
 }
 
-/// RTT statistics in nanoseconds: smoothed RTT, mean deviation and minimum.
+/// RTT statistics in nanoseconds: smoothed RTT, mean deviation, minimum and latest sample.
 #[derive(Debug, Clone, Copy)]
 struct Smoothed {
     /// Smoothed RTT (SRTT). `rttvar` is the samples' smoothed mean deviation from it (RTTVAR).
     srtt: u64,
     rttvar: u64,
     min_rtt: u64,
+    latest: u64,
 }
 
 impl RttEstimator {
@@ -35,11 +36,12 @@ impl RttEstimator {
         let Some((_, at)) = self.timing.take_if(|(psn, _)| psn.is_before(snd_una)) else { return };
         let sample = now.since(at).as_nanos() as u64;
         self.measured = Some(match self.measured {
-            None => Smoothed { srtt: sample, rttvar: sample / 2, min_rtt: sample },
-            Some(Smoothed { srtt, rttvar, min_rtt }) => Smoothed {
+            None => Smoothed { srtt: sample, rttvar: sample / 2, min_rtt: sample, latest: sample },
+            Some(Smoothed { srtt, rttvar, min_rtt, .. }) => Smoothed {
                 srtt: (7 * srtt + sample) / 8,
                 rttvar: (3 * rttvar + srtt.abs_diff(sample)) / 4,
                 min_rtt: min_rtt.min(sample),
+                latest: sample,
             },
         });
     }
@@ -57,9 +59,9 @@ impl RttEstimator {
         Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))
     }
 
-    /// Returns the smoothed and the minimum RTT; `None` before the first sample.
+    /// Returns the smoothed, the minimum and the latest RTT; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
-        self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt })
+        self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt, latest: m.latest })
     }
 }
 

@@ -17,7 +17,7 @@ mod retransmit;
 
 use std::collections::VecDeque;
 
-use super::congestion::{LossDriven, PathState};
+use super::congestion::{CongestionConfig, PathState, QpController};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::recovery::Recovery;
@@ -49,7 +49,7 @@ pub(super) struct Requester {
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
     recovery: Recovery,
-    congestion: LossDriven,
+    pub(super) congestion: QpController,
     /// Total flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// Whether the per-peer window blocked the last turn because other queue pairs had used it up.
@@ -77,7 +77,7 @@ impl Requester {
             snd_max: Psn::default(),
             reads: VecDeque::new(),
             recovery: Recovery::default(),
-            congestion: LossDriven::default(),
+            congestion: QpController::default(),
             acked_cost: 0,
             is_blocked_by_peer_window: false,
             failed: None,
@@ -89,12 +89,12 @@ impl Requester {
     }
 
     /// Starts sending with PSN `conn.sq_psn` (transition to RTS).
-    pub fn start(&mut self, conn: &Connection) {
+    pub fn start(&mut self, conn: &Connection, congestion: &CongestionConfig) {
         self.acked_cost = self.queue.begin(conn);
         self.credit = CreditLimit::default();
         self.snd_una = conn.sq_psn;
         self.snd_max = conn.sq_psn;
-        self.congestion = LossDriven::default();
+        self.congestion = QpController::new(congestion);
         self.recovery = Recovery::new(conn);
     }
 
@@ -175,9 +175,14 @@ impl Requester {
     }
 
     /// Returns the path state for the congestion controller.
-    fn path_state(&self, conn: &Connection, env: &Env<'_>) -> PathState {
-        let link_window = env.tuning.window as u64;
-        PathState { link_window, mtu: conn.mtu, rtt: self.recovery.round_trip() }
+    fn path_state<'e>(&self, conn: &Connection, env: &Env<'e>) -> PathState<'e> {
+        PathState {
+            link_window: env.tuning.window as u64,
+            mtu: conn.mtu,
+            rtt: self.recovery.round_trip(),
+            now: env.now,
+            config: &env.tuning.congestion,
+        }
     }
 
     /// Returns the PSN of the next packet to send.

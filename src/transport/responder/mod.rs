@@ -174,6 +174,11 @@ impl Responder {
         }
     }
 
+    /// Reports whether READ responses are pending.
+    pub fn has_read_replies(&self) -> bool {
+        self.replies.iter().any(|reply| matches!(reply, Reply::Read { .. }))
+    }
+
     /// Returns the expected PSN: the next one in order.
     pub fn expected(&self) -> Psn {
         self.expected

@@ -8,16 +8,26 @@ use crate::transport::{CountedOps, Env, Payload};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {
-    /// Sends up to `budget` packets of pending replies. Returns `Ok(true)` if replies remain.
-    pub fn transmit(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
+    /// Sends up to `budget` packets of pending replies, among them up to `reads` packets of READ responses. Returns
+    /// `Ok(true)` if replies remain.
+    pub fn transmit(
+        &mut self,
+        conn: &Connection,
+        budget: usize,
+        mut reads: usize,
+        env: &mut Env<'_>,
+    ) -> Result<bool, Fatal> {
         // Most turns have no replies.
         let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
         let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
         for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
             // Acknowledgements are short, and the requester that fills the queue waits for them.
-            if env.tx.is_full() && matches!(reply, Reply::Read { .. }) {
-                break;
+            if matches!(reply, Reply::Read { .. }) {
+                if env.tx.is_full() || reads == 0 {
+                    break;
+                }
+                reads -= 1;
             }
             match *reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
@@ -76,7 +86,7 @@ impl Responder {
         let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
         self.replies.truncate(read.unwrap_or(self.replies.len()));
         // Only READs can fail here.
-        let _ = self.transmit(conn, usize::MAX, env);
+        let _ = self.transmit(conn, usize::MAX, usize::MAX, env);
         self.replies.clear();
     }
 }

@@ -332,7 +332,7 @@ cases! {
         b.expect_nothing();
         // A CNP is only counted.
         b.exchange(&[send(Only, 0, &[0; 16]).opcode(0x81)], &[]);
-        assert_eq!(b.count().cnp_handled, 1);
+        assert_eq!(b.count().rp_cnp_ignored, 1);
     }
 
     packets_of_two_qps_do_not_interfere => "packet.qp" {

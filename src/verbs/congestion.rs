@@ -1,0 +1,28 @@
+//! Congestion control of a device: selection and parameters.
+
+use super::Context;
+use crate::transport::Congestion;
+
+impl Context {
+    /// Returns the device's congestion control and its parameters.
+    pub fn congestion(&self) -> Congestion {
+        self.0.shards.with_nic(|nic| nic.config().tuning.congestion.control)
+    }
+
+    /// Replaces the device's congestion control. Changed parameters take effect at once, for all queue pairs; another
+    /// algorithm takes effect for queue pairs that enter RTR later.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let fabric = Fabric::new();
+    /// let port = fabric.port(&["10.0.0.1".parse()?])?;
+    /// let options = ContextOptions::default().congestion(Congestion::DCQCN_CONNECTX);
+    /// let context = Context::on_port(port, &options, |port| Box::new(port))?;
+    /// context.set_congestion(context.congestion().with(CongestionParameter::RpgAiRate, 50)?);
+    /// assert_eq!(context.congestion().to_string(), "dcqcn:connectx,rpg_ai_rate=50");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_congestion(&self, congestion: Congestion) {
+        self.0.shards.with_all_nics(|nics| nics.iter_mut().for_each(|nic| nic.set_congestion(congestion)));
+    }
+}
