@@ -130,6 +130,7 @@ impl Side {
             max_ack_silence: Duration::from_micros(params.ack_silence_us),
             pace_unacknowledged: true,
             min_probe_timeout: Duration::from_micros(params.ack_silence_us),
+            ..Tuning::default()
         };
         let port = PortAddresses { gids: vec![ip.into()], src_port: None };
         let initial = &plan.arenas[i].initial;
