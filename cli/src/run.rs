@@ -1,6 +1,7 @@
 //! `urxe run` and `urxe env`: run libibverbs programs on urxe.
 #![forbid(unsafe_code)]
 
+mod congestion_files;
 mod libraries;
 mod pci;
 mod sysfs;
@@ -266,8 +267,13 @@ impl DeviceArgs {
         let base = private_base()?;
         let names = self.name.as_ref().map_or_else(DeviceNames::default, |name| name.names.clone());
         let personality = self.personality.as_deref().and_then(Personality::named);
-        let identity = Identity::of(&names, &personality.unwrap_or(Personality::DEFAULT));
-        let sysfs = sysfs_directory(&base, link, &names, &identity)?;
+        let personality = personality.unwrap_or(Personality::DEFAULT);
+        let identity = Identity::of(&names, &personality);
+        let congestion = congestion_files::View {
+            congestion: self.congestion.unwrap_or_default(),
+            sends_cnps: personality.quirks.cnp_scope.is_some(),
+        };
+        let sysfs = sysfs_directory(&base, link, &names, &identity, &congestion)?;
         let library = library_directory(&base, embedded)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -433,9 +439,10 @@ fn sysfs_directory(
     link: Option<&LinkSpec>,
     names: &DeviceNames,
     identity: &Identity,
+    congestion: &congestion_files::View,
 ) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
-    let tree = Tree::of(&adapters, names, identity);
+    let tree = Tree::of(&adapters, names, identity, congestion);
     let directory = base.join(tree.name());
     let below = "/class/infiniband_verbs/uverbs9999\0"
         .len()

@@ -12,8 +12,8 @@ use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
 struct Directory {
     name: &'static [u8],
     next: u8,
-    /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`, `bus`
-    /// and `dev`.
+    /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`, `bus`,
+    /// `kernel` and `dev`.
     prefix_len: usize,
     /// Whether the machine may have such names too. Those that exist there are not redirected.
     is_shared: bool,
@@ -29,14 +29,17 @@ impl Directory {
     }
 }
 
-/// Directories of RDMA devices, and those in which the PCI functions of these devices appear beside others.
-const DIRECTORIES: [Directory; 6] = [
+/// Directories of RDMA devices, and those in which PCI functions and congestion control of these devices appear beside
+/// others.
+const DIRECTORIES: [Directory; 8] = [
     Directory::own(b"/sys/class/infiniband", 4),
     Directory::own(b"/sys/class/infiniband_verbs", 4),
     Directory::own(b"/dev/infiniband", 0),
     Directory::shared(b"/sys/devices/pci0000", b':'),
     Directory::shared(b"/sys/bus/pci/devices", b'/'),
     Directory::shared(b"/sys/class/pci_bus", b'/'),
+    Directory::shared(b"/sys/class/net", b'/'),
+    Directory::shared(b"/sys/kernel/debug/mlx5", b'/'),
 ];
 
 /// Longest file name that the kernel accepts, including the terminating zero.

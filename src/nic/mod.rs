@@ -32,6 +32,7 @@
 //! acknowledges the message.
 #![forbid(unsafe_code)]
 
+mod cnp;
 mod cq_handle;
 mod gsi;
 mod inject;
@@ -65,6 +66,7 @@ use crate::transport::{
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
+use cnp::NotificationPoints;
 use outputs::OutputQueue;
 use peers::PeerWindows;
 use schedule::Schedule;
@@ -96,6 +98,7 @@ pub struct Nic {
     schedule: Schedule,
     deferral: TimerDeferral,
     peers: PeerWindows,
+    notifications: NotificationPoints,
     state: Scratch,
     outputs: OutputQueue,
     verifier: Verifier,
@@ -183,6 +186,7 @@ impl Nic {
             schedule: Schedule::default(),
             deferral: TimerDeferral::default(),
             peers: PeerWindows::default(),
+            notifications: NotificationPoints::default(),
             state: Scratch::default(),
             outputs: OutputQueue::default(),
             pkeys: vec![PKey::DEFAULT],
@@ -437,6 +441,9 @@ impl Nic {
     /// [`transmit`](Self::transmit).
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
+        if self.notifications.has_pending() {
+            self.state.counters.np_cnp_sent += self.notifications.transmit(tx);
+        }
         while !tx.is_full()
             && let Some((qpn, unblocked)) = self.next_turn()
         {
@@ -518,7 +525,7 @@ impl Nic {
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready() || self.peers.has_unblocked()
+        self.schedule.has_ready() || self.peers.has_unblocked() || self.notifications.has_pending()
     }
 
     /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on

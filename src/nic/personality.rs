@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::sys::setters::setters;
-use crate::transport::{EarlySends, Quirks};
+use crate::transport::{CnpScope, EarlySends, Quirks};
 use crate::wire::NakCode;
 
 /// Limits of a NIC.
@@ -166,6 +166,7 @@ impl Personality {
             empty_regions_at_page_boundaries: false,
             early_sends: EarlySends::RefusedAndHeld,
             send_queue_errors: false,
+            cnp_scope: None,
             ..Quirks::LENIENT
         },
     };
@@ -201,6 +202,7 @@ impl Personality {
             empty_regions_at_page_boundaries: false,
             early_sends: EarlySends::Held,
             early_receives: true,
+            cnp_scope: Some(CnpScope::Port),
             ..Quirks::LENIENT
         },
     };
@@ -281,6 +283,15 @@ impl Personality {
             ),
             words("receive posted in RESET", h.early_receives, "used from RTR on", "EINVAL"),
             words("failed send of UC or UD: state", h.send_queue_errors, "SQE", "ERR"),
+            of(
+                "least time between CNPs applies to",
+                match h.cnp_scope {
+                    Some(CnpScope::Qp) => "each QP",
+                    Some(CnpScope::AddressPair) => "each pair of addresses",
+                    Some(CnpScope::Port) => "the port",
+                    None => "no CNPs are sent",
+                },
+            ),
         ]
     }
 }

@@ -6,7 +6,7 @@ use super::{Nic, gsi};
 use crate::memory::Table;
 use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
-use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
+use crate::wire::{BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
@@ -199,10 +199,19 @@ impl Nic {
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
+        let mut accepted = 1;
         entry.qp.handle_packet(packet, &flow, via, &mut env);
         while one_path && packets.continues(packet) {
             if let Some(packet) = packets.next(&mut self.verifier, env.counters) {
                 entry.qp.handle_packet(&packet, &flow, via, &mut env);
+                accepted += 1;
+            }
+        }
+        if flow.ecn() == Ecn::Ce {
+            env.counters.np_ecn_marked_roce_packets += accepted;
+            if let Some(scope) = self.config.personality.quirks.cnp_scope {
+                let congestion = &self.config.tuning.congestion.control;
+                self.notifications.on_marked(now, &flow, via, entry, scope, congestion);
             }
         }
         if dest == Qpn::GSI {

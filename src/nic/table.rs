@@ -28,6 +28,8 @@ pub(super) struct Entry {
     pub share: PeerShare,
     /// Time of the queue pair's earliest entry in the timer heap.
     pub timer_at: Option<Instant>,
+    /// Time of the last congestion notification packet (CNP), if the queue pair has an interval of its own.
+    pub last_cnp: Option<Instant>,
 }
 
 impl Entry {
@@ -43,6 +45,7 @@ impl Entry {
             must_enter_error: false,
             share: PeerShare::default(),
             timer_at: None,
+            last_cnp: None,
         }
     }
 }

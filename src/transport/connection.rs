@@ -9,7 +9,7 @@ use super::{
 };
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
-    AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
+    AckTimeout, Bth, Ecn, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
     RnrTimer, Transport,
 };
 
@@ -35,6 +35,10 @@ pub(super) struct Connection {
     pub av: Option<super::AddressVector>,
     /// Path to the peer; `None` before RTR and for unconnected services.
     pub flow: Option<Flow>,
+    /// Path of requests and READ responses: `flow`, but ECN-capable if congestion control uses marks.
+    pub data_flow: Option<Flow>,
+    /// Whether congestion control uses marks, so that requests and READ responses are ECN-capable.
+    pub uses_marks: bool,
     pub migration: MigrationState,
     pub alternate: Option<Alternate>,
     pub mtu: Mtu,
@@ -80,6 +84,8 @@ impl Connection {
             qkey: QKey::default(),
             av: None,
             flow: None,
+            data_flow: None,
+            uses_marks: false,
             migration: MigrationState::Migrated,
             alternate: None,
             mtu: if init.qp_type.is_connected() { Mtu::Mtu1024 } else { init.port_mtu },
@@ -118,6 +124,12 @@ impl Connection {
             over_ipv4: false,
             pkey_index: 0,
         }
+    }
+
+    /// Sets the path to the peer.
+    pub fn set_flow(&mut self, flow: Flow) {
+        self.flow = Some(flow);
+        self.data_flow = Some(if self.uses_marks { flow.with_ecn(Ecn::Ect0) } else { flow });
     }
 
     pub fn quirks(&self) -> &Quirks {

@@ -112,6 +112,10 @@ counters! {
     rp_cnp_handled,
     /// CNPs received that congestion control ignores.
     rp_cnp_ignored,
+    /// Packets received with the mark "congestion experienced" and accepted by a QP; CNPs are not counted.
+    np_ecn_marked_roce_packets,
+    /// Congestion notification packets sent.
+    np_cnp_sent,
     /// Packets received by one shard of the NIC and handed over to another.
     rx_handed_over,
     /// RDMA WRITE and ATOMIC WRITE requests executed; a request of several packets counts once.

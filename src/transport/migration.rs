@@ -75,7 +75,8 @@ impl QueuePair {
     pub(super) fn migrate(&mut self, env: &mut Env<'_>) {
         let Some(Alternate { path, flow, pkey }) = self.conn.alternate.take() else { return };
         let conn = &mut self.conn;
-        (conn.av, conn.flow) = (Some(path.av), Some(flow));
+        conn.set_flow(flow);
+        conn.av = Some(path.av);
         (conn.pkey_index, conn.pkey, conn.timeout) = (path.pkey_index, pkey, path.timeout);
         conn.migration = MigrationState::Migrated;
         env.out.push(Output::Event(AsyncEvent::PathMigrated(conn.qpn)));

@@ -59,7 +59,7 @@ pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
 pub use output::Output;
 pub use qp::{Pending, QueuePair};
-pub use quirks::{EarlySends, Quirks};
+pub use quirks::{CnpScope, EarlySends, Quirks};
 pub use recovery::TimerDeferral;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;

@@ -92,6 +92,11 @@ impl QueuePair {
         self.conn.flow.as_ref()
     }
 
+    /// Returns the number of the connected peer's queue pair; 0 before RTR and for unconnected services.
+    pub fn dest_qpn(&self) -> Qpn {
+        self.conn.dest_qpn
+    }
+
     /// Returns the flight cost of all packets sent but not yet acknowledged; 0 for an unreliable service.
     pub fn in_flight(&self) -> u64 {
         if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
@@ -128,8 +133,12 @@ impl QueuePair {
         let flow = |av: &AddressVector| path(av, self.conn.qpn, dest).map_err(ModifyError::Address);
         let primary = attr.av.as_ref().map(flow).transpose()?;
         let alternate = attr.alt_path.as_ref().map(|alt| flow(&alt.av)).transpose()?;
-        if primary.is_some() {
-            (self.conn.flow, self.conn.av) = (primary, attr.av);
+        if to == QpState::Rtr {
+            self.conn.uses_marks = env.tuning.congestion.control.uses_marks();
+        }
+        if let Some(flow) = primary {
+            self.conn.set_flow(flow);
+            self.conn.av = attr.av;
         }
         if let Some((path, flow)) = attr.alt_path.zip(alternate) {
             self.conn.alternate = Some(Alternate { path, flow, pkey: self.conn.pkey });

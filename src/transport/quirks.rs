@@ -48,6 +48,20 @@ pub struct Quirks {
     /// Whether a failed UC or UD send moves only the send queue to its error state (SQE, IBA 10.3.1.7)
     /// instead of the whole QP to ERR.
     pub send_queue_errors: bool,
+    /// Scope within which congestion notification packets (CNPs) keep their minimum interval; `None` if the
+    /// device sends none.
+    pub cnp_scope: Option<CnpScope>,
+}
+
+/// Scope of the minimum interval between congestion notification packets (CNPs).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CnpScope {
+    /// Each queue pair has its own interval.
+    Qp,
+    /// All queue pairs with the same local and peer address share one interval.
+    AddressPair,
+    /// All queue pairs of the port share one interval; if the NIC has several shards, those of a shard.
+    Port,
 }
 
 /// Treatment of send work requests posted in RESET, INIT or RTR.
@@ -82,6 +96,7 @@ impl Quirks {
         early_sends: EarlySends::Refused,
         early_receives: false,
         send_queue_errors: true,
+        cnp_scope: Some(CnpScope::Qp),
     };
 
     /// Conformance to the specification, except that posted work requests are checked as leniently as on

@@ -51,14 +51,11 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
     ("symbol_error", &[]),
 ];
 
-/// Counters that the kernel's drivers name differently, each with the NIC and link counters that it sums. The NIC
-/// neither reads ECN marks nor sends CNPs.
+/// Counters that the kernel's drivers name differently, each with the NIC and link counters that it sums.
 const HW_SUMS: [(&str, &[&str]); 15] = [
     ("ack_deferred", &[]),
     ("completer_retry_err", &["requester_retry"]),
     ("link_downed", &[]),
-    ("np_cnp_sent", &[]),
-    ("np_ecn_marked_roce_packets", &[]),
     ("out_of_buffer", &["send_rnr_err", "rx_no_receive"]),
     ("out_of_sequence", &["out_of_seq_request"]),
     ("packet_seq_err", &["rcvd_seq_err"]),
@@ -67,6 +64,8 @@ const HW_SUMS: [(&str, &[&str]); 15] = [
     ("roce_adp_retrans", &[]),
     ("roce_adp_retrans_to", &[]),
     ("roce_slow_restart", &[]),
+    ("roce_slow_restart_cnps", &[]),
+    ("roce_slow_restart_trans", &[]),
     ("rx_icrc_encapsulated", &["rx_icrc_err"]),
     ("send_err", &["link_tx_dropped"]),
 ];

@@ -51,6 +51,11 @@ impl Flow {
         }
     }
 
+    /// Returns the flow with other ECN bits.
+    pub fn with_ecn(self, ecn: Ecn) -> Flow {
+        Flow { traffic_class: self.traffic_class & !3 | ecn as u8, ..self }
+    }
+
     /// Returns the length of the IP and UDP headers in bytes: 28 or 48.
     pub fn header_len(&self) -> usize {
         if self.dst.is_ipv4() { 28 } else { 48 }

@@ -31,6 +31,8 @@ mod forgeries;
 mod migration;
 #[path = "conformance/multicast.rs"]
 mod multicast;
+#[path = "conformance/notification_point.rs"]
+mod notification_point;
 #[path = "conformance/pacer.rs"]
 mod pacer;
 #[path = "conformance/partitions.rs"]
@@ -101,6 +103,7 @@ fn every_rule_has_a_case() {
         migration::CASES,
         congestion::CASES,
         pacer::CASES,
+        notification_point::CASES,
         credits::CASES,
         quirks::CASES,
         xrc::CASES,

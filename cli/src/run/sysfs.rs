@@ -11,6 +11,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use super::congestion_files::View;
 use super::pci::{self, Slot};
 use super::{create_private_dir, unique_suffix};
 use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
@@ -52,7 +53,7 @@ enum Entry {
 }
 
 impl Tree {
-    pub fn of(adapters: &[Adapter], names: &DeviceNames, identity: &Identity) -> Tree {
+    pub fn of(adapters: &[Adapter], names: &DeviceNames, identity: &Identity, congestion: &View) -> Tree {
         let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let namespace = namespace.to_string_lossy().into_owned();
         let mut tree = Tree { entries: Vec::new(), namespace };
@@ -71,6 +72,7 @@ impl Tree {
             );
             tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
             tree.uverbs(n, &name, &slot);
+            tree.congestion(&slot, identity, adapter, congestion);
             tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial("")));
         }
         tree
@@ -144,6 +146,18 @@ impl Tree {
         self.port(&port, adapter);
         for (file, _) in port_counter_files(|_| 0) {
             self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n")));
+        }
+    }
+
+    fn congestion(&mut self, slot: &Slot, identity: &Identity, adapter: &Adapter, congestion: &View) {
+        let ecn = format!("class/net/{}/ecn", adapter.interface);
+        let is_listed = self.entries.iter().any(|(path, _)| path.starts_with(&ecn));
+        if !adapter.interface.is_empty() && !is_listed {
+            congestion.ecn().for_each(|(file, value)| self.line(format!("{ecn}/{file}"), value));
+        }
+        if *identity == Identity::CONNECTX_5 {
+            let directory = format!("kernel/debug/mlx5/{}/cc_params", slot.address());
+            congestion.cc_params().for_each(|(file, value)| self.line(format!("{directory}/{file}"), value));
         }
     }
 
@@ -354,7 +368,7 @@ fn mask(list: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use urxe::verbs::Personality;
+    use urxe::verbs::{Congestion, Personality};
 
     use super::*;
 
@@ -365,7 +379,8 @@ mod tests {
 
     fn tree_of(adapters: &[Adapter], name: &str) -> Tree {
         let names = name.parse().unwrap();
-        Tree::of(adapters, &names, &Identity::of(&names, &Personality::DEFAULT))
+        let congestion = View { congestion: Congestion::default(), sends_cnps: true };
+        Tree::of(adapters, &names, &Identity::of(&names, &Personality::DEFAULT), &congestion)
     }
 
     #[test]

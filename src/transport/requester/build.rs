@@ -260,7 +260,7 @@ impl Requester {
                 env.counters.sent_mcast_pkts += u64::from(to.flow.dst.is_multicast());
                 &to.flow
             }
-            None => conn.flow.as_ref().ok_or(Blocked::Idle)?,
+            None => conn.data_flow.as_ref().ok_or(Blocked::Idle)?,
         };
         if wqe.op.awaits_response() {
             let payload: &[u8] = match &wqe.op {

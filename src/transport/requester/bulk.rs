@@ -54,7 +54,7 @@ impl Requester {
         let headers = request_headers(conn, wqe, Position::Middle, psn, at, mtu as u32)?;
         env.scratch.clear();
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
-        let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.flow) else { return None };
+        let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.data_flow) else { return None };
         // If memory is not readable, the packets before are sent, and `send_one` fails the next one.
         let count = env.tx.push_bulk(flow, headers, *data, mtu) as u32;
         if count == 0 {

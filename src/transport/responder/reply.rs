@@ -124,7 +124,7 @@ fn send_read_response(
     let by = Accessor { pd, ..conn.accessor() };
     let found = env.memory.remote(by, reth.rkey, va, len, Access::REMOTE_READ);
     let slice = found.map_err(|_| NakReason::Access)?;
-    let flow = conn.flow.ok_or(NakReason::Access)?;
+    let flow = conn.data_flow.ok_or(NakReason::Access)?;
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
     env.tx.push_host(&flow, h, &[slice]).map_err(|_| NakReason::RemoteOperational)
 }

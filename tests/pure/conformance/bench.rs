@@ -85,6 +85,8 @@ pub struct Bench {
     events: VecDeque<AsyncEvent>,
     /// Path that all packets take in both directions: local address and peer address.
     pub path: ([u8; 4], [u8; 4]),
+    /// Traffic class of the peer's packets.
+    pub traffic_class: u8,
     setup: Setup,
 }
 
@@ -163,8 +165,8 @@ impl Bench {
             gids: [LOCAL_IP, ALTERNATE.0].map(|ip| std::net::IpAddr::from(ip).into()).into(),
             src_port: None,
         };
-        let nic =
-            Nic::new(NicConfig { personality: Personality::STRICT, tuning: setup.tuning, port, seed: 1 });
+        let personality = Personality::STRICT.quirks(setup.quirks);
+        let nic = Nic::new(NicConfig { personality, tuning: setup.tuning, port, seed: 1 });
         let mut memory = Table::new();
         let mr = Region::new(&mut memory, PD, 1 << 16, Bench::IOVA, Access::ALL);
         let mut bench = Bench {
@@ -180,6 +182,7 @@ impl Bench {
             recv_cq: TestCq::new(2, setup.cqe),
             events: VecDeque::new(),
             path: (LOCAL_IP, PEER_IP),
+            traffic_class: 0,
             setup,
         };
         let recv = RecvCaps { max_wr: 64, max_sge: 4 };
@@ -410,7 +413,7 @@ impl Bench {
 
     pub fn flow(&self) -> Flow {
         let (local, peer) = self.path;
-        Flow::new(peer.into(), local.into(), 0xc000)
+        Flow { traffic_class: self.traffic_class, ..Flow::new(peer.into(), local.into(), 0xc000) }
     }
 
     /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a

@@ -7,9 +7,10 @@ use urxe::transport::{
     AddressVector, AlternatePath, AsyncEvent, MigrationState, ModifyError, QpAttr, QpState, QpType, WcOpcode,
     WcStatus, WrOp,
 };
-use urxe::wire::{AckTimeout, PKey};
+use urxe::wire::{AckTimeout, Ecn, PKey};
 
 use crate::bench::{ALTERNATE, Bench, RQ, SQ, bad, ok};
+use crate::notification_point::cnp;
 use crate::pkt::*;
 
 fn alternate() -> AlternatePath {
@@ -268,6 +269,15 @@ cases! {
         assert_eq!((q.pkey_index, q.timeout, q.alt_path), (Some(1), Some(AckTimeout::new(10)), None));
         assert_eq!(q.av, Some(alternate().av));
         assert!(set(&mut b, MigrationState::Rearm, None).is_err());
+    }
+
+    cnp_takes_the_path_of_the_marked_packet => "cnp.sent" {
+        let mut b = armed();
+        // The bench checks the addresses of all packets sent.
+        (b.path, b.traffic_class) = (ALTERNATE, Ecn::Ce as u8);
+        let to = b.remote(0, 1);
+        b.exchange(&[write(Only, RQ + 1, to, &[1])], &[cnp(), ack(RQ + 1, 2)]);
+        b.events(&[AsyncEvent::PathMigrated]);
     }
 
     packet_on_alternate_path_of_a_qp_not_armed_yet_is_dropped => "apm.before_armed" {

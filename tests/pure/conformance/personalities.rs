@@ -7,14 +7,16 @@ use urxe::memory::{AtomicOp, PdId};
 use urxe::nic::Personality;
 use urxe::transport::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use urxe::transport::{
-    Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
+    CongestionParameter, Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr,
+    WcOpcode, WcStatus, WrOp,
 };
 use urxe::verbs::{
     self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, TestEndpoint,
 };
-use urxe::wire::RKey;
+use urxe::wire::{Ecn, Opcode, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
+use crate::notification_point;
 use crate::pkt::*;
 use crate::support;
 
@@ -333,6 +335,18 @@ fn observe(row: &str, p: Personality) -> String {
                 state
             });
             format!("{states:?}")
+        }
+        "least time between CNPs applies to" => {
+            let mut b = bench(p, |s| {
+                s.qps = 2;
+                notification_point::set(s, CongestionParameter::MinTimeBetweenCnps, 1000);
+            });
+            b.traffic_class = Ecn::Ce as u8;
+            let to = b.remote(0, 1);
+            (0..2).for_each(|qp| b.deliver(&[write(Only, RQ, to, &[1]).qp(qp)]));
+            let cnps = b.sent().iter().filter(|p| p.h.bth.opcode == Opcode::CNP).count();
+            discard(b);
+            cnps.to_string()
         }
         // The limits that the device reports.
         _ => {

@@ -64,11 +64,6 @@ pub const EXCLUDED: &[Omission] = &[
 /// Parts of the specification that apply but have no case yet.
 pub const NOT_COVERED: &[Omission] = &[
     omit(
-        "A17.9.3, Q-annex",
-        "congestion notification: CNPs sent for marked packets",
-        "CNPs are only received",
-    ),
-    omit(
         "12, 16.7",
         "the communication management protocol on QP1",
         "tested in tests/pure/connection_manager",
@@ -558,6 +553,16 @@ rules! {
         "a CNP counts only if it comes from the QP's peer, and is ignored without DCQCN"
     "congestion.none" "urxe"
         "without congestion control, losses do not reduce the window"
+    "ecn.capable" "A17.9"
+        "requests and READ responses of connected services are ECN-capable, ECT(0), if congestion control uses marks; \
+         acknowledgements are not"
+    "cnp.sent" "A17.9.3"
+        "a marked packet of a connected service is answered with a CNP to the peer QP: BECN 1, PSN 0, the P_Key of \
+         the QP, 16 reserved bytes of 0, not ECN-capable"
+    "cnp.interval" "devices"
+        "CNPs are sent at most once per interval: of the QP, of the pair of addresses, or of the port"
+    "cnp.none" "rxe; A17.9.3"
+        "no CNP answers unmarked packets, CNPs, datagrams, and packets that are dropped; rxe sends none"
     "pkey.index" "10.9.1"
         "packets carry the P_Key at the index of the QP; completions contain the index"
     "pkey.change" "10.9.1, 11.6.3"

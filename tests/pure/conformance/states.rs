@@ -286,7 +286,7 @@ cases! {
         b.exchange(&[p], &[ack(RQ, 1)]);
         let mut h = write(Only, RQ + 1, b.remote(0, 1), &[1]).h;
         h.bth.dest_qp = b.qpns[0];
-        let flow = urxe::wire::Flow { src_port: 1000, traffic_class: 0xff, hop_limit: 1, ..b.flow() };
+        let flow = urxe::wire::Flow { src_port: 1000, traffic_class: 0xfe, hop_limit: 1, ..b.flow() };
         b.raw(&flow, &encode(&h, &[1], &flow));
         b.expect(&[ack(RQ + 1, 2)]);
     }
