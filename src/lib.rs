@@ -84,5 +84,6 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/guide/mock-nic.md")]
 #[doc = include_str!("../docs/guide/faults.md")]
+#[doc = include_str!("../docs/guide/simulation.md")]
 #[doc = include_str!("../docs/guide/captures.md")]
 struct Guide;

@@ -22,8 +22,15 @@ impl Fabric {
         let now = self.now();
         let auxiliaries = self.auxiliaries();
         let deadlines = auxiliaries.iter().filter_map(|auxiliary| auxiliary.next_deadline());
-        let first = deadlines.map(|at| at.max(now)).chain(agenda.next(now)).min();
-        let at = first.filter(|at| *at <= limit)?;
+        let mut first = deadlines.map(|at| at.max(now)).chain(agenda.next(now)).min();
+        let mut last = None;
+        // Until nothing is left that happens before a NIC or an auxiliary has something to do.
+        while let Some(at) = self.run_network(first.unwrap_or(limit).min(limit)) {
+            last = Some(at);
+            self.update(&mut agenda);
+            first = first.into_iter().chain(agenda.next(now)).min();
+        }
+        let at = first.filter(|at| *at <= limit).or(last)?;
         self.set_time(at);
         agenda.take_due(at);
         for port in &agenda.taken {
@@ -78,5 +85,6 @@ impl Fabric {
         let now = self.now();
         self.auxiliaries().iter().all(|auxiliary| auxiliary.next_deadline().is_none())
             && self.agenda().is_none_or(|mut agenda| agenda.next(now).is_none())
+            && self.next_network_event().is_none()
     }
 }

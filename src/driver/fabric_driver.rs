@@ -62,10 +62,6 @@ impl Driver for Shard {
 
     fn next_deadline(&self) -> Option<Instant> {
         let state = self.lock_to_read();
-        if state.nic.wants_to_transmit_urgently() {
-            Some(Instant(0))
-        } else {
-            self.deadline(&state, self.clock.now())
-        }
+        if state.wants_to_transmit() { Some(Instant(0)) } else { self.deadline(&state, self.clock.now()) }
     }
 }

@@ -19,7 +19,7 @@ use crate::link::{Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{Counters, Instant, TxQueue, earliest};
+use crate::transport::{Counters, EgressRoom, Instant, TxQueue, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
@@ -46,6 +46,8 @@ pub(crate) struct Shard {
 pub(crate) struct ShardState {
     pub nic: Nic,
     pub(super) link: LinkSlot,
+    /// Whether the link sends at the rate of a wire ([`Link::egress_room`]).
+    pub(super) is_paced: bool,
     pub(super) tx: TxQueue,
     /// The table of regions and windows, shared by all shards. Reading it requires the lock of any shard,
     /// changing it the locks of all ([`Shards::change_memory`](super::Shards::change_memory)).
@@ -54,6 +56,24 @@ pub(crate) struct ShardState {
     pub(super) handoffs: HandoffBatch,
     /// Destinations of the NIC's completions and events.
     pub(super) outputs: Outputs,
+}
+
+impl ShardState {
+    /// Reports whether the NIC has packets to send that the link takes now.
+    pub(super) fn wants_to_transmit(&self) -> bool {
+        match self.egress_room() {
+            Some(room) => self.nic.wants_to_transmit_within(room),
+            None => self.nic.wants_to_transmit_urgently(),
+        }
+    }
+
+    /// Returns the room of a link that sends at the rate of a wire.
+    pub(super) fn egress_room(&self) -> Option<EgressRoom> {
+        match (self.is_paced, &self.link) {
+            (true, LinkSlot::Attached(link)) => link.egress_room(),
+            _ => None,
+        }
+    }
 }
 
 /// Guard of a shard's lock. The NIC's outputs must be [delivered](ShardState::deliver) before the guard is
@@ -117,6 +137,7 @@ impl Shard {
         Ok(Shard {
             state: Mutex::new(ShardState {
                 nic,
+                is_paced: link.egress_room().is_some(),
                 link: LinkSlot::Attached(link),
                 tx,
                 memory,
@@ -240,7 +261,7 @@ impl Shard {
     pub fn unlock(&self, mut state: ShardGuard<'_>, now: Instant) -> bool {
         state.deliver(now);
         self.wake_for_deadline(&state, now);
-        state.nic.wants_to_transmit_urgently()
+        state.wants_to_transmit()
     }
 
     /// Delivers the NIC's outputs, releases the lock, and serves the threads that have rung the doorbell in

@@ -25,7 +25,7 @@ impl Shard {
         if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
             state.lose_link(reason.clone(), now);
         }
-        let ShardState { nic, link, tx, memory, handoffs, outputs } = state;
+        let ShardState { nic, link, tx, memory, handoffs, outputs, .. } = state;
         let had_delayed_acks = nic.has_held_acknowledgements();
         // Completions are delivered burst by burst, so that another thread can poll them meanwhile.
         let mut handle = |nic: &mut Nic, part: &RxBurst<'_>, first| {
@@ -68,15 +68,16 @@ impl Shard {
     /// Transmits the NIC's pending packets, except acknowledgements that can wait if `delay_acks` is set, and
     /// delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
+        let room = state.egress_room();
         let ShardState { nic, link, tx, memory, outputs, .. } = state;
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
         // acknowledges the message.
         outputs.deliver(nic, now);
-        if delay_acks {
-            nic.transmit_urgent(now, memory, tx);
-        } else {
-            nic.transmit(now, memory, tx);
-        }
+        match room {
+            Some(room) => nic.transmit_within(now, room, memory, tx),
+            None if delay_acks => nic.transmit_urgent(now, memory, tx),
+            None => nic.transmit(now, memory, tx),
+        };
         outputs.deliver(nic, now);
         let mut lost = None;
         if !tx.is_empty() {

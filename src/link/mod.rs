@@ -33,6 +33,9 @@ macro_rules! delegate_link_methods {
         fn state_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.state_fd()
         }
+        fn egress_room(&$self) -> Option<$crate::link::EgressRoom> {
+            $inner.egress_room()
+        }
         fn counters(&$self) -> $crate::link::LinkCounters {
             $inner.counters()
         }
@@ -70,7 +73,7 @@ use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 use crate::sys::setters::setters;
-pub use crate::transport::{BurstLimits, Instant, RxBurst, TxBurst, TxQueue};
+pub use crate::transport::{BurstLimits, EgressRoom, Instant, RxBurst, TxBurst, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
@@ -288,6 +291,13 @@ pub trait Link: Send {
     /// Returns the link as a [`SharedAddress`] if its addresses can be shared with other processes; `None` if
     /// no other process can use them.
     fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        None
+    }
+
+    /// Returns the number of packets that the link takes now, if it sends at the rate of a wire; the NIC is then
+    /// run again when there is more room. `None` if the link takes whatever it gets. A link does not change
+    /// between both.
+    fn egress_room(&self) -> Option<EgressRoom> {
         None
     }
 

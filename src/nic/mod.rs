@@ -34,6 +34,7 @@
 
 mod cnp;
 mod cq_handle;
+mod egress;
 mod gsi;
 mod inject;
 mod multicast;
@@ -447,29 +448,48 @@ impl Nic {
         while !tx.is_full()
             && let Some((qpn, unblocked)) = self.next_turn()
         {
-            let Some(entry) = self.table.get_mut(qpn) else { continue };
-            match unblocked {
-                true => entry.share.wake(),
-                false => entry.queued = false,
-            }
-            let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-            if std::mem::take(&mut entry.must_enter_error) {
-                entry.qp.fail(&mut env);
-            }
-            env.others_in_flight = self.peers.others(&entry.share);
-            let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
-            self.peers.settle_turn(entry, self.config.tuning.window);
-            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-            if more {
-                self.schedule.enqueue(entry);
-            }
-            self.schedule.arm(entry);
+            self.give_turn(qpn, unblocked, self.config.tuning.turn, now, memory, tx);
         }
+        self.count_sent(packets, bytes, tx);
+        self.wants_to_transmit_urgently()
+    }
+
+    /// Gives a queue pair its turn to send up to `budget` packets.
+    #[inline(always)]
+    fn give_turn(
+        &mut self,
+        qpn: Qpn,
+        unblocked: bool,
+        budget: usize,
+        now: Instant,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let Some(entry) = self.table.get_mut(qpn) else { return };
+        match unblocked {
+            true => entry.share.wake(),
+            false => entry.queued = false,
+        }
+        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        if std::mem::take(&mut entry.must_enter_error) {
+            entry.qp.fail(&mut env);
+        }
+        env.others_in_flight = self.peers.others(&entry.share);
+        let more = entry.qp.transmit(budget, &mut env);
+        self.peers.settle_turn(entry, self.config.tuning.window);
+        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        if more {
+            self.schedule.enqueue(entry);
+        }
+        self.schedule.arm(entry);
+    }
+
+    /// Counts the packets that have been added to `tx` since it held `packets` packets and `bytes` bytes.
+    fn count_sent(&mut self, packets: usize, bytes: usize, tx: &TxQueue) {
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;
         c.sent_bytes += (tx.bytes() - bytes) as u64;
-        self.wants_to_transmit_urgently()
     }
 
     /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
@@ -520,7 +540,9 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.has_delayed_acks()
+        self.wants_to_transmit_urgently()
+            || self.schedule.has_delayed_acks()
+            || self.schedule.has_any_parked()
     }
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.

@@ -13,7 +13,10 @@ use crate::wire::Qpn;
 /// it expires, so that a busy queue pair accesses the heap once per timeout instead of once per packet.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    ready: VecDeque<Qpn>,
+    pub(super) ready: VecDeque<Qpn>,
+    /// Queue pairs that wait until the link has room for packets of their priority (`egress.rs`). They count as
+    /// queued.
+    pub(super) parked: [VecDeque<Qpn>; 8],
     /// Queue pairs with delayed acknowledgements, which preferably travel with a request.
     delayed_acks: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
@@ -93,6 +96,10 @@ impl Schedule {
 
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    pub fn has_any_parked(&self) -> bool {
+        self.parked.iter().any(|parked| !parked.is_empty())
     }
 
     /// Takes the next expired heap entry: its expiry time and its queue pair.

@@ -11,6 +11,7 @@ mod congestion;
 mod connection;
 mod counters;
 mod credits;
+mod egress_room;
 mod env;
 mod event;
 mod failure;
@@ -49,6 +50,7 @@ pub use congestion::{
 pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::Counters;
+pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
 pub use failure::{

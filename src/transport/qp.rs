@@ -530,6 +530,12 @@ impl QueuePair {
         }
     }
 
+    /// Returns the priority of the packets that the queue pair sends; 0 for a service whose packets each have
+    /// an address vector of their own.
+    pub fn priority(&self) -> usize {
+        self.flow().map_or(0, |flow| super::priority_of(flow.traffic_class))
+    }
+
     /// Handles the timers that have expired by `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
         self.pacer.expire(self.requester.congestion.deadline(), env.now);

@@ -251,8 +251,9 @@ fn of_fabric(e: &FabricError) -> i32 {
         FabricError::Probability { .. }
         | FabricError::Mtu(_)
         | FabricError::Zero { .. }
-        | FabricError::NoQueue { .. } => EINVAL,
-        FabricError::NoDevice(_) => ENODEV,
+        | FabricError::NoQueue { .. }
+        | FabricError::Simulated => EINVAL,
+        FabricError::NoDevice(_) | FabricError::NoHost => ENODEV,
         FabricError::NoObject { .. } => ENOENT,
     }
 }

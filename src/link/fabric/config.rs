@@ -173,6 +173,14 @@ pub enum FabricError {
     /// Not a unicast address.
     #[error("{0} is not a unicast address: a port needs unicast addresses")]
     NotUnicast(IpAddr),
+    /// The host does not exist, or already has a port, or all hosts of the simulated network have one.
+    #[error("the simulated network has no such host without a NIC: use a topology with more hosts")]
+    NoHost,
+    /// The fabric is a simulated network, whose wires are those of its topology.
+    #[error(
+        "paths of a simulated network are given by its topology: set bandwidth, latency and loss of its wires"
+    )]
+    Simulated,
     /// No port has the address.
     #[error("no port of this fabric has the address {0}: create the port first")]
     UnknownAddress(IpAddr),

@@ -14,6 +14,7 @@ mod driver;
 mod handle;
 mod inbox;
 mod model;
+mod network;
 mod port;
 mod port_shared;
 #[cfg(test)]
@@ -33,11 +34,16 @@ pub(crate) use driver::{BurstSource, Driver};
 pub(crate) use handle::FabricHandle;
 pub use handle::Outcome;
 pub use model::FabricCounters;
+pub use network::{
+    Deadlock, InputCounters, NetworkCounters, Node, Pfc, QueueCounters, Red, Scheduler, Simulation,
+    SwitchConfig, Topology, TopologyError, Wire,
+};
 pub use port::FabricPort;
 
 use super::JoinError;
 use crate::transport::{AsyncEvent, Instant};
 use handle::ReadyQueue;
+use network::State;
 use port_shared::PortShared;
 
 /// In-memory switch. Clones refer to the same switch.
@@ -72,6 +78,8 @@ struct Shared {
     /// Agenda of virtual time, locked while time is being advanced.
     agenda: Mutex<Agenda>,
     touched: TouchedPorts,
+    /// Network of a simulation, in place of a single switch.
+    network: Option<Mutex<State>>,
     /// Counts of packets not included in any current port's counters.
     counters: Mutex<FabricCounters>,
 }
@@ -114,7 +122,7 @@ impl Default for Fabric {
 impl Fabric {
     /// Creates a fabric in real time that does not impair packets.
     pub fn new() -> Fabric {
-        Fabric::build(FabricConfig::default(), None)
+        Fabric::build(FabricConfig::default(), None, None)
     }
 
     /// Creates a fabric in real time with the given impairments.
@@ -123,7 +131,7 @@ impl Fabric {
     /// See [`FabricConfig::check`].
     pub fn with_config(config: FabricConfig) -> Result<Fabric, FabricError> {
         config.check()?;
-        Ok(Fabric::build(config, None))
+        Ok(Fabric::build(config, None, None))
     }
 
     /// Creates a fabric in virtual time. Its clock starts at 0, and only [`step`](Self::step),
@@ -133,10 +141,10 @@ impl Fabric {
     /// See [`FabricConfig::check`].
     pub fn virtual_time(config: FabricConfig) -> Result<Fabric, FabricError> {
         config.check()?;
-        Ok(Fabric::build(config, Some(AtomicU64::new(0))))
+        Ok(Fabric::build(config, Some(AtomicU64::new(0)), None))
     }
 
-    fn build(config: FabricConfig, clock: Option<AtomicU64>) -> Fabric {
+    fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<State>) -> Fabric {
         Fabric(Arc::new(Shared {
             clock,
             config,
@@ -146,6 +154,7 @@ impl Fabric {
             auxiliaries: Mutex::default(),
             agenda: Mutex::default(),
             touched: TouchedPorts::default(),
+            network: network.map(Mutex::new),
             counters: Mutex::default(),
         }))
     }
@@ -175,16 +184,27 @@ impl Fabric {
         &self.0.config
     }
 
-    /// Creates a port with the given addresses.
+    /// Creates a port with the given addresses. In a simulated network, the port is that of the first host
+    /// without one.
     ///
     /// # Errors
-    /// If there is no address, or one is not a unicast address or is in use.
+    /// If there is no address, or one is not a unicast address or is in use; in a simulated network,
+    /// [`FabricError::NoHost`] if every host has a port.
     pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
+        self.port_of_host(addresses, None)
+    }
+
+    fn port_of_host(&self, addresses: &[IpAddr], host: Option<usize>) -> Result<FabricPort, FabricError> {
         let mut ports = self.0.ports.lock();
         ports.check(addresses, None)?;
-        ports.last_id += 1;
-        let id = ports.last_id;
+        let id = ports.last_id + 1;
         let shared = Arc::new(PortShared::new(id));
+        let uplink = match &self.0.network {
+            Some(network) => Some(network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?),
+            None => None,
+        };
+        shared.host.store(uplink.unwrap_or(PortShared::NO_HOST), Ordering::SeqCst);
+        ports.last_id = id;
         ports.by_id.insert(id, shared.clone());
         ports.by_address.extend(addresses.iter().map(|a| (*a, id)));
         drop(ports);
@@ -214,9 +234,13 @@ impl Fabric {
     /// restarts. Packets in flight are not affected; `window` is ignored.
     ///
     /// # Errors
-    /// If the configuration is invalid, or no port has one of the addresses.
+    /// If the configuration is invalid, or no port has one of the addresses; [`FabricError::Simulated`] in a
+    /// simulated network.
     pub fn set_path(&self, from: IpAddr, to: IpAddr, config: FabricConfig) -> Result<(), FabricError> {
         config.check()?;
+        if self.0.network.is_some() {
+            return Err(FabricError::Simulated);
+        }
         let mut ports = self.0.ports.lock();
         let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
         let direction = (id(from)?, id(to)?);
@@ -232,13 +256,16 @@ impl Fabric {
     /// # Errors
     /// [`FabricError::UnknownAddress`] if no port has the address.
     pub fn set_port_up(&self, address: IpAddr, up: bool) -> Result<(), FabricError> {
-        let port = self.port_of(address)?;
+        self.set_up(&*self.port_of(address)?, up);
+        Ok(())
+    }
+
+    fn set_up(&self, port: &PortShared, up: bool) {
         port.up.store(up, Ordering::SeqCst);
         self.changed();
         if let Some(driver) = port.driver() {
             driver.port_up(up);
         }
-        Ok(())
     }
 
     /// Replaces all addresses of the port with address `of`, as the system may do to an interface. The NIC is
@@ -333,9 +360,34 @@ impl Fabric {
     pub(crate) fn agenda(&self) -> Option<MutexGuard<'_, Agenda>> {
         self.is_virtual().then(|| {
             let mut agenda = self.0.agenda.lock();
-            agenda.update(&self.0.touched);
+            self.update(&mut agenda);
             agenda
         })
+    }
+
+    /// Brings the agenda up to date.
+    pub(crate) fn update(&self, agenda: &mut Agenda) {
+        agenda.update(&self.0.touched);
+    }
+
+    /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
+    /// a NIC. Returns the time of the last one; `None` if there was none.
+    pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
+        self.with_network(|network, touched| network.run(limit, touched))?
+    }
+
+    /// Returns the time of the simulated network's next event.
+    pub(crate) fn next_network_event(&self) -> Option<Instant> {
+        self.with_network(|network, _| network.next_event())?
+    }
+
+    /// Returns the bandwidth of the wire of the host to which a port belongs, in a simulated network.
+    fn host_speed(&self, port: &PortShared) -> Option<u64> {
+        port.host().and_then(|host| self.with_network(|network, _| network.speed(host)))
+    }
+
+    fn with_network<R>(&self, f: impl FnOnce(&mut State, &TouchedPorts) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.touched))
     }
 
     /// Announces that the due time of a port may have changed. Has no effect in real time.
@@ -402,6 +454,9 @@ impl Fabric {
         port.earliest.store(u64::MAX, Ordering::SeqCst);
         *port.driver.lock() = None;
         self.touch(port);
+        if let (Some(network), Some(host)) = (&self.0.network, port.host()) {
+            network.lock().detach(host);
+        }
         let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);
         ports.by_address.retain(|_, id| *id != port.id);

@@ -13,7 +13,7 @@ use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
 use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
+use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
 /// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private
@@ -40,6 +40,8 @@ pub struct FabricPort {
     /// Targets by destination address. Two lookups in a `HashMap` cost 4 % of the instructions of an 8-byte
     /// SEND.
     routes: BTreeMap<IpAddr, Vec<Target>>,
+    /// Hosts by destination address, in a simulated network.
+    hosts: BTreeMap<IpAddr, Vec<u32>>,
     /// Directions to other ports, each with the destination port number.
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
@@ -65,7 +67,7 @@ impl FabricPort {
             src_port: None,
             burst: LIMITS,
             window: fabric.config().window,
-            speed: fabric.config().bandwidth.unwrap_or(DEFAULT_SPEED),
+            speed: fabric.host_speed(&shared).or(fabric.config().bandwidth).unwrap_or(DEFAULT_SPEED),
         };
         FabricPort {
             fabric,
@@ -73,6 +75,7 @@ impl FabricPort {
             info,
             generation: 0,
             routes: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             paths: Vec::new(),
             free_buffers: BufferPool::default(),
             scratch: Vec::new(),
@@ -93,6 +96,7 @@ impl FabricPort {
         if self.generation != generation {
             self.generation = generation;
             self.routes.clear();
+            self.hosts.clear();
         }
     }
 
@@ -196,6 +200,27 @@ impl FabricPort {
     }
 }
 
+impl FabricPort {
+    /// Sends a burst from a host of a simulated network.
+    fn send_through_network(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>) {
+        if !self.hosts.contains_key(&burst.flow.dst) {
+            let targets = self.fabric.targets(self.shared.id, burst.flow.dst);
+            self.hosts.insert(burst.flow.dst, targets.iter().filter_map(|(port, _)| port.host()).collect());
+        }
+        let targets = &self.hosts[&burst.flow.dst];
+        let is_too_big = burst.segment + burst.flow.header_len() > self.info.mtu;
+        if targets.is_empty() || is_too_big {
+            self.counters.tx_dropped += burst.packets as u64;
+            self.fabric.count(|c| {
+                let count = if is_too_big { &mut c.too_big } else { &mut c.unknown };
+                *count += burst.packets as u64;
+            });
+            return;
+        }
+        self.fabric.with_network(|network, touched| network.send(host, now, burst, targets, touched));
+    }
+}
+
 /// Number of packets per step of a direct delivery, small enough for them to stay in the core's first-level
 /// cache on their way from the sender through the scratch buffer to the receiver.
 const PACKETS_PER_STEP: usize = 4;
@@ -256,8 +281,12 @@ impl Link for FabricPort {
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.refresh();
+        let host = self.shared.host();
         for burst in queue.bursts() {
-            self.send_burst(now, &burst);
+            match host {
+                Some(host) => self.send_through_network(host, now, &burst),
+                None => self.send_burst(now, &burst),
+            }
         }
         Ok(())
     }
@@ -322,6 +351,10 @@ impl Link for FabricPort {
     /// driver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn egress_room(&self) -> Option<EgressRoom> {
+        self.shared.host().map(|_| EgressRoom::from_bits(self.shared.room.load(Ordering::SeqCst)))
     }
 
     fn counters(&self) -> LinkCounters {

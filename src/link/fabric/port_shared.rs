@@ -1,13 +1,13 @@
 //! The part of a fabric port that senders and the fabric access.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use super::driver::Driver;
 use super::inbox::Inbox;
-use crate::transport::Instant;
+use crate::transport::{EgressRoom, Instant};
 
 /// The part of a port that senders and the fabric access.
 pub(crate) struct PortShared {
@@ -26,12 +26,18 @@ pub(crate) struct PortShared {
     pub touched: AtomicBool,
     /// Position in the fabric's agenda, which alone changes it.
     pub position: AtomicUsize,
+    /// Packets that the NIC may send now, as [`EgressRoom`]; unlimited except in a simulated network.
+    pub room: AtomicU64,
+    /// Host of a simulated network to which the port belongs, or [`NO_HOST`](Self::NO_HOST).
+    pub host: AtomicU32,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
 }
 
 impl PortShared {
     /// Position of a port that is not in the agenda.
     pub const ABSENT: usize = usize::MAX;
+    /// Host of a port that is not in a simulated network.
+    pub const NO_HOST: u32 = u32::MAX;
 
     pub fn new(id: u32) -> PortShared {
         PortShared {
@@ -43,8 +49,15 @@ impl PortShared {
             turn_requested: AtomicBool::new(false),
             touched: AtomicBool::new(false),
             position: AtomicUsize::new(PortShared::ABSENT),
+            room: AtomicU64::new(EgressRoom::UNLIMITED.to_bits()),
+            host: AtomicU32::new(PortShared::NO_HOST),
             driver: Mutex::new(None),
         }
+    }
+
+    /// Returns the host of a simulated network to which the port belongs.
+    pub fn host(&self) -> Option<u32> {
+        Some(self.host.load(Ordering::SeqCst)).filter(|host| *host != PortShared::NO_HOST)
     }
 
     /// Reports whether a delivery can be received now. Reads the clock only if a delivery is in flight.
