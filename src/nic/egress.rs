@@ -5,14 +5,14 @@ use super::Nic;
 use super::schedule::Schedule;
 use super::table::Entry;
 use crate::memory::Table;
-use crate::transport::{EgressRoom, Instant, TxQueue};
+use crate::transport::{EgressRoom, Instant, QpState, TxQueue};
 
 /// Number of packets that a queue pair sends before the next one gets its turn.
 const TURN: usize = 1;
 
 impl Nic {
     /// Transmits like [`transmit`](Self::transmit), but only what there is room for. The rest must be
-    /// transmitted once [`wants_to_transmit_within`](Self::wants_to_transmit_within) the room of that time.
+    /// transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true.
     pub fn transmit_within(
         &mut self,
         now: Instant,
@@ -21,12 +21,14 @@ impl Nic {
         tx: &mut TxQueue,
     ) -> bool {
         self.release_acknowledgements();
-        self.schedule.unpark(room);
+        self.unpark(room);
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while let Some((qpn, unblocked)) = self.next_turn() {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
             let priority = entry.qp.priority();
-            if !room.has_room(priority) && !entry.must_enter_error {
+            // A queue pair in ERR sends nothing, but completes its work requests.
+            let must_run = entry.must_enter_error || entry.qp.state() == QpState::Err;
+            if !room.has_room(priority) && !must_run {
                 self.schedule.park(entry, priority, unblocked);
                 continue;
             }
@@ -42,6 +44,19 @@ impl Nic {
     pub fn wants_to_transmit_within(&self, room: EgressRoom) -> bool {
         self.wants_to_transmit_urgently() || self.schedule.has_parked(room)
     }
+
+    /// Returns the queue pairs for which there is room to the ready list.
+    fn unpark(&mut self, room: EgressRoom) {
+        for priority in (0..self.schedule.parked.len()).filter(|priority| room.has_room(*priority)) {
+            while let Some(qpn) = self.schedule.parked[priority].pop_front() {
+                if let Some(entry) = self.table.get_mut(qpn)
+                    && std::mem::take(&mut entry.parked)
+                {
+                    self.schedule.enqueue(entry);
+                }
+            }
+        }
+    }
 }
 
 impl Schedule {
@@ -51,20 +66,8 @@ impl Schedule {
             true => entry.share.wake(),
             false => entry.queued = false,
         }
-        if !entry.queued {
-            entry.queued = true;
+        if !std::mem::replace(&mut entry.parked, true) {
             self.parked[priority].push_back(entry.qp.qpn());
-        }
-    }
-
-    /// Returns the queue pairs for which there is room to the ready list, before those that became ready
-    /// later.
-    fn unpark(&mut self, room: EgressRoom) {
-        for (priority, parked) in self.parked.iter_mut().enumerate() {
-            if room.has_room(priority) && !parked.is_empty() {
-                parked.append(&mut self.ready);
-                std::mem::swap(parked, &mut self.ready);
-            }
         }
     }
 

@@ -13,9 +13,8 @@ use crate::wire::Qpn;
 /// it expires, so that a busy queue pair accesses the heap once per timeout instead of once per packet.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    pub(super) ready: VecDeque<Qpn>,
-    /// Queue pairs that wait until the link has room for packets of their priority (`egress.rs`). They count as
-    /// queued.
+    ready: VecDeque<Qpn>,
+    /// Queue pairs that wait until the link has room for packets of their priority (`egress.rs`).
     pub(super) parked: [VecDeque<Qpn>; 8],
     /// Queue pairs with delayed acknowledgements, which preferably travel with a request.
     delayed_acks: VecDeque<Qpn>,

@@ -17,6 +17,8 @@ pub(super) struct Entry {
     pub srq: Option<SrqId>,
     /// Whether the queue pair is in the ready list.
     pub queued: bool,
+    /// Whether the queue pair waits until the link has room for packets of its priority (`egress.rs`).
+    pub parked: bool,
     /// Whether the queue pair is in the list of delayed acknowledgements.
     pub ack_delayed: bool,
     /// Whether the queue pair is dirty: it has accepted packets from the current burst.
@@ -40,6 +42,7 @@ impl Entry {
             recv_cq,
             srq,
             queued: false,
+            parked: false,
             ack_delayed: false,
             dirty: false,
             must_enter_error: false,

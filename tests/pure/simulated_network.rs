@@ -218,6 +218,26 @@ fn pause_of_one_priority_does_not_stop_another() {
     finish(&mut incast);
 }
 
+#[test]
+fn queue_pair_that_is_paused_for_ever_completes_its_work_when_it_enters_err() {
+    // XON cannot be reached while the receiver's wire takes hours for a packet.
+    let slow = Wire::default().bandwidth(1);
+    let switch = SwitchConfig::default().pfc(Pfc::default().xoff(4000).xon(0));
+    let topology = Topology::star(2).switches(switch).wire(Host(1), Switch(0), slow);
+    let simulation = Fabric::simulate(&topology, 1).unwrap();
+    let contexts = contexts(&simulation, 2);
+    let options = ConnectOptions::default().timeout(urxe::wire::AckTimeout::new(0));
+    let mut flow = Flow::new(&contexts[0], &contexts[1], &options);
+    flow.write(3, 100_000);
+    simulation.fabric().advance(100 * US);
+    assert!(simulation.queue(Host(0), Switch(0), 0).unwrap().pauses > 0);
+    flow.from.qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    simulation.fabric().advance(US);
+    let mut completions = Vec::new();
+    assert_eq!(flow.from.cq.poll(8, &mut completions).unwrap(), 3);
+    assert!(completions.iter().all(|completion| completion.status == WcStatus::WrFlushErr));
+}
+
 /// Runs an incast to host 4 behind switch 1, and a flow from host 3 to host 7 that shares with it only the wire
 /// between the switches. Returns the completion time of that flow.
 fn victim(pfc: Option<Pfc>) -> u64 {
