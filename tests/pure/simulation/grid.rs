@@ -7,6 +7,8 @@ use std::time::Duration;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
+use crate::scenario::CONTROLS;
+
 /// Operation of a transfer, on the transport that its name begins with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Kind {
@@ -41,6 +43,8 @@ const MESSAGES: [(usize, u64); 4] = [(64, 64), (4096, 64), (64 << 10, 16), (1 <<
 const WINDOWS: [usize; 2] = [16 << 10, 1 << 20];
 /// One-way latencies in microseconds.
 const LATENCIES: [u64; 3] = [1, 20, 500];
+/// Length of the wire's queue in bytes above which packets are marked.
+const MARKED_FROM: usize = 64 << 10;
 /// Probabilities that a packet is lost.
 const LOSSES: [f64; 4] = [0.0, 0.001, 0.01, 0.05];
 
@@ -48,6 +52,7 @@ const LOSSES: [f64; 4] = [0.0, 0.001, 0.01, 0.05];
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     kind: Kind,
+    control: Congestion,
     mtu: Mtu,
     len: usize,
     messages: u64,
@@ -56,26 +61,22 @@ struct Cell {
     loss: f64,
 }
 
+/// Returns all combinations with the default congestion control, and some with the others.
 fn cells() -> Vec<Cell> {
     let mut cells = Vec::new();
-    for kind in Kind::ALL {
-        for mtu in MTUS {
+    for (kind, control) in Kind::ALL.iter().flat_map(|kind| CONTROLS.map(|control| (*kind, control))) {
+        let is_default = control == Congestion::default();
+        if !is_default && !matches!(kind, Kind::RcWrite | Kind::RcRead | Kind::UcWrite) {
+            continue;
+        }
+        for mtu in if is_default { &MTUS[..] } else { &[Mtu::Mtu4096] } {
             for (len, messages) in MESSAGES {
                 if kind == Kind::UdSend && len > mtu.bytes() {
                     continue;
                 }
-                for window in WINDOWS {
-                    for latency in LATENCIES {
-                        cells.extend(LOSSES.map(|loss| Cell {
-                            kind,
-                            mtu,
-                            len,
-                            messages,
-                            window,
-                            latency,
-                            loss,
-                        }));
-                    }
+                for (window, latency) in WINDOWS.iter().flat_map(|w| LATENCIES.map(|l| (*w, l))) {
+                    let cell = |loss| Cell { kind, control, mtu: *mtu, len, messages, window, latency, loss };
+                    cells.extend(LOSSES.map(cell));
                 }
             }
         }
@@ -84,20 +85,21 @@ fn cells() -> Vec<Cell> {
 }
 
 impl Cell {
-    /// Runs the transfer over a wire of 100 Gb/s, and returns a line of the table.
+    /// Runs the transfer over a wire of 40 Gb/s between NICs of 100 Gb/s, and returns a line of the table.
     fn run(&self) -> String {
-        let Cell { kind, mtu, len, messages, window, latency, loss } = *self;
+        let Cell { kind, control, mtu, len, messages, window, latency, loss } = *self;
         let config = FabricConfig::default()
             .mtu(mtu.bytes() + 200)
             .loss(loss)
             .latency(Duration::from_micros(latency))
             .bandwidth(100_000_000_000)
+            .ecn_threshold(MARKED_FROM)
             .seed(1);
-        let fabric = Fabric::virtual_time(config).unwrap();
+        let fabric = Fabric::virtual_time(config.clone()).unwrap();
         let options = QpOptions::default().qp_type(kind.qp_type());
         let open = |n: u64| {
             let port = fabric.port(&fabric.auto_address()).unwrap();
-            let options = ContextOptions::default().seed(n).window(window);
+            let options = ContextOptions::default().seed(n).window(window).congestion(control);
             Context::on_port(port, &options, |port| Box::new(port)).unwrap()
         };
         let a = TestEndpoint::with_options(open(0), &options).unwrap();
@@ -108,7 +110,9 @@ impl Cell {
             TestEndpoint::with_options(open(1), &options)
         };
         let b = b.unwrap();
-        let connect = ConnectOptions::default().timeout(AckTimeout::new(12)).mtu(mtu);
+        // Data packets are ECN-capable, ECT(0), if marks matter.
+        let ecn = if control.uses_marks() { 2 } else { 0 };
+        let connect = ConnectOptions::default().timeout(AckTimeout::new(12)).mtu(mtu).traffic_class(ecn);
         let both = |b_qp: &Qp| {
             a.qp.connect(&b_qp.endpoint(), &connect).unwrap();
             b_qp.connect(&a.qp.endpoint(), &connect).unwrap();
@@ -128,6 +132,9 @@ impl Cell {
             }
             _ => both(&b.qp),
         }
+        let [from, back] = [&a, &b].map(|end| end.context.address().unwrap());
+        fabric.set_path(from, back, config.clone().bandwidth(40_000_000_000)).unwrap();
+        fabric.set_path(back, from, config.bandwidth(40_000_000_000)).unwrap();
         let [source, place] = [&a, &b].map(|end| end.pd.reg_mr(len + grh::LEN, Access::ALL).unwrap());
         let (data, room) = ([source.sge(0..len)], [place.sge(0..len + grh::LEN)]);
         for id in 0..messages {
@@ -163,8 +170,9 @@ impl Cell {
         assert_eq!(fabric.run_until_idle(Duration::ZERO), Outcome::Idle, "{self:?}");
         let (c, peer) = (a.context.counters(), b.context.counters());
         format!(
-            "{:9} {:4} {len:7} {window:7} {latency:5} {:6.2} {complete:9} {:8} {:6} {:10} {:9} {:13.3}\n",
+            "{:9} {:15} {:4} {len:7} {window:7} {latency:5} {:6.2} {complete:9} {:8} {:6} {:10} {:9} {:13.3}\n",
             format!("{kind:?}"),
+            control.to_string(),
             mtu.bytes(),
             loss * 100.0,
             c.sent_pkts + peer.sent_pkts,
@@ -186,7 +194,7 @@ pub fn grid() -> String {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     let mut out = String::from(
-        "transport  MTU    bytes  window    us loss % completed  packets  again recoveries  timeouts       time us\n",
+        "transport control         MTU    bytes  window    us loss % completed  packets  again recoveries  timeouts       time us\n",
     );
     parts.iter().for_each(|part| out.write_str(part).unwrap());
     out

@@ -7,6 +7,15 @@ use urxe::verbs::*;
 
 use crate::rng::Rng;
 
+/// Congestion controls.
+pub const CONTROLS: [Congestion; 5] = [
+    Congestion::LOSS_DRIVEN,
+    Congestion::NONE,
+    Congestion::DCQCN_CONNECTX,
+    Congestion::DCQCN_SIGCOMM15,
+    Congestion::DELAY,
+];
+
 /// Fault rules from which every reliable connection recovers.
 const MILD: &[&str] = &[
     "drop=1",
@@ -88,7 +97,7 @@ impl Scenario {
         });
         let contexts = [(); 2].map(|()| {
             let window = r.pick(&[None, None, Some(5_000), Some(60_000)]);
-            ContextOptions::default().seed(r.next()).window(window)
+            ContextOptions::default().seed(r.next()).window(window).congestion(r.pick(&CONTROLS))
         });
         let mut connect = ConnectOptions::default()
             .traffic_class(r.pick(&[0, 0, 2]))
