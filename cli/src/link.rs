@@ -47,10 +47,13 @@ pub struct LinkArgs {
     /// all other output to standard error
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
-    /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,opcode=NAME][,psn=N][,qp=N]`; may be repeated
+    /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,FILTER=VALUE]...`; may be repeated
     ///
     /// ACTION: drop, dup, reorder, corrupt, or delay (with ,by=2ms)
-    /// WHEN:   3 (the third), every:13 or p:0.01 (a probability), of the packets that the filters match
+    /// WHEN:   3 (the third), 3..7, 3.. (from the third), every:13 or p:0.01 (a probability), of the packets
+    ///         that the filters match
+    /// FILTER: opcode=NAME or NAME|NAME, psn=N or N..M, qp=N, from=ADDRESS, to=ADDRESS, ecn=ce,
+    ///         time=2ms..5ms (since the link was opened)
     /// NAME:   an opcode: a number, one of these names, or a common prefix of several (send, read-response):
     ///         send-first send-middle send-last send-last-immediate send-last-invalidate
     ///         send-only send-only-immediate send-only-invalidate

@@ -15,7 +15,7 @@ use super::mailbox::HandoffBatch;
 use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::link::fabric::FabricHandle;
-use crate::link::{Link, LinkCounters};
+use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::Table;
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
@@ -118,7 +118,7 @@ impl Drop for ShardGuard<'_> {
 impl Shard {
     pub fn new(
         nic: Nic,
-        link: Box<dyn Link>,
+        mut link: Box<dyn Link>,
         mailbox: ShardMailbox,
         memory: Arc<Table>,
         events: Events,
@@ -133,6 +133,7 @@ impl Shard {
         let is_bare_port = link.supports_deferred_icrc();
         let mut tx = if is_bare_port { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
+        link.on_nic_event(clock.now(), &NicEvent::Opened);
         let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
         Ok(Shard {
             state: Mutex::new(ShardState {

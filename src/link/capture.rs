@@ -23,7 +23,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Action, Direction, FaultEvent};
-use super::{Link, LinkInfo, RxBurst};
+use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::sys::thread::spawn_background;
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
@@ -513,6 +513,10 @@ impl<L: Link> Link for Capture<L> {
     }
 
     delegate_link_methods!(self => self.inner);
+
+    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
+        self.inner.on_nic_event(now, event);
+    }
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()

@@ -253,6 +253,14 @@ impl AddAssign for LinkCounters {
     }
 }
 
+/// Event of a NIC that its links are told of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NicEvent {
+    /// The NIC was opened on the link.
+    Opened,
+}
+
 /// The path through which a NIC sends and receives packets.
 pub trait Link: Send {
     /// Returns the properties of the link.
@@ -339,6 +347,9 @@ pub trait Link: Send {
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
     }
+
+    /// Informs the link of an event of the NIC above it. Only fault injection uses this.
+    fn on_nic_event(&mut self, _now: Instant, _event: &NicEvent) {}
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -358,5 +369,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn next_deadline(&self) -> Option<Instant> {
         (**self).next_deadline()
+    }
+    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
+        (**self).on_nic_event(now, event);
     }
 }

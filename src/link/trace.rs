@@ -6,7 +6,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::faults::Direction;
-use super::{Link, LinkInfo, RxBurst};
+use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
@@ -111,6 +111,10 @@ impl<L: Link> Link for Trace<L> {
     }
 
     delegate_link_methods!(self => self.inner);
+
+    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
+        self.inner.on_nic_event(now, event);
+    }
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::pipeline::REORDER_TIMEOUT;
 use super::*;
 use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
-use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
+use crate::wire::{Bth, Flow, Headers, Opcode, Packet, Psn, icrc};
 
 /// Returns the PSNs of all packets received, negated if the packet's ICRC is invalid.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
@@ -73,6 +74,12 @@ fn each_fault_action_applies_only_to_the_packets_that_its_rule_matches() {
     assert_eq!(received_with(&["drop=2,psn=3"], 5), [1, 2, 3, 4, 5]);
     assert_eq!(received_with(&["drop=1,psn=3", "drop=1,psn=0x4"], 5), [1, 2, 5]);
     assert_eq!(received_with(&["drop=1,opcode=0x0a"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["drop=3..5"], 7), [1, 2, 6, 7]);
+    assert_eq!(received_with(&["drop=3.."], 7), [1, 2]);
+    assert_eq!(received_with(&["drop=1..,psn=3..0x4"], 6), [1, 2, 5, 6]);
+    assert_eq!(received_with(&["drop=1..,psn=5..2"], 6), [3, 4]);
+    assert!(received_with(&["drop=1..,opcode=ack|send"], 3).is_empty());
+    assert_eq!(received_with(&["drop=1..,opcode=ack|write"], 3), [1, 2, 3]);
     assert_eq!(received_with(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
     assert_eq!(received_with(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
 }
@@ -82,6 +89,36 @@ fn random_faults_repeat_with_the_same_seed() {
     let lost = |n| n - received_with(&["drop=p:0.1"], n).len() as u32;
     assert_eq!(lost(200), lost(200));
     assert!((5..40).contains(&lost(200)), "{}", lost(200));
+}
+
+#[test]
+fn filters_by_address_and_mark_see_the_ip_header() {
+    let (_fabric, a, mut b) = pair();
+    let [from, to] = [&a as &dyn Link, &b].map(|link| link.info().addresses[1]);
+    let rules = [
+        format!("dup=1,from={from}"),
+        format!("dup=1,from={to}"),
+        format!("dup=2,to={to}"),
+        format!("dup=1,to={from}"),
+        "dup=3,ecn=not-ect".into(),
+        "dup=1,ecn=ce".into(),
+    ];
+    let mut a = Faults::new(a, rules.map(|r| r.parse().unwrap()).to_vec(), 0);
+    send(&mut a, &b, Instant(0), 1..4);
+    assert_eq!(read(&mut b, Instant(0)), [1, 1, 2, 2, 3, 3]);
+    let matched: Vec<u64> = a.fault_counters().rules().map(|rule| rule.matched).collect();
+    assert_eq!(matched, [3, 0, 3, 0, 3, 0]);
+}
+
+#[test]
+fn time_window_counts_from_the_opening_of_the_link() {
+    let (_fabric, a, mut b) = pair();
+    let mut a = Faults::new(a, vec!["drop=1..,time=2us..5us".parse().unwrap()], 0);
+    a.on_nic_event(Instant(10_000), &NicEvent::Opened);
+    for (at, received) in [(11_999, vec![1]), (12_000, vec![]), (14_999, vec![]), (15_000, vec![1])] {
+        send(&mut a, &b, Instant(at), 1..2);
+        assert_eq!(read(&mut b, Instant(at)), received, "at {at} ns");
+    }
 }
 
 #[test]

@@ -1,0 +1,189 @@
+//! Textual form of fault rules.
+
+use std::net::IpAddr;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::filter::{Filter, PsnRange};
+use super::rule::{Action, Direction, Rule, RuleError, When};
+use crate::wire::{Ecn, Opcode, Psn, Qpn};
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Rule, RuleError> {
+        parse(text).map_err(|reason| RuleError { rule: text.to_owned(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<Rule, String> {
+    let (direction, rest) = match text.split_once(':') {
+        Some(("tx", rest)) => (Direction::Tx, rest),
+        Some(("rx", rest)) => (Direction::Rx, rest),
+        _ => (Direction::Tx, text),
+    };
+    let mut fields = rest.split(',').map(|f| f.split_once('=').ok_or(f));
+    let (action, when) = match fields.next() {
+        Some(Ok(pair)) => pair,
+        _ => return Err("expected ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
+    };
+    let when = parse_when(when)?;
+    let (mut filter, mut by) = (Filter::default(), None);
+    for field in fields {
+        let (key, value) = field.map_err(|f| format!("'{f}' is not of the form KEY=VALUE"))?;
+        match key {
+            "by" => by = Some(duration(value)?),
+            _ => parse_filter(&mut filter, key, value)?,
+        }
+    }
+    let action = match (action, by) {
+        ("delay", Some(by)) => Action::Delay(by),
+        ("delay", None) => return Err("delay requires a duration: add ,by=2ms".into()),
+        (_, Some(_)) => return Err(format!("'by' is valid only for delay, not for {action}")),
+        ("drop", None) => Action::Drop,
+        ("dup", None) => Action::Duplicate,
+        ("reorder", None) => Action::Reorder,
+        ("corrupt", None) => Action::Corrupt,
+        _ => {
+            let expected = "expected drop, dup, reorder, corrupt or delay, optionally after tx: or rx:";
+            return Err(format!("unknown action '{action}': {expected}"));
+        }
+    };
+    Ok(Rule { direction, action, when, filter, text: text.to_owned() })
+}
+
+/// Sets the condition `key` of a filter.
+fn parse_filter(filter: &mut Filter, key: &str, value: &str) -> Result<(), String> {
+    match key {
+        "opcode" => filter.opcodes = Some(alternatives(value, opcodes)?),
+        "psn" => filter.psn = Some(psn_range(value)?),
+        "qp" => filter.qp = Some(Qpn::new(number(key, value, 0xff_ffff)? as u32)),
+        "from" => filter.from = Some(address(key, value)?),
+        "to" => filter.to = Some(address(key, value)?),
+        "ecn" => filter.ecn = Some(ecn(value)?),
+        "time" => filter.time = Some(time_range(value)?),
+        _ => {
+            let expected = "expected opcode, psn, qp, from, to, ecn, time or by";
+            return Err(format!("unknown key '{key}': {expected}"));
+        }
+    }
+    Ok(())
+}
+
+/// Parses alternatives separated by `|`, and returns the results of all.
+fn alternatives<T>(text: &str, parse: fn(&str) -> Result<Vec<T>, String>) -> Result<Vec<T>, String> {
+    Ok(text.split('|').map(parse).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+fn parse_when(text: &str) -> Result<When, String> {
+    if let Some((first, last)) = text.split_once("..") {
+        let first = positive(first)?;
+        let last = (!last.is_empty()).then(|| positive(last)).transpose()?;
+        if last.is_some_and(|last| last < first) {
+            return Err(format!("range '{text}' is empty: write the smaller number first, such as 3..7"));
+        }
+        return Ok(When::Range { first, last });
+    }
+    match text.split_once(':') {
+        Some(("every", n)) => Ok(When::Every(positive(n)?)),
+        Some(("p", p)) => match p.parse::<f64>() {
+            Ok(p) if (0.0..=1.0).contains(&p) => Ok(When::Probability(p)),
+            _ => Err(format!("'{p}' is not a probability from 0 to 1: write 1 % as p:0.01")),
+        },
+        Some((other, _)) => Err(format!("unknown prefix '{other}:': write 3, 3..7, every:3 or p:0.3")),
+        None => Ok(When::Nth(positive(text)?)),
+    }
+}
+
+fn psn_range(text: &str) -> Result<PsnRange, String> {
+    let psn = |text| Ok::<_, String>(Psn::new(number("psn", text, 0xff_ffff)? as u32));
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    Ok(PsnRange { first: psn(first)?, last: psn(last)? })
+}
+
+fn time_range(text: &str) -> Result<Range<Duration>, String> {
+    let Some((from, to)) = text.split_once("..") else {
+        return Err(format!("'{text}' is not a time window: write 2ms..5ms, 2ms.. or ..5ms"));
+    };
+    let bound = |text: &str, otherwise| if text.is_empty() { Ok(otherwise) } else { duration(text) };
+    let window = bound(from, Duration::ZERO)?..bound(to, Duration::MAX)?;
+    if window.is_empty() {
+        return Err(format!("time window '{text}' is empty: write the earlier time first"));
+    }
+    Ok(window)
+}
+
+fn address(key: &str, text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| format!("{key} '{text}' is not an IP address"))
+}
+
+fn ecn(text: &str) -> Result<Ecn, String> {
+    let names = [("ce", Ecn::Ce), ("ect0", Ecn::Ect0), ("ect1", Ecn::Ect1), ("not-ect", Ecn::NotEct)];
+    let found = names.iter().find(|(name, _)| *name == text);
+    found
+        .map(|(_, ecn)| *ecn)
+        .ok_or_else(|| format!("ecn '{text}' is unknown: write ce, ect0, ect1 or not-ect"))
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(format!("'{text}' is not a packet count: write an integer from 1")),
+    }
+}
+
+/// Returns all opcodes that match `text`: a number, a name as printed by Wireshark and `urxe demo`
+/// (`rc-send-only`), a name without the service, for all services (`send-only`), or a prefix of a name
+/// (`send`).
+fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(vec![Opcode(number("opcode", text, 0xff)? as u8)]);
+    }
+    let wanted = words(text);
+    let all = || (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid());
+    let names = |opcode: Opcode| [words(&opcode.to_string()), words(opcode.row().name)];
+    let equal: Vec<Opcode> = all().filter(|o| names(*o).contains(&wanted)).collect();
+    let with_prefix =
+        all().filter(|o| !wanted.is_empty() && names(*o).iter().any(|name| name.starts_with(&wanted)));
+    let found = if equal.is_empty() { with_prefix.collect() } else { equal };
+    if found.is_empty() {
+        return Err(format!(
+            "unknown opcode '{text}': write a number, or a name such as send-only, write-middle, \
+             read-request or ack"
+        ));
+    }
+    Ok(found)
+}
+
+fn words(name: &str) -> Vec<String> {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
+    let short = |word: String| if word == "acknowledge" { "ack".into() } else { word };
+    words.filter(|word| !word.is_empty() && word != "rdma").map(short).collect()
+}
+
+/// Parses a number from 0 to `max`, in decimal, or in hexadecimal with the prefix `0x`.
+fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(n) if n <= max => Ok(n),
+        _ => Err(format!("{key} '{text}' is not a number from 0 to {max} ({max:#x})")),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("ns", 1), ("us", 1000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let parsed = units.iter().find_map(|(unit, nanos)| {
+        let n: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        n.checked_mul(*nanos)
+    });
+    parsed
+        .map(Duration::from_nanos)
+        .ok_or(format!("'{text}' is not a duration: write for example 500us, 2ms or 1s"))
+}
+
+#[cfg(test)]
+mod tests;
