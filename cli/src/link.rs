@@ -18,7 +18,7 @@ use super::oob::parse_seconds;
 pub use urxe::link::LinkSpec;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::link::fabric::Fabric;
-use urxe::link::faults::{Direction, FaultCounters, FaultCounts, Rule, RuleCount};
+use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules};
 use urxe::link::{Link, Middleware};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
@@ -47,13 +47,15 @@ pub struct LinkArgs {
     /// all other output to standard error
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
-    /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,FILTER=VALUE]...`; may be repeated
+    /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,KEY=VALUE]...`, or those of a file: `@FILE`; may be repeated
     ///
-    /// ACTION: drop, dup, reorder, corrupt, or delay (with ,by=2ms)
+    /// ACTION: drop, dup (,copies=N), reorder, corrupt (,at=FIELD,xor=N,icrc=repair), mark (CE),
+    ///         delay or replay (,by=2ms); answered in place of the destination: nak=CODE[@WHEN],
+    ///         rnr=TIMER[@WHEN], cm:rej=REASON[@WHEN]; on CM messages: cm:drop=rtu[@WHEN] and the like
     /// WHEN:   3 (the third), 3..7, 3.. (from the third), every:13 or p:0.01 (a probability), of the packets
     ///         that the filters match
-    /// FILTER: opcode=NAME or NAME|NAME, psn=N or N..M, qp=N, from=ADDRESS, to=ADDRESS, ecn=ce,
-    ///         time=2ms..5ms (since the link was opened)
+    /// KEY:    filters opcode=NAME or NAME|NAME, psn=N or N..M, qp=N, from=ADDRESS, to=ADDRESS, ecn=ce,
+    ///         cm=req|rep, time=2ms..5ms (since the link was opened)
     /// NAME:   an opcode: a number, one of these names, or a common prefix of several (send, read-response):
     ///         send-first send-middle send-last send-last-immediate send-last-invalidate
     ///         send-only send-only-immediate send-only-invalidate
@@ -63,7 +65,7 @@ pub struct LinkArgs {
     ///         The prefix rc-, uc-, ud-, xrc- or rd- restricts it to that service.
     /// The output ends with the numbers of packets that each rule matched and of retransmitted packets.
     #[arg(long = "fault", value_name = "RULE", verbatim_doc_comment)]
-    pub faults: Vec<Rule>,
+    pub faults: Vec<Rules>,
     /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -262,11 +264,7 @@ impl LinkArgs {
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
         for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
-            sum.dropped += counts.dropped;
-            sum.duplicated += counts.duplicated;
-            sum.reordered += counts.reordered;
-            sum.corrupted += counts.corrupted;
-            sum.delayed += counts.delayed;
+            sum += counts;
         }
         sum
     }
@@ -294,7 +292,8 @@ impl LinkArgs {
     /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
         let mut opened = self.opened();
-        let (capture, faults) = (opened.capture.clone(), self.faults.clone());
+        let capture = opened.capture.clone();
+        let faults = self.faults.iter().flat_map(|Rules(rules)| rules).cloned().collect();
         let (links, counters) =
             Middleware { capture, faults, seed: self.seed.unwrap_or(0) }.wrap(links, name);
         opened.faults.extend(counters);

@@ -32,7 +32,7 @@ use super::link::STANDARD_OUTPUT;
 use super::oob::parse_seconds;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
-use urxe::link::faults::Rule;
+use urxe::link::faults::{Rule, Rules};
 use urxe::verbs::{Adapter, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
@@ -83,9 +83,9 @@ pub struct DeviceArgs {
     /// only, and redirects the standard output of the program to standard error
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Inject a fault, see `urxe perf --help`; may be repeated. A process that exits prints to standard error
+    /// Inject a fault or those of `@FILE`, see `urxe perf --help`; may be repeated. A process that exits prints to standard error
     /// the number of packets that each rule matched and the number of retransmitted packets
-    #[arg(long = "fault", value_name = "RULE", value_parser = parse_rule)]
+    #[arg(long = "fault", value_name = "RULE", value_parser = parse_rules)]
     faults: Vec<String>,
     /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
     #[arg(long, value_name = "N")]
@@ -154,8 +154,10 @@ fn parse_name(text: &str) -> Result<DeviceName, String> {
     Ok(DeviceName { names, text: text.into() })
 }
 
-fn parse_rule(text: &str) -> Result<String, String> {
-    text.parse::<Rule>().map(|_| text.into()).map_err(|e| e.to_string())
+/// Returns a rule, or the rules of `@FILE`, as the text that `URXE_FAULTS` contains.
+fn parse_rules(text: &str) -> Result<String, String> {
+    let Rules(rules) = text.parse::<Rules>().map_err(|e| e.to_string())?;
+    Ok(rules.iter().map(Rule::to_string).collect::<Vec<_>>().join(";"))
 }
 
 fn parse_personality(text: &str) -> Result<String, String> {

@@ -9,9 +9,9 @@ use nix::errno::Errno;
 
 use super::link_slot::LinkSlot;
 use super::shard::ShardState;
-use crate::link::{ClaimError, JoinError};
-use crate::nic::MulticastError;
-use crate::transport::Instant;
+use crate::link::{ClaimError, JoinError, NicEvent};
+use crate::nic::{MulticastError, UnknownQp};
+use crate::transport::{Instant, ModifyError, QpAttr, QpState};
 use crate::wire::mad::ServiceId;
 use crate::wire::{Gid, Qpn};
 
@@ -36,6 +36,23 @@ impl ShardState {
         self.tx.clear();
         self.nic.fail(now, &self.memory, &mut self.tx);
         self.deliver(now);
+    }
+
+    /// Modifies a queue pair, and informs the link of a new connection.
+    pub fn modify_qp(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        attr: &QpAttr,
+    ) -> Result<Result<(), ModifyError>, UnknownQp> {
+        let result = self.nic.modify_qp(now, qpn, attr, &self.memory, &mut self.tx)?;
+        if let (Ok(()), Some(QpState::Rtr)) = (&result, attr.state)
+            && let (Some(remote), Some(path)) = (attr.dest_qpn, &attr.av)
+            && let Some(link) = self.link.get()
+        {
+            link.on_nic_event(now, &NicEvent::Connected { local: qpn, remote, peer: path.dgid.ip() });
+        }
+        Ok(result)
     }
 
     /// Attaches a queue pair to a multicast group. If it is the group's first queue pair, the link joins the

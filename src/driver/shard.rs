@@ -173,7 +173,7 @@ impl Shard {
     }
 
     /// Runs `f` with the NIC and its link, sends the packets that result, and releases the lock.
-    pub(super) fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
+    pub fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
         let result = f(&mut state, now);

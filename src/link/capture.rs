@@ -22,7 +22,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use super::faults::{Action, Direction, FaultEvent};
+use super::faults::{Direction, FaultEvent};
 use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::sys::thread::spawn_background;
 use crate::transport::{Instant, TxQueue};
@@ -400,8 +400,7 @@ impl CaptureHandle {
             pending_comments.remove(0);
         }
         let direction = event.rule.direction;
-        let dropped =
-            (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.clone()));
+        let dropped = event.rule.action.is_loss().then(|| (event.flow, event.ident, event.packet.clone()));
         pending_comments.push(PendingComment {
             direction,
             dropped,

@@ -74,6 +74,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::sys::setters::setters;
 pub use crate::transport::{BurstLimits, EgressRoom, Instant, RxBurst, TxBurst, TxQueue};
+use crate::wire::Qpn;
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
@@ -259,6 +260,15 @@ impl AddAssign for LinkCounters {
 pub enum NicEvent {
     /// The NIC was opened on the link.
     Opened,
+    /// A queue pair was connected (moved to RTR).
+    Connected {
+        /// The queue pair.
+        local: Qpn,
+        /// The peer's queue pair.
+        remote: Qpn,
+        /// The peer's address.
+        peer: IpAddr,
+    },
 }
 
 /// The path through which a NIC sends and receives packets.

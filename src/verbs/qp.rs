@@ -195,10 +195,7 @@ impl QpRemote {
     /// queues. Returns `None` if the queue pair has been destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
         let is_alive = self.is_alive.lock();
-        let modify = || {
-            self.shard
-                .with_nic_and_send(|nic, now, memory, tx| nic.modify_qp(now, self.qpn, attr, memory, tx))
-        };
+        let modify = || self.shard.with_state_and_send(|state, now| state.modify_qp(now, self.qpn, attr));
         is_alive.then(modify)?.ok()
     }
 
@@ -412,8 +409,8 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.shard.with_nic_and_send(|nic, now, memory, tx| {
-            let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
+        self.shard.with_state_and_send(|state, now| {
+            let result = state.modify_qp(now, self.qpn, attr);
             result.expect("the NIC has the queue pair as long as its handle")
         })?;
         if attr.state == Some(QpState::Reset) {

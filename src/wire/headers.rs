@@ -138,7 +138,8 @@ impl NakCode {
         }
     }
 
-    const fn from_code(code: u8) -> Self {
+    /// Returns the code for the low five bits of a syndrome.
+    pub const fn from_code(code: u8) -> Self {
         match code & 0x1f {
             0 => NakCode::PsnSequenceError,
             1 => NakCode::InvalidRequest,

@@ -239,8 +239,16 @@ impl Server {
             let f = self.shared.link.fault_counts(direction);
             if f != Default::default() {
                 print(&format!(
-                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed",
-                    f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
+                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed, {} marked, \
+                     {} replayed, {} answered",
+                    f.dropped,
+                    f.duplicated,
+                    f.reordered,
+                    f.corrupted,
+                    f.delayed,
+                    f.marked,
+                    f.replayed,
+                    f.answered
                 ))?;
             }
         }

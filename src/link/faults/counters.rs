@@ -1,6 +1,7 @@
 //! Counters of fault rules.
 
 use std::fmt;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,6 +9,7 @@ use super::rule::{Action, Direction, Rule};
 
 /// Number of faults injected in one direction, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct FaultCounts {
     /// Packets dropped.
@@ -20,6 +22,25 @@ pub struct FaultCounts {
     pub corrupted: u64,
     /// Packets delayed.
     pub delayed: u64,
+    /// Packets marked as having experienced congestion.
+    pub marked: u64,
+    /// Packets delivered again later.
+    pub replayed: u64,
+    /// Packets answered in place of their destination: by a NAK, an RNR NAK or a REJ.
+    pub answered: u64,
+}
+
+impl AddAssign for FaultCounts {
+    fn add_assign(&mut self, other: FaultCounts) {
+        self.dropped += other.dropped;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.corrupted += other.corrupted;
+        self.delayed += other.delayed;
+        self.marked += other.marked;
+        self.replayed += other.replayed;
+        self.answered += other.answered;
+    }
 }
 
 /// A rule's counters.
@@ -99,10 +120,13 @@ impl FaultCounters {
         for RuleCounter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
             let count = match rule.action {
                 Action::Drop => &mut counts.dropped,
-                Action::Duplicate => &mut counts.duplicated,
+                Action::Duplicate | Action::Repeat(_) => &mut counts.duplicated,
                 Action::Reorder => &mut counts.reordered,
-                Action::Corrupt => &mut counts.corrupted,
+                Action::Corrupt | Action::Alter(_) => &mut counts.corrupted,
                 Action::Delay(_) => &mut counts.delayed,
+                Action::Mark => &mut counts.marked,
+                Action::Replay(_) => &mut counts.replayed,
+                Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_) => &mut counts.answered,
             };
             *count += struck.load(Ordering::Relaxed);
         }

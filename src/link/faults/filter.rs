@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::packet::cm_message;
+use crate::wire::mad::MessageKind;
 use crate::wire::{Ecn, Flow, Opcode, Packet, Psn, Qpn};
 
 /// A packet as a filter sees it.
@@ -43,6 +45,8 @@ pub(super) struct Filter {
     pub from: Option<IpAddr>,
     pub to: Option<IpAddr>,
     pub ecn: Option<Ecn>,
+    /// Messages of the connection manager, alternatives.
+    pub cm: Option<Vec<MessageKind>>,
     /// Time since the link was opened.
     pub time: Option<Range<Duration>>,
     predicate: Option<Predicate>,
@@ -67,7 +71,8 @@ impl Filter {
 
     /// Reports whether the filter needs the parsed packet, in which case it matches no malformed packet.
     fn reads_contents(&self) -> bool {
-        self.opcodes.is_some() || self.psn.is_some() || self.qp.is_some() || self.predicate.is_some()
+        let by_header = self.opcodes.is_some() || self.psn.is_some() || self.qp.is_some();
+        by_header || self.cm.is_some() || self.predicate.is_some()
     }
 
     fn matches_contents(&self, packet: &Packet<'_>) -> bool {
@@ -75,13 +80,21 @@ impl Filter {
         self.opcodes.as_ref().is_none_or(|some| some.contains(&bth.opcode))
             && self.psn.is_none_or(|range| range.contains(bth.psn))
             && self.qp.is_none_or(|qp| qp == bth.dest_qp)
+            && self
+                .cm
+                .as_ref()
+                .is_none_or(|some| cm_message(packet).is_some_and(|m| some.contains(&m.message.kind())))
             && self.predicate.as_ref().is_none_or(|predicate| predicate(packet))
     }
 }
 
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Filter { opcodes, psn, qp, from, to, ecn, time, predicate } = self;
-        write!(f, "{opcodes:?} {psn:?} {qp:?} {from:?} {to:?} {ecn:?} {time:?} {}", predicate.is_some())
+        let Filter { opcodes, psn, qp, from, to, ecn, cm, time, predicate } = self;
+        write!(
+            f,
+            "{opcodes:?} {psn:?} {qp:?} {from:?} {to:?} {ecn:?} {cm:?} {time:?} {}",
+            predicate.is_some()
+        )
     }
 }

@@ -1,11 +1,16 @@
-//! Fault injection: a link wrapper that drops, duplicates, reorders, corrupts and delays packets by rule.
+//! Fault injection: a link wrapper that drops, duplicates, replays, reorders, corrupts, marks and delays packets by
+//! rule, or answers them in place of their destination.
 //!
 //! Bursts that no rule matches pass through unchanged.
 #![forbid(unsafe_code)]
 
+mod alteration;
+mod answer;
 mod counters;
 mod event;
+mod file;
 mod filter;
+mod packet;
 mod parse;
 mod pipeline;
 mod rule;
@@ -14,14 +19,17 @@ mod tests;
 
 use std::io;
 
+pub use alteration::{Alteration, HeaderField, Place};
 pub use counters::{FaultCounters, FaultCounts, RuleCount};
 pub use event::{FaultEvent, Observer};
+pub use file::{Rules, RulesError};
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
 use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::transport::{Instant, TxQueue};
-use crate::wire::IpIdent;
-use pipeline::{Pipeline, Single, Verdict};
+use crate::wire::{Flow, IpIdent};
+use packet::Single;
+use pipeline::Pipeline;
 
 /// A link wrapper that injects faults by rule.
 ///
@@ -50,7 +58,7 @@ pub struct Faults<L> {
     observer: Option<Observer>,
     /// Scratch queue for the bursts to send, with the faults applied.
     queue: TxQueue,
-    /// Scratch buffer for a burst to send, or for a received packet to corrupt.
+    /// Scratch buffer for a burst to send.
     scratch: Vec<u8>,
 }
 
@@ -110,30 +118,25 @@ impl<L: Link> Link for Faults<L> {
         for burst in queue.bursts() {
             self.scratch.clear();
             burst.copy_to(&mut self.scratch);
-            for (i, packet) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                let flow_and_ident = (burst.flow, ident_of(IpIdent::SENT, i as u16));
-                let verdict =
-                    self.tx.evaluate_rules(now, flow_and_ident, packet, &self.counters, &mut self.observer);
+            for packet in packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT) {
+                let verdict = self.tx.evaluate_rules(now, packet, &self.counters, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
         }
-        let no_faults = self.tx.verdicts.iter().all(|v| *v == Verdict::default());
-        if no_faults && self.tx.reorder_slot.is_none() {
+        self.rx.take_answers(now, &mut self.tx);
+        if self.tx.passes_all() {
             return self.inner.transmit(now, queue);
         }
         self.queue.clear();
         let verdicts = std::mem::take(&mut self.tx.verdicts);
-        let mut next = verdicts.iter().copied();
+        let mut next = verdicts.iter();
         for burst in queue.bursts() {
             self.scratch.clear();
             burst.copy_to(&mut self.scratch);
-            for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                let ident = ident_of(IpIdent::SENT, i as u16);
-                let packet = Single { flow: burst.flow, ident, data, flip: None };
+            let packets = packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT);
+            for (packet, verdict) in packets.zip(&mut next) {
                 let out = &mut self.queue;
-                self.tx.apply(now, packet, next.next().unwrap_or_default(), &mut |s| {
-                    push(out, s);
-                });
+                self.tx.apply(now, packet, verdict, &mut |s| push(out, s));
             }
         }
         self.tx.verdicts = verdicts;
@@ -142,20 +145,21 @@ impl<L: Link> Link for Faults<L> {
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         self.release_tx(now)?;
-        let Faults { inner, rx, counters, observer, scratch, .. } = self;
-        let mut released = rx.release(now, &mut |s| deliver(s, scratch, sink));
+        let Faults { inner, rx, counters, observer, .. } = self;
+        let mut released = rx.release(now, &mut |s| deliver(s, sink));
         released += inner.receive(now, &mut |burst| {
             if rx.is_idle() {
                 return sink(burst);
             }
             rx.verdicts.clear();
-            for (i, packet) in burst.packets() {
-                let flow_and_ident = (burst.flow, ident_of(burst.ident, i));
-                let verdict = rx.evaluate_rules(now, flow_and_ident, packet, counters, observer);
+            for packet in packets_of(burst.flow, burst.segment, burst.data, burst.ident) {
+                let verdict = rx.evaluate_rules(now, packet, counters, observer);
                 rx.verdicts.push(verdict);
             }
-            receive_with_faults(now, &burst, rx, scratch, sink);
+            receive_with_faults(now, &burst, rx, sink);
         })?;
+        self.tx.take_answers(now, &mut self.rx);
+        self.release_tx(now)?;
         Ok(released)
     }
 
@@ -166,6 +170,10 @@ impl<L: Link> Link for Faults<L> {
             NicEvent::Opened => {
                 self.tx.open(now);
                 self.rx.open(now);
+            }
+            NicEvent::Connected { local, remote, peer } => {
+                self.tx.on_connected(*local, *peer, *remote);
+                self.rx.on_connected(*local, *peer, *remote);
             }
         }
         self.inner.on_nic_event(now, event);
@@ -186,22 +194,24 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
+/// Returns the packets of a burst, given as its concatenated bytes.
+fn packets_of(flow: Flow, segment: usize, data: &[u8], ident: IpIdent) -> impl Iterator<Item = Single<'_>> {
+    let packets = data.chunks(segment.max(1)).enumerate();
+    packets.map(move |(i, data)| Single { flow, ident: ident_of(ident, i as u16), data })
+}
+
 /// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
 /// possible runs.
 fn receive_with_faults(
     now: Instant,
     burst: &RxBurst<'_>,
     pipeline: &mut Pipeline,
-    scratch: &mut Vec<u8>,
     sink: &mut dyn FnMut(RxBurst<'_>),
 ) {
-    let verdicts = std::mem::take(&mut pipeline.verdicts);
-    let whole = verdicts.iter().all(|v| *v == Verdict::default()) && pipeline.reorder_slot.is_none();
-    if whole {
-        sink(*burst);
-        pipeline.verdicts = verdicts;
-        return;
+    if pipeline.passes_all() {
+        return sink(*burst);
     }
+    let verdicts = std::mem::take(&mut pipeline.verdicts);
     let mut first = 0;
     let forward = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
         if from < to {
@@ -211,14 +221,14 @@ fn receive_with_faults(
             sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data });
         }
     };
-    for ((i, data), verdict) in burst.packets().zip(&verdicts) {
-        if *verdict == Verdict::default() && pipeline.reorder_slot.is_none() {
+    let packets = packets_of(burst.flow, burst.segment, burst.data, burst.ident);
+    for (i, (packet, verdict)) in packets.zip(&verdicts).enumerate() {
+        if pipeline.passes(verdict) {
             continue;
         }
-        forward(first, i as usize, sink);
-        first = i as usize + 1;
-        let packet = Single { flow: burst.flow, ident: ident_of(burst.ident, i), data, flip: None };
-        pipeline.apply(now, packet, *verdict, &mut |s| deliver(s, scratch, sink));
+        forward(first, i, sink);
+        first = i + 1;
+        pipeline.apply(now, packet, verdict, &mut |s| deliver(s, sink));
     }
     forward(first, verdicts.len(), sink);
     pipeline.verdicts = verdicts;
@@ -227,20 +237,11 @@ fn receive_with_faults(
 /// Appends one packet to a queue.
 fn push(queue: &mut TxQueue, s: Single<'_>) {
     if let IpIdent::Exact { id, .. } = s.ident {
-        queue.push_raw(&s.flow, id, s.data, s.flip);
+        queue.push_raw(&s.flow, id, s.data, None);
     }
 }
 
-/// Delivers one packet to the NIC, corrupting it if `flip` is set.
-fn deliver(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
-    let mut data = s.data;
-    if let Some(at) = s.flip {
-        scratch.clear();
-        scratch.extend_from_slice(data);
-        if let Some(byte) = scratch.get_mut(at) {
-            *byte ^= 0x20;
-        }
-        data = scratch;
-    }
-    sink(RxBurst { flow: s.flow, ident: s.ident, segment: data.len(), data });
+/// Delivers one packet to the NIC.
+fn deliver(s: Single<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) {
+    sink(RxBurst { flow: s.flow, ident: s.ident, segment: s.data.len(), data: s.data });
 }

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::alteration::{Alteration, Place};
 use super::filter::{Filter, PsnRange};
 use super::rule::{Action, Direction, Rule, RuleError, When};
-use crate::wire::{Ecn, Opcode, Psn, Qpn};
+use crate::wire::mad::{MessageKind, RejReason};
+use crate::wire::{Ecn, NakCode, Opcode, Psn, Qpn, RnrTimer};
 
 impl FromStr for Rule {
     type Err = RuleError;
@@ -23,34 +25,175 @@ fn parse(text: &str) -> Result<Rule, String> {
         Some(("rx", rest)) => (Direction::Rx, rest),
         _ => (Direction::Tx, text),
     };
+    let (to_cm, rest) = match rest.strip_prefix("cm:") {
+        Some(rest) => (true, rest),
+        None => (false, rest),
+    };
     let mut fields = rest.split(',').map(|f| f.split_once('=').ok_or(f));
-    let (action, when) = match fields.next() {
+    let (name, value) = match fields.next() {
         Some(Ok(pair)) => pair,
         _ => return Err("expected ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
     };
-    let when = parse_when(when)?;
-    let (mut filter, mut by) = (Filter::default(), None);
+    let (mut filter, mut parameters) = (Filter::default(), Parameters::default());
     for field in fields {
         let (key, value) = field.map_err(|f| format!("'{f}' is not of the form KEY=VALUE"))?;
-        match key {
-            "by" => by = Some(duration(value)?),
-            _ => parse_filter(&mut filter, key, value)?,
+        match PARAMETERS.iter().find(|(parameter, _)| *parameter == key) {
+            Some((_, actions)) if !actions.contains(&name) => {
+                return Err(format!("'{key}' is valid only for {}, not for {name}", actions.join(" and ")));
+            }
+            Some(_) => parameters.parse(key, value)?,
+            None => parse_filter(&mut filter, key, value)?,
         }
     }
-    let action = match (action, by) {
-        ("delay", Some(by)) => Action::Delay(by),
-        ("delay", None) => return Err("delay requires a duration: add ,by=2ms".into()),
-        (_, Some(_)) => return Err(format!("'by' is valid only for delay, not for {action}")),
-        ("drop", None) => Action::Drop,
-        ("dup", None) => Action::Duplicate,
-        ("reorder", None) => Action::Reorder,
-        ("corrupt", None) => Action::Corrupt,
-        _ => {
-            let expected = "expected drop, dup, reorder, corrupt or delay, optionally after tx: or rx:";
-            return Err(format!("unknown action '{action}': {expected}"));
+    let (object, when) = match value.split_once('@') {
+        Some((object, when)) => (object, Some(when)),
+        None => (value, None),
+    };
+    let each = When::Range { first: 1, last: None };
+    let when_or_each = || when.map_or(Ok(each), parse_when);
+    let (action, when) = match (answer(name, to_cm), to_cm) {
+        (Some(code), _) => (code(object)?, when_or_each()?),
+        (None, true) => {
+            filter.cm = Some(alternatives(object, messages)?);
+            (parameters.action(name)?, when_or_each()?)
         }
+        (None, false) => (parameters.action(name)?, parse_when(value)?),
     };
     Ok(Rule { direction, action, when, filter, text: text.to_owned() })
+}
+
+/// Parameters of actions, with the actions that they are valid for.
+const PARAMETERS: [(&str, &[&str]); 5] = [
+    ("by", &["delay", "replay"]),
+    ("copies", &["dup"]),
+    ("at", &["corrupt"]),
+    ("xor", &["corrupt"]),
+    ("icrc", &["corrupt"]),
+];
+
+#[derive(Default)]
+struct Parameters {
+    by: Option<Duration>,
+    copies: Option<u32>,
+    at: Option<Place>,
+    xor: Option<u8>,
+    repair_icrc: bool,
+}
+
+impl Parameters {
+    fn parse(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "by" => self.by = Some(duration(value)?),
+            "copies" => self.copies = Some(number(key, value, 1000)? as u32),
+            "at" => self.at = Some(place(value)?),
+            "xor" => self.xor = Some(number(key, value, 0xff)? as u8),
+            _ if value == "repair" => self.repair_icrc = true,
+            _ => return Err(format!("icrc '{value}' is unknown: write icrc=repair, or leave it out")),
+        }
+        Ok(())
+    }
+
+    /// Returns the action called `name`, which the caller has checked to have these parameters.
+    fn action(&self, name: &str) -> Result<Action, String> {
+        let by = || self.by.ok_or_else(|| format!("{name} requires a duration: add ,by=2ms"));
+        Ok(match name {
+            "drop" => Action::Drop,
+            "dup" => self.copies.map_or(Action::Duplicate, Action::Repeat),
+            "reorder" => Action::Reorder,
+            "mark" => Action::Mark,
+            "delay" => Action::Delay(by()?),
+            "replay" => Action::Replay(by()?),
+            "corrupt" => {
+                let at = self.at.unwrap_or(Place::Middle);
+                let xor = self.xor.unwrap_or(Alteration::DEFAULT_XOR);
+                match (Alteration { at, xor, repair_icrc: self.repair_icrc }) {
+                    Alteration::CORRUPTION => Action::Corrupt,
+                    alteration => Action::Alter(alteration),
+                }
+            }
+            _ => {
+                return Err(format!(
+                    "unknown action '{name}': expected drop, dup, reorder, corrupt, mark, delay, replay, nak, rnr or \
+                     cm:rej, optionally after tx: or rx:"
+                ));
+            }
+        })
+    }
+}
+
+/// Parser for the code of an action that answers packets.
+type CodeParser = fn(&str) -> Result<Action, String>;
+
+/// Returns the parser for the code of the action called `name`, if that answers packets.
+fn answer(name: &str, to_cm: bool) -> Option<CodeParser> {
+    match (name, to_cm) {
+        ("nak", false) => Some(nak),
+        ("rnr", false) => {
+            Some(|text| Ok(Action::RnrNak(RnrTimer::new(number("RNR timer", text, 0x1f)? as u8))))
+        }
+        ("rej", true) => Some(rej),
+        _ => None,
+    }
+}
+
+/// Names of NAK codes.
+const NAK_CODES: [(&str, NakCode); 4] = [
+    ("sequence", NakCode::PsnSequenceError),
+    ("invalid-request", NakCode::InvalidRequest),
+    ("access", NakCode::RemoteAccessError),
+    ("operation", NakCode::RemoteOperationalError),
+];
+
+fn nak(text: &str) -> Result<Action, String> {
+    if is_number(text) {
+        let code = number("NAK code", text, 0x1f)? as u8;
+        return Ok(Action::Nak(NakCode::from_code(code)));
+    }
+    let found = NAK_CODES.iter().find(|(name, _)| *name == text).map(|(_, code)| Action::Nak(*code));
+    found.ok_or_else(|| {
+        let names = NAK_CODES.map(|(name, _)| name).join(", ");
+        format!("unknown NAK code '{text}': write {names} or a number from 0 to 31")
+    })
+}
+
+/// Parses the reason of a REJ: its number, or its name (`stale-connection`).
+fn rej(text: &str) -> Result<Action, String> {
+    if is_number(text) {
+        let code = number("reason", text, 0xffff)? as u16;
+        return Ok(Action::Reject(RejReason::from_code(code)));
+    }
+    let found = RejReason::ALL.iter().find(|reason| words(&reason.to_string()) == words(text));
+    found.copied().map(Action::Reject).ok_or_else(|| {
+        format!(
+            "unknown reason '{text}': write a number, or a name such as consumer-reject or stale-connection"
+        )
+    })
+}
+
+/// Parses the name of a message of the connection manager.
+fn messages(text: &str) -> Result<Vec<MessageKind>, String> {
+    let found = MessageKind::ALL.iter().find(|kind| words(kind.name()) == words(text));
+    found.map(|kind| vec![*kind]).ok_or_else(|| {
+        let names: Vec<_> = MessageKind::ALL.iter().map(|kind| words(kind.name()).join("-")).collect();
+        format!("unknown CM message '{text}': write {}", names.join(", "))
+    })
+}
+
+fn place(text: &str) -> Result<Place, String> {
+    if is_number(text) {
+        return Ok(Place::Offset(number("at", text, 0xffff)? as u16));
+    }
+    let place = if text == "middle" { Some(Place::Middle) } else { Place::named(text) };
+    place.ok_or_else(|| {
+        let fields = Place::names();
+        format!(
+            "unknown field '{text}': write the offset of a byte from the BTH, payload, or one of {fields}"
+        )
+    })
+}
+
+fn is_number(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// Sets the condition `key` of a filter.
@@ -62,10 +205,13 @@ fn parse_filter(filter: &mut Filter, key: &str, value: &str) -> Result<(), Strin
         "from" => filter.from = Some(address(key, value)?),
         "to" => filter.to = Some(address(key, value)?),
         "ecn" => filter.ecn = Some(ecn(value)?),
+        "cm" => filter.cm = Some(alternatives(value, messages)?),
         "time" => filter.time = Some(time_range(value)?),
         _ => {
-            let expected = "expected opcode, psn, qp, from, to, ecn, time or by";
-            return Err(format!("unknown key '{key}': {expected}"));
+            let parameters = PARAMETERS.map(|(key, _)| key).join(", ");
+            return Err(format!(
+                "unknown key '{key}': expected opcode, psn, qp, from, to, ecn, cm, time, or a parameter ({parameters})"
+            ));
         }
     }
     Ok(())
@@ -137,7 +283,7 @@ fn positive(text: &str) -> Result<u64, String> {
 /// (`rc-send-only`), a name without the service, for all services (`send-only`), or a prefix of a name
 /// (`send`).
 fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
-    if text.starts_with(|c: char| c.is_ascii_digit()) {
+    if is_number(text) {
         return Ok(vec![Opcode(number("opcode", text, 0xff)? as u8)]);
     }
     let wanted = words(text);

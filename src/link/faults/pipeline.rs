@@ -1,18 +1,22 @@
 //! The rules for one direction, applied packet by packet.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::alteration::Alteration;
+use super::answer::{self, Responders};
 use super::counters::FaultCounters;
 use super::event::{FaultEvent, Observer};
 use super::filter::Seen;
+use super::packet::{HeldPacket, Single, is_acknowledged_request};
 use super::rule::{Action, Direction, Rule, When};
 use crate::link::rng::SimRng;
 use crate::transport::Instant;
-use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
+use crate::wire::{Ecn, Packet, Qpn};
 
 /// Maximum time for which a packet to reorder is held back, waiting for the next packet. Without this limit,
 /// the last packet before a pause would be lost rather than reordered.
@@ -47,39 +51,14 @@ impl ActiveRule {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Verdict {
     drop: bool,
-    duplicate: bool,
+    /// Number of additional copies.
+    copies: u32,
     reorder: bool,
-    corrupt: bool,
+    alteration: Option<Alteration>,
+    mark: bool,
     delay: Option<Duration>,
-}
-
-/// A single packet of a burst.
-#[derive(Clone, Copy)]
-pub(super) struct Single<'a> {
-    pub flow: Flow,
-    /// Always exact, never unknown.
-    pub ident: IpIdent,
-    pub data: &'a [u8],
-    /// Offset of the byte to corrupt, if any.
-    pub flip: Option<usize>,
-}
-
-/// Copy of a packet being held back.
-pub(super) struct DelayedPacket {
-    flow: Flow,
-    ident: IpIdent,
-    data: Vec<u8>,
-    flip: Option<usize>,
-}
-
-impl DelayedPacket {
-    fn new(s: &Single<'_>) -> DelayedPacket {
-        DelayedPacket { flow: s.flow, ident: s.ident, data: s.data.to_vec(), flip: s.flip }
-    }
-
-    fn single(&self) -> Single<'_> {
-        Single { flow: self.flow, ident: self.ident, data: &self.data, flip: self.flip }
-    }
+    /// Time until the packet passes again.
+    replay: Option<Duration>,
 }
 
 /// The rules for one direction, and the packets being held back.
@@ -89,10 +68,16 @@ pub(super) struct Pipeline {
     opened: Option<Instant>,
     pub verdicts: Vec<Verdict>,
     /// Packet to reorder, held back until the next packet arrives, or at the latest until the given instant.
-    pub reorder_slot: Option<(Instant, DelayedPacket)>,
+    reorder_slot: Option<(Instant, HeldPacket)>,
     /// Delayed packets by due time and order of arrival.
-    delayed: BTreeMap<(Instant, u64), DelayedPacket>,
+    delayed: BTreeMap<(Instant, u64), HeldPacket>,
     delays: u64,
+    /// Where requests go, if a rule answers some.
+    responders: Option<Responders>,
+    /// Answers to packets of this direction, which belong into the other direction.
+    answers: Vec<HeldPacket>,
+    /// Scratch buffer for a packet with alterations.
+    altered: Vec<u8>,
 }
 
 impl Pipeline {
@@ -106,57 +91,102 @@ impl Pipeline {
             rng: SimRng::new(seed, index as u64),
         };
         let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == direction);
+        let rules: Vec<ActiveRule> = of_direction.map(active_rule).collect();
+        let sends_naks = rules.iter().any(|active| active.rule.action.nak_syndrome().is_some());
         Pipeline {
-            rules: of_direction.map(active_rule).collect(),
+            rules,
             opened: None,
             verdicts: Vec::new(),
             reorder_slot: None,
             delayed: BTreeMap::new(),
             delays: 0,
+            responders: sends_naks.then(|| Responders::new(direction)),
+            answers: Vec::new(),
+            altered: Vec::new(),
         }
     }
 
-    /// Starts the clock of the rules, if it is not running.
+    /// Starts the clock of the rules, if it is not running, and returns the time of its start.
     pub fn open(&mut self, now: Instant) -> Instant {
         *self.opened.get_or_insert(now)
+    }
+
+    /// Notes a new connection of a local queue pair.
+    pub fn on_connected(&mut self, local: Qpn, address: IpAddr, remote: Qpn) {
+        if let Some(responders) = &mut self.responders {
+            responders.on_connected(local, address, remote);
+        }
     }
 
     pub fn is_idle(&self) -> bool {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
+    /// Reports whether the packets with the current verdicts pass unchanged.
+    pub fn passes_all(&self) -> bool {
+        self.reorder_slot.is_none() && self.verdicts.iter().all(|v| *v == Verdict::default())
+    }
+
+    /// Reports whether a packet with the given verdict passes unchanged, and nothing with it.
+    pub fn passes(&self, verdict: &Verdict) -> bool {
+        self.reorder_slot.is_none() && *verdict == Verdict::default()
+    }
+
     /// Determines the faults that apply to a packet, updates the counters, and calls the observer.
     pub fn evaluate_rules(
         &mut self,
         now: Instant,
-        (flow, ident): (Flow, IpIdent),
-        packet: &[u8],
+        packet: Single<'_>,
         counters: &FaultCounters,
         observer: &mut Option<Observer>,
     ) -> Verdict {
+        let Single { flow, ident, data } = packet;
         let mut verdict = Verdict::default();
-        let seen = Seen { elapsed: now.since(self.open(now)), flow: &flow, bytes: packet };
+        let request = self.responders.as_mut().and_then(|responders| {
+            let request = Packet::parse(data).ok().filter(is_acknowledged_request)?;
+            Some((responders, request))
+        });
+        let (mut responders, request) = request.unzip();
+        if let (Some(responders), Some(request)) = (&mut responders, &request)
+            && responders.discards(&flow, request)
+        {
+            return Verdict { drop: true, ..verdict };
+        }
+        let elapsed = now.since(*self.opened.get_or_insert(now));
+        let seen = Seen { elapsed, flow: &flow, bytes: data };
         for active_rule in &mut self.rules {
             let before = active_rule.count;
-            let applies = active_rule.applies(&seen);
+            let mut applies = active_rule.applies(&seen);
+            let rule = &active_rule.rule;
+            if applies && rule.action.is_answer() {
+                let answer = answer_to(rule.action, &seen, request.as_ref(), &mut responders);
+                applies = answer.is_some();
+                self.answers.extend(answer);
+            }
             let counter = &counters.0[active_rule.index];
             counter.matched.fetch_add(active_rule.count - before, Ordering::Relaxed);
             if !applies {
                 continue;
             }
             counter.struck.fetch_add(1, Ordering::Relaxed);
-            let rule = &active_rule.rule;
             match rule.action {
-                Action::Drop => verdict.drop = true,
-                Action::Duplicate => verdict.duplicate = true,
+                Action::Drop | Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_) => verdict.drop = true,
+                Action::Duplicate => verdict.copies += 1,
+                Action::Repeat(copies) => verdict.copies = verdict.copies.saturating_add(copies),
                 Action::Reorder => verdict.reorder = true,
-                Action::Corrupt => verdict.corrupt = true,
+                Action::Corrupt => verdict.alteration = Some(Alteration::CORRUPTION),
+                Action::Alter(alteration) => verdict.alteration = Some(alteration),
+                Action::Mark => verdict.mark = true,
                 Action::Delay(by) => verdict.delay = Some(by),
+                Action::Replay(by) => verdict.replay = Some(by),
             }
             if let Some(observer) = observer {
-                let (count, packet) = (active_rule.count, Bytes::copy_from_slice(packet));
+                let (count, packet) = (active_rule.count, Bytes::copy_from_slice(data));
                 observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }
+        }
+        if let (Some(responders), Some(request), false) = (&mut responders, &request, verdict.drop) {
+            responders.on_request(&flow, request);
         }
         verdict
     }
@@ -167,38 +197,63 @@ impl Pipeline {
         &mut self,
         now: Instant,
         packet: Single<'_>,
-        verdict: Verdict,
+        verdict: &Verdict,
         emit: &mut dyn FnMut(Single<'_>),
     ) {
         if verdict.drop {
             return;
         }
-        let flip = verdict.corrupt.then(|| corrupt_offset(packet.data.len()));
-        let packet = Single { flip: flip.or(packet.flip), ..packet };
-        if verdict.duplicate {
-            // One of the two copies continues at once, whatever happens to the other.
+        let mut altered = std::mem::take(&mut self.altered);
+        let Single { mut flow, ident, data } = packet;
+        let data = match verdict.alteration {
+            Some(alteration) => {
+                altered.clear();
+                altered.extend_from_slice(data);
+                alteration.apply(&flow, ident, &mut altered);
+                &altered
+            }
+            None => data,
+        };
+        if verdict.mark {
+            // The ICRC does not cover the traffic class.
+            flow.traffic_class |= Ecn::Ce as u8;
+        }
+        let packet = Single { flow, ident, data };
+        // Copies continue at once, whatever happens to the packet itself.
+        for _ in 0..verdict.copies {
             emit(packet);
         }
+        if let Some(by) = verdict.replay {
+            self.hold(now + by, HeldPacket::new(&packet));
+        }
         if let Some(by) = verdict.delay {
-            self.delays += 1;
-            self.delayed.insert((now + by, self.delays), DelayedPacket::new(&packet));
-            return;
+            self.hold(now + by, HeldPacket::new(&packet));
+        } else if verdict.reorder && self.reorder_slot.is_none() {
+            self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
+        } else {
+            emit(packet);
+            if let Some((_, held)) = self.reorder_slot.take() {
+                emit(held.single());
+            }
         }
-        if verdict.reorder && self.reorder_slot.is_none() {
-            self.reorder_slot = Some((now + REORDER_TIMEOUT, DelayedPacket::new(&packet)));
-            return;
-        }
-        emit(packet);
-        if let Some((_, delayed_packet)) = self.reorder_slot.take() {
-            emit(delayed_packet.single());
-        }
+        self.altered = altered;
+    }
+
+    fn hold(&mut self, until: Instant, packet: HeldPacket) {
+        self.delays += 1;
+        self.delayed.insert((until, self.delays), packet);
+    }
+
+    /// Moves the answers to packets of the direction `from` into this one.
+    pub fn take_answers(&mut self, now: Instant, from: &mut Pipeline) {
+        from.answers.drain(..).for_each(|answer| self.hold(now, answer));
     }
 
     /// Emits the held-back packets that are due, and returns their number.
     pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
         let mut released = 0;
-        if let Some((_, delayed_packet)) = self.reorder_slot.take_if(|(until, _)| *until <= now) {
-            emit(delayed_packet.single());
+        if let Some((_, held)) = self.reorder_slot.take_if(|(until, _)| *until <= now) {
+            emit(held.single());
             released += 1;
         }
         while let Some(first) = self.delayed.first_entry() {
@@ -217,8 +272,16 @@ impl Pipeline {
     }
 }
 
-/// Returns the offset of the byte to corrupt, which lies after the BTH, because the ICRC does not cover all
-/// of the BTH.
-fn corrupt_offset(len: usize) -> usize {
-    (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
+/// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request` is
+/// the packet, if it is a request that its destination acknowledges.
+fn answer_to(
+    action: Action,
+    seen: &Seen<'_>,
+    request: Option<&Packet<'_>>,
+    responders: &mut Option<&mut Responders>,
+) -> Option<HeldPacket> {
+    if let Action::Reject(reason) = action {
+        return answer::reject(seen.flow, &Packet::parse(seen.bytes).ok()?, reason);
+    }
+    responders.as_mut()?.refuse(seen.flow, request?, action.nak_syndrome()?)
 }

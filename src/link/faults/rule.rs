@@ -3,8 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::alteration::Alteration;
 use super::filter::{Filter, Seen};
-use crate::wire::Packet;
+use super::packet::{cm_message, is_acknowledged_request};
+use crate::wire::mad::{Message, RejReason};
+use crate::wire::{NakCode, Packet, RnrTimer, Syndrome};
 
 /// Direction of a packet, as seen from the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -38,6 +41,57 @@ pub enum Action {
     Corrupt,
     /// The packet is delivered later by the given duration; packets that arrive in the meantime overtake it.
     Delay(Duration),
+    /// The given number of copies is delivered in addition to the packet.
+    Repeat(u32),
+    /// One byte of the packet is changed as described.
+    Alter(Alteration),
+    /// The ECN field of the IP header is set to congestion experienced.
+    Mark,
+    /// The packet is delivered as usual, and once more after the given duration.
+    Replay(Duration),
+    /// The packet, a request of a reliable service, does not arrive, and the sender gets a NAK with the given
+    /// code as if from the destination.
+    Nak(NakCode),
+    /// As [`Nak`](Self::Nak), with an RNR NAK.
+    RnrNak(RnrTimer),
+    /// The packet, a REQ or REP of the connection manager, does not arrive, and the sender gets a REJ with the
+    /// given reason as if from the destination.
+    Reject(RejReason),
+}
+
+impl Action {
+    /// Reports whether the packet itself is lost.
+    pub(crate) fn is_loss(self) -> bool {
+        self == Action::Drop || self.is_answer()
+    }
+
+    /// Reports whether the packet is answered in place of its destination.
+    pub(super) fn is_answer(self) -> bool {
+        matches!(self, Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_))
+    }
+
+    /// Returns the syndrome of the answer, if that is a NAK or an RNR NAK.
+    pub(super) fn nak_syndrome(self) -> Option<Syndrome> {
+        match self {
+            Action::Nak(code) => Some(Syndrome::Nak(code)),
+            Action::RnrNak(timer) => Some(Syndrome::RnrNak(timer)),
+            _ => None,
+        }
+    }
+
+    /// Reports whether the action is possible for a packet.
+    fn is_possible(self, seen: &Seen<'_>) -> bool {
+        let packet = || Packet::parse(seen.bytes).ok();
+        match self {
+            Action::Alter(alteration) => alteration.at.offset(seen.bytes).is_some(),
+            Action::Nak(_) | Action::RnrNak(_) => packet().is_some_and(|p| is_acknowledged_request(&p)),
+            Action::Reject(_) => {
+                let message = packet().and_then(|p| cm_message(&p));
+                message.is_some_and(|mad| matches!(mad.message, Message::Req(_) | Message::Rep(_)))
+            }
+            _ => true,
+        }
+    }
 }
 
 impl fmt::Display for Action {
@@ -48,6 +102,13 @@ impl fmt::Display for Action {
             Action::Reorder => f.write_str("reorder"),
             Action::Corrupt => f.write_str("corrupt"),
             Action::Delay(_) => f.write_str("delay"),
+            Action::Repeat(_) => f.write_str("dup"),
+            Action::Alter(_) => f.write_str("corrupt"),
+            Action::Mark => f.write_str("mark"),
+            Action::Replay(_) => f.write_str("replay"),
+            Action::Nak(_) => f.write_str("nak"),
+            Action::RnrNak(_) => f.write_str("rnr"),
+            Action::Reject(_) => f.write_str("cm:rej"),
         }
     }
 }
@@ -85,10 +146,13 @@ impl fmt::Display for When {
 
 /// A fault, and the packets that it applies to.
 ///
-/// On the command line: `[tx:|rx:]ACTION=WHEN[,KEY=VALUE]...` (default `tx`), with the actions `drop`, `dup`,
-/// `reorder`, `corrupt` and `delay` (which also needs `,by=2ms`); with `3`, `3..7`, `3..`, `every:13` or
-/// `p:0.01` for WHEN; and with the filters `opcode=N|NAME`, `psn=N`, `psn=N..M`, `qp=N`, `from=ADDRESS`,
-/// `to=ADDRESS`, `ecn=ce` and `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
+/// The textual form is `[tx:|rx:]ACTION=WHEN[,KEY=VALUE]...` (default `tx`), with
+/// - `drop`, `dup` (`,copies=4`), `reorder`, `corrupt` (`,at=psn`, `,xor=0x20`, `,icrc=repair`), `mark`, `delay` and
+///   `replay` (both need `,by=2ms`) for ACTION. `nak=CODE[@WHEN]`, `rnr=TIMER[@WHEN]` and `cm:rej=REASON[@WHEN]` answer
+///   the packet; `cm:drop=NAME[@WHEN]` and the like apply to a message of the connection manager;
+/// - `3`, `3..7`, `3..`, `every:13` or `p:0.01` for WHEN;
+/// - the filters `opcode=N|NAME`, `psn=N`, `psn=N..M`, `qp=N`, `from=ADDRESS`, `to=ADDRESS`, `ecn=ce`, `cm=NAME` and
+///   `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
 #[derive(Clone)]
 pub struct Rule {
     /// Direction of the packets.
@@ -105,11 +169,19 @@ pub struct Rule {
 impl Rule {
     /// Creates a rule without a filter, which matches all packets in the given direction.
     pub fn new(direction: Direction, action: Action, when: When) -> Rule {
-        let parameters = match action {
-            Action::Delay(by) => format!(",by={}ns", by.as_nanos()),
-            _ => String::new(),
+        let rest = match action {
+            Action::Delay(by) | Action::Replay(by) => format!("{when},by={}ns", by.as_nanos()),
+            Action::Repeat(copies) => format!("{when},copies={copies}"),
+            Action::Alter(Alteration { at, xor, repair_icrc }) => {
+                let icrc = if repair_icrc { ",icrc=repair" } else { "" };
+                format!("{when},at={at},xor={xor:#x}{icrc}")
+            }
+            Action::Nak(code) => format!("{}@{when}", Syndrome::Nak(code).to_byte() & 0x1f),
+            Action::RnrNak(timer) => format!("{}@{when}", timer.code()),
+            Action::Reject(reason) => format!("{}@{when}", reason.code()),
+            _ => when.to_string(),
         };
-        let text = format!("{direction}:{action}={when}{parameters}");
+        let text = format!("{direction}:{action}={rest}");
         Rule { direction, action, when, filter: Filter::default(), text }
     }
 
@@ -123,7 +195,7 @@ impl Rule {
 
     /// Reports whether a packet matches the filter.
     pub(super) fn matches_filter(&self, seen: &Seen<'_>) -> bool {
-        self.filter.matches(seen)
+        self.filter.matches(seen) && self.action.is_possible(seen)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Fault injection on fabric ports: which packets each kind of rule affects, and how, in either direction.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use super::pipeline::REORDER_TIMEOUT;
 use super::*;
 use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
-use crate::wire::{Bth, Flow, Headers, Opcode, Packet, Psn, icrc};
+use crate::wire::{Bth, Ecn, Flow, Headers, NakCode, Opcode, Packet, Psn, Qpn, RnrTimer, Syndrome, icrc};
 
 /// Returns the PSNs of all packets received, negated if the packet's ICRC is invalid.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
@@ -80,6 +81,13 @@ fn each_fault_action_applies_only_to_the_packets_that_its_rule_matches() {
     assert_eq!(received_with(&["drop=1..,psn=5..2"], 6), [3, 4]);
     assert!(received_with(&["drop=1..,opcode=ack|send"], 3).is_empty());
     assert_eq!(received_with(&["drop=1..,opcode=ack|write"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["dup=2,copies=3"], 3), [1, 2, 2, 2, 2, 3]);
+    assert_eq!(received_with(&["dup=2,copies=0"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["mark=2"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["corrupt=2,at=psn,xor=0x40"], 3), [1, -66, 3]);
+    assert_eq!(received_with(&["corrupt=2,at=psn,xor=0x40,icrc=repair"], 3), [1, 66, 3]);
+    assert_eq!(received_with(&["corrupt=2,at=payload,icrc=repair"], 3), [1, 2, 3]);
+    assert_eq!(received_with(&["corrupt=2,at=20"], 3), [1, -2, 3]);
     assert_eq!(received_with(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
     assert_eq!(received_with(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
 }
@@ -137,6 +145,135 @@ fn delayed_packet_is_delivered_at_its_deadline() {
         assert_eq!(read(&mut b, Instant(3000)), [2]);
         assert_eq!(a.next_deadline().or(b.next_deadline()), None);
     }
+}
+
+#[test]
+fn replayed_packet_arrives_at_once_and_again_at_its_deadline() {
+    let (_fabric, a, mut b) = pair();
+    let mut a = Faults::new(a, vec!["replay=2,by=3us".parse().unwrap()], 0);
+    send(&mut a, &b, Instant(0), 1..4);
+    assert_eq!(read(&mut b, Instant(0)), [1, 2, 3]);
+    read(&mut a, Instant(2999));
+    assert!(read(&mut b, Instant(2999)).is_empty());
+    assert_eq!(a.next_deadline(), Some(Instant(3000)));
+    read(&mut a, Instant(3000));
+    assert_eq!(read(&mut b, Instant(3000)), [2]);
+    assert_eq!(a.fault_counters().get(Direction::Tx), FaultCounts { replayed: 1, ..Default::default() });
+}
+
+#[test]
+fn marked_packet_carries_congestion_experienced_and_a_valid_icrc() {
+    for direction in ["tx", "rx"] {
+        let rules = vec![format!("{direction}:mark=2").parse().unwrap()];
+        let (_fabric, a, b) = pair();
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
+            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
+            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
+        };
+        send(&mut a, &b, Instant(0), 1..4);
+        let mut marks = Vec::new();
+        b.receive(Instant(0), &mut |burst| {
+            for (i, bytes) in burst.packets() {
+                assert!(icrc::verify(&burst.flow, burst.ident, i, bytes));
+                marks.push(burst.flow.ecn());
+            }
+        })
+        .unwrap();
+        assert_eq!(marks, [Ecn::NotEct, Ecn::Ce, Ecn::NotEct], "{direction}");
+    }
+}
+
+#[test]
+fn alteration_of_a_missing_byte_matches_no_packet() {
+    let (_fabric, a, mut b) = pair();
+    let rules = ["corrupt=1,at=imm", "corrupt=1,at=rkey", "corrupt=1,at=48", "corrupt=1,at=47"];
+    let mut a = Faults::new(a, rules.map(|r| r.parse().unwrap()).to_vec(), 0);
+    send(&mut a, &b, Instant(0), 1..2);
+    assert_eq!(read(&mut b, Instant(0)), [-1]);
+    let matched: Vec<u64> = a.fault_counters().rules().map(|rule| rule.matched).collect();
+    assert_eq!(
+        matched,
+        [0, 0, 0, 1],
+        "the packet has 12 bytes of BTH, 36 of payload with padding, and an ICRC"
+    );
+}
+
+/// Returns destination, PSN, syndrome and MSN of the acknowledgements received, all with a valid ICRC.
+fn read_acks(link: &mut dyn Link, now: Instant) -> Vec<(u32, u32, Syndrome, u32)> {
+    let mut received = Vec::new();
+    link.receive(now, &mut |burst| {
+        for (i, bytes) in burst.packets() {
+            let packet = Packet::parse(bytes).unwrap();
+            assert!(icrc::verify(&burst.flow, burst.ident, i, bytes));
+            let (bth, aeth) = (packet.bth(), packet.aeth().unwrap());
+            received.push((bth.dest_qp.get(), bth.psn.get(), aeth.syndrome, aeth.msn));
+        }
+    })
+    .unwrap();
+    received
+}
+
+/// QP 0 of `to` is connected with QP 5 of `from`.
+fn connected(link: &mut dyn Link, from: IpAddr, to: IpAddr) {
+    let is_requester = link.info().addresses.contains(&from);
+    let (local, remote) = if is_requester { (5, 0) } else { (0, 5) };
+    let peer = if is_requester { to } else { from };
+    link.on_nic_event(
+        Instant(0),
+        &NicEvent::Connected { local: Qpn::new(local), remote: Qpn::new(remote), peer },
+    );
+}
+
+#[test]
+fn nak_answers_the_request_and_discards_what_follows_until_it_is_sent_again() {
+    for direction in ["tx", "rx"] {
+        let rules = vec![format!("{direction}:nak=access@3").parse().unwrap()];
+        let (_fabric, a, b) = pair();
+        let [from, to] = [&a as &dyn Link, &b].map(|link| link.info().addresses[1]);
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
+            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
+            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
+        };
+        connected(&mut a, from, to);
+        connected(&mut b, from, to);
+        send(&mut a, &b, Instant(0), 1..6);
+        assert_eq!(read(&mut b, Instant(0)), [1, 2], "{direction}");
+        let nak = Syndrome::Nak(NakCode::RemoteAccessError);
+        assert_eq!(read_acks(&mut a, Instant(0)), [(5, 3, nak, 2)]);
+        send(&mut a, &b, Instant(0), 4..6);
+        assert!(read(&mut b, Instant(0)).is_empty());
+        send(&mut a, &b, Instant(0), 3..6);
+        assert_eq!(read(&mut b, Instant(0)), [3, 4, 5]);
+        assert!(read_acks(&mut a, Instant(0)).is_empty());
+    }
+}
+
+#[test]
+fn new_connection_ends_the_discarding_of_requests() {
+    let (_fabric, a, mut b) = pair();
+    let [from, to] = [&a as &dyn Link, &b].map(|link| link.info().addresses[1]);
+    let mut a = Faults::new(a, vec!["nak=operation@1".parse().unwrap()], 0);
+    for received in [vec![], vec![2, 3]] {
+        connected(&mut a, from, to);
+        send(&mut a, &b, Instant(0), if received.is_empty() { 1..4 } else { 2..4 });
+        assert_eq!(read(&mut b, Instant(0)), received);
+    }
+}
+
+#[test]
+fn rnr_nak_of_an_unknown_connection_is_not_sent_and_counts_as_not_applied() {
+    let (_fabric, a, mut b) = pair();
+    let mut a = Faults::new(a, vec!["rnr=12".parse().unwrap()], 0);
+    let counters = a.fault_counters();
+    send(&mut a, &b, Instant(0), 1..3);
+    assert_eq!(read(&mut b, Instant(0)), [1, 2]);
+    let count = |counters: &FaultCounters| counters.rules().map(|r| (r.matched, r.struck)).next().unwrap();
+    assert_eq!(count(&counters), (2, 0));
+    let [from, to] = [&a as &dyn Link, &b].map(|link| link.info().addresses[1]);
+    connected(&mut a, from, to);
+    send(&mut a, &b, Instant(0), 3..4);
+    assert_eq!(read_acks(&mut a, Instant(0)), [(5, 3, Syndrome::RnrNak(RnrTimer::new(12)), 0)]);
+    assert_eq!((count(&counters), counters.get(Direction::Tx).answered), ((3, 1), 1));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::link::faults::HeaderField;
 
 #[test]
 fn rules_round_trip_through_text() {
@@ -17,6 +18,27 @@ fn rules_round_trip_through_text() {
     assert_eq!(shape("corrupt=1,opcode=0x0a,qp=17"), (Direction::Tx, Action::Corrupt, When::Nth(1)));
     let two_ms = Action::Delay(Duration::from_millis(2));
     assert_eq!(shape("rx:delay=every:2,by=2ms"), (Direction::Rx, two_ms, When::Every(2)));
+    let each = When::Range { first: 1, last: None };
+    assert_eq!(
+        shape("dup=3..5,copies=4"),
+        (Direction::Tx, Action::Repeat(4), When::Range { first: 3, last: Some(5) })
+    );
+    assert_eq!(shape("corrupt=1,xor=32,at=middle"), (Direction::Tx, Action::Corrupt, When::Nth(1)));
+    let rkey = Alteration { at: Place::Field(HeaderField::RKey), xor: 1, repair_icrc: true };
+    assert_eq!(
+        shape("corrupt=1,at=rkey,xor=1,icrc=repair"),
+        (Direction::Tx, Action::Alter(rkey), When::Nth(1))
+    );
+    assert_eq!(shape("nak=operation"), (Direction::Tx, Action::Nak(NakCode::RemoteOperationalError), each));
+    assert_eq!(shape("nak=9@2"), (Direction::Tx, Action::Nak(NakCode::Reserved(9)), When::Nth(2)));
+    assert_eq!(
+        shape("rx:rnr=12@every:5"),
+        (Direction::Rx, Action::RnrNak(RnrTimer::new(12)), When::Every(5))
+    );
+    let stale = Action::Reject(RejReason::StaleConnection);
+    assert_eq!(shape("cm:rej=10@1"), (Direction::Tx, stale, When::Nth(1)));
+    assert_eq!(shape("rx:cm:rej=stale-connection"), (Direction::Rx, stale, each));
+    assert_eq!(shape("cm:drop=rtu|sidr-req@2"), (Direction::Tx, Action::Drop, When::Nth(2)));
     let own = Rule::new(Direction::Rx, Action::Drop, When::Every(7));
     assert_eq!(own.to_string(), "rx:drop=every:7");
 }
@@ -54,6 +76,19 @@ fn error_for_an_invalid_rule_explains_the_cause() {
     assert!(error("delay=2,by=2min").contains("'2min'"));
     assert!(error("drop=2,psn=0x1000000").contains("0xffffff"));
     assert!(error("drop=2,color=1").contains("'color'"));
+    assert!(error("drop=2,icrc=repair").contains("'icrc' is valid only for corrupt, not for drop"));
+    assert!(error("corrupt=2,icrc=keep").contains("write icrc=repair"));
+    assert!(error("corrupt=2,at=cookie").contains("payload, or one of opcode, pkey, qp, psn"));
+    assert!(error("dup=2,copies=1001").contains("copies '1001'"));
+    assert!(error("replay=2").contains("replay requires a duration"));
+    assert!(error("nak=no@3").contains("sequence, invalid-request, access, operation or a number"));
+    assert!(error("rnr=32").contains("RNR timer '32'"));
+    assert!(error("rej=10").contains("unknown action 'rej'"));
+    assert!(error("cm:nak=1").contains("unknown CM message '1'"));
+    assert!(error("cm:rej=none").contains("stale-connection"));
+    assert!(
+        error("cm:drop=hello").contains("req, mra, rej, rep, rtu, dreq, drep, sidr-req, sidr-rep, lap, apr")
+    );
     assert!(error("drop=7..3").contains("'7..3' is empty"));
     assert!(error("drop=..3").contains("'' is not a packet count"));
     assert!(error("drop=1,time=2ms").contains("write 2ms..5ms"));
@@ -88,16 +123,34 @@ fn rule_text() -> impl Strategy<Value = String> {
             ",from=10.0.0.1",
             ",to=fd00::2",
             ",ecn=ce",
+            ",cm=req|rtu",
             ",time=2ms..5ms",
             ",time=..1s",
         ]),
         0..4,
     );
-    let actions = one_of(&["drop", "dup", "reorder", "corrupt", "delay"]);
-    (one_of(&["", "tx:", "rx:"]), actions, when, filters).prop_map(|(direction, action, when, filters)| {
-        let by = if action == "delay" { ",by=3us" } else { "" };
-        format!("{direction}{action}={when}{by}{}", filters.concat())
-    })
+    // An action with what precedes and what follows WHEN.
+    let actions = prop::sample::select(vec![
+        ("drop=", ""),
+        ("dup=", ""),
+        ("dup=", ",copies=3"),
+        ("reorder=", ""),
+        ("mark=", ""),
+        ("corrupt=", ",icrc=repair"),
+        ("corrupt=", ",at=17,xor=0x81"),
+        ("corrupt=", ",at=payload"),
+        ("delay=", ",by=3us"),
+        ("replay=", ",by=2ms"),
+        ("nak=invalid-request@", ""),
+        ("rnr=0x1f@", ""),
+        ("cm:rej=28@", ""),
+        ("cm:delay=dreq|drep@", ",by=1s"),
+    ]);
+    (one_of(&["", "tx:", "rx:"]), actions, when, filters).prop_map(
+        |(direction, (before, after), when, filters)| {
+            format!("{direction}{before}{when}{after}{}", filters.concat())
+        },
+    )
 }
 
 /// Returns all that a rule consists of, except its text.
@@ -116,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_text_is_parsed_or_refused_with_a_reason(text in "[a-z0-9:=,.|]{0,40}") {
+    fn arbitrary_text_is_parsed_or_refused_with_a_reason(text in "[a-z0-9:=,.|@]{0,40}") {
         if let Err(e) = text.parse::<Rule>() {
             prop_assert!(!e.reason.is_empty());
         }
