@@ -6,9 +6,11 @@ mod fixture;
 
 use std::time::Duration;
 
+use fixture::nic::{self, Nic};
 use fixture::*;
 use urxe::link::Link;
-use urxe::link::faults::{Faults, Rule};
+use urxe::link::faults::{Direction, Faults, Rule};
+use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -115,6 +117,49 @@ fn replayed_write_is_a_duplicate_that_changes_nothing() {
     assert_eq!(target.to_vec()[..8], [0x22; 8]);
 }
 
+#[test]
+fn time_window_begins_when_the_nic_is_opened() {
+    let write_after = |pause: Duration, rule: &str| {
+        let fabric = virtual_fabric(slow());
+        fabric.advance(Duration::from_secs(1));
+        let (a, b) = fabric.pair_builder().faults([rule.parse().unwrap()]).build().unwrap();
+        let target = b.pd.reg_mr(LEN, Access::ALL).unwrap();
+        fabric.advance(pause);
+        a.qp.post_send(&SendWr::write(1, &[], target.remote(0))).unwrap();
+        assert_eq!(status(&a), WcStatus::Success);
+        a.context.counters().retransmitted_pkts + a.context.counters().ack_probe > 0
+    };
+    let [at_once, later] = [Duration::ZERO, Duration::from_millis(2)];
+    assert!(write_after(at_once, "drop=1,time=..1ms"));
+    assert!(!write_after(later, "drop=1,time=..1ms"));
+    assert!(!write_after(at_once, "drop=1,time=2ms..3ms"));
+    assert!(write_after(later, "drop=1,time=2ms..3ms"));
+}
+
+#[test]
+fn answers_arrive_on_sockets_in_either_direction() {
+    for (addresses, rules) in [
+        (["127.101.9.1", "127.101.9.2"], ["rnr=1@1", ""]),
+        (["127.101.9.3", "127.101.9.4"], ["", "rx:rnr=1@1"]),
+    ] {
+        let [(a, counters_a), (b, counters_b)] = [0, 1].map(|i| {
+            let link = UdpLink::bind(addresses[i].parse().unwrap(), &UdpOptions::default()).unwrap();
+            let rules = rules[i].split_terminator(';').map(|rule| rule.parse().unwrap()).collect();
+            let link = Faults::new(link, rules, 1);
+            let counters = link.fault_counters();
+            (Nic::new(nic::open([link]), LEN), counters)
+        });
+        let [requester, responder] = [&a, &b].map(|nic| nic.qp(QpType::Rc));
+        nic::connect(&requester, &responder);
+        responder.post_recv(&RecvWr::new(1, &[b.mr.sge(0..LEN)])).unwrap();
+        requester.post_send(&SendWr::send(2, &[a.mr.sge(0..8)])).unwrap();
+        assert_eq!(a.cq.wait(Duration::from_secs(60)).unwrap().status, WcStatus::Success);
+        assert_eq!(a.context.counters().rcvd_rnr_err, 1);
+        let answered = counters_a.get(Direction::Tx).answered + counters_b.get(Direction::Rx).answered;
+        assert_eq!(answered, 1);
+    }
+}
+
 /// Opens a device with rules and a connection manager.
 fn side(fabric: &Fabric, rules: &[&str]) -> Side {
     let port = fabric.port(&fabric.auto_address()).unwrap();
@@ -177,6 +222,34 @@ fn lost_message_of_every_kind_is_sent_again() {
         server.event_within(CmEventKind::Disconnected, LONG_TIMEOUT);
         request.id.disconnect().unwrap();
         client.event_within(CmEventKind::Disconnected, LONG_TIMEOUT);
+    }
+}
+
+#[test]
+fn lost_rejection_is_sent_again() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (side(&fabric, &["rx:cm:drop=rej@1"]), side(&fabric, &[]));
+    let at = server.addr(7471);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let start = fabric.now();
+    let _client_end = client.connecting(at, b"");
+    server.event(CmEventKind::ConnectRequest).id.reject(b"").unwrap();
+    assert_eq!(client.event_within(CmEventKind::Rejected, LONG_TIMEOUT).status, 28);
+    assert!(fabric.now().since(start) > Duration::from_millis(1), "the client repeats its REQ");
+}
+
+#[test]
+fn lost_service_resolution_is_repeated() {
+    for rule in ["cm:drop=sidr-req@1", "rx:drop=1,cm=sidr-rep"] {
+        let fabric = virtual_fabric(slow());
+        let (client, server) = (side(&fabric, &[rule]), side(&fabric, &[]));
+        let at = server.addr(7471);
+        let start = fabric.now();
+        // Without a listener, the reply says so.
+        let id = client.resolved(PortSpace::Udp, at);
+        id.connect(&ConnParam::default()).unwrap();
+        assert_eq!(client.event_within(CmEventKind::Unreachable, LONG_TIMEOUT).status, 1);
+        assert!(fabric.now().since(start) > Duration::from_millis(1), "{rule}");
     }
 }
 

@@ -41,6 +41,16 @@ fn pair() -> (Fabric, FabricPort, FabricPort) {
     (fabric, a, b)
 }
 
+/// Returns a pair of ports with a rule, at the first port for sent packets, at the second for received ones.
+fn pair_with(rule: &str) -> (Fabric, Box<dyn Link>, Box<dyn Link>) {
+    let (fabric, a, b) = pair();
+    let rule: Rule = rule.parse().unwrap();
+    match rule.direction {
+        Direction::Tx => (fabric, Box::new(Faults::new(a, vec![rule], 0)), Box::new(b)),
+        Direction::Rx => (fabric, Box::new(a), Box::new(Faults::new(b, vec![rule], 0))),
+    }
+}
+
 /// Sends packets with PSNs 1 to `n` in one queue and returns the PSNs received. Asserts that the result does
 /// not depend on whether `rules` apply at the sender or at the receiver.
 fn received_with(rules: &[&str], n: u32) -> Vec<i64> {
@@ -132,12 +142,8 @@ fn time_window_counts_from_the_opening_of_the_link() {
 #[test]
 fn delayed_packet_is_delivered_at_its_deadline() {
     for direction in ["tx", "rx"] {
-        let rules = vec![format!("{direction}:delay=2,by=3us").parse().unwrap()];
-        let (_fabric, a, b) = pair();
-        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
-            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
-            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
-        };
+        let rule = format!("{direction}:delay=2,by=3us");
+        let (_fabric, mut a, mut b) = pair_with(&rule);
         send(&mut a, &b, Instant(0), 1..4);
         assert_eq!(read(&mut b, Instant(0)), [1, 3]);
         assert_eq!(a.next_deadline().or(b.next_deadline()), Some(Instant(3000)));
@@ -164,12 +170,8 @@ fn replayed_packet_arrives_at_once_and_again_at_its_deadline() {
 #[test]
 fn marked_packet_carries_congestion_experienced_and_a_valid_icrc() {
     for direction in ["tx", "rx"] {
-        let rules = vec![format!("{direction}:mark=2").parse().unwrap()];
-        let (_fabric, a, b) = pair();
-        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
-            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
-            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
-        };
+        let rule = format!("{direction}:mark=2");
+        let (_fabric, mut a, mut b) = pair_with(&rule);
         send(&mut a, &b, Instant(0), 1..4);
         let mut marks = Vec::new();
         b.receive(Instant(0), &mut |burst| {
@@ -227,13 +229,9 @@ fn connected(link: &mut dyn Link, from: IpAddr, to: IpAddr) {
 #[test]
 fn nak_answers_the_request_and_discards_what_follows_until_it_is_sent_again() {
     for direction in ["tx", "rx"] {
-        let rules = vec![format!("{direction}:nak=access@3").parse().unwrap()];
-        let (_fabric, a, b) = pair();
-        let [from, to] = [&a as &dyn Link, &b].map(|link| link.info().addresses[1]);
-        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
-            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
-            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
-        };
+        let rule = format!("{direction}:nak=access@3");
+        let (_fabric, mut a, mut b) = pair_with(&rule);
+        let [from, to] = [&a, &b].map(|link| link.info().addresses[1]);
         connected(&mut a, from, to);
         connected(&mut b, from, to);
         send(&mut a, &b, Instant(0), 1..6);
