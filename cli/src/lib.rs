@@ -18,6 +18,7 @@ mod run;
 mod serve;
 mod shell;
 mod size;
+mod soak;
 mod spin;
 
 use std::io::{self, ErrorKind};
@@ -57,6 +58,7 @@ Examples:
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
   urxe run -- ib_write_bw            run a libibverbs program on urxe
+  urxe soak --seconds 60             test processes on this machine with kills, stalls and packet loss
   urxe help serve                    describe a command and its options
 
 URXE_LOG=debug prints state changes, NAKs, retransmissions and handshakes to standard error.";
@@ -72,8 +74,11 @@ enum Command {
     Pingpong(pingpong::PingpongArgs),
     Run(run::Run),
     Serve(serve::Serve),
+    Soak(soak::Soak),
     #[command(hide = true)]
     Broker(broker::Broker),
+    #[command(hide = true)]
+    SoakWorker(soak::SoakWorker),
     #[command(hide = true)]
     PackageFiles(shell::PackageFiles),
 }
@@ -98,6 +103,8 @@ pub fn main(libraries: EmbeddedLibraries) -> ExitCode {
         Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
+        Command::Soak(args) => install_interrupt().and_then(|interrupt| soak::run(&args, &interrupt)),
+        Command::SoakWorker(worker) => worker.run(),
         Command::Broker(broker) => broker.run(),
         Command::PackageFiles(files) => files.run(Cli::command()),
     });

@@ -1,0 +1,169 @@
+//! `urxe soak`: several processes exchange and verify messages while they are killed, stopped and restarted, and
+//! packets are lost.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod exchange;
+mod plan;
+mod report;
+mod schedule;
+mod supervisor;
+mod usage;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::io::{Write, stdout};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::interrupt::Interrupt;
+use super::{CliError, json};
+use report::Totals;
+use supervisor::Supervisor;
+use usage::Usage;
+
+const EXAMPLES: &str = "\
+Examples:
+  urxe soak --seconds 60              a minute, with a new seed
+  urxe soak --seconds 60 --seed 7     the same schedule of faults, to repeat a failure
+  urxe soak --seconds 7200 --json     two hours, with the results as JSON";
+
+/// Exchange and verify messages between processes that are killed, stopped and restarted, over links that lose
+/// packets
+///
+/// Starts several processes, each with a NIC on a loopback address; two of every four share one address through
+/// the broker. They connect to each other, by the connection manager and by an exchange over TCP, and post SENDs,
+/// WRITEs, READs and atomic operations, whose bytes both sides verify. All but the first process are killed at
+/// random, all are stopped at random, and most drop, duplicate, reorder, corrupt and delay packets. The run fails
+/// if a byte is wrong, a message is delivered twice or lost although its work request succeeded, a work request
+/// does not complete, a process ends by itself, or memory, threads or descriptors of a process grow.
+#[derive(Args, Clone)]
+#[command(after_help = EXAMPLES)]
+pub struct Soak {
+    /// Duration in seconds
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    seconds: u64,
+    /// Seed of the schedule of faults and of all data [default: new for each run]
+    #[arg(long, value_name = "S")]
+    seed: Option<u64>,
+    /// Number of processes
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=16))]
+    processes: u8,
+    /// Print the results as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Plant an error that must be found
+    #[arg(long, hide = true)]
+    plant: Option<Plant>,
+}
+
+/// Process of `urxe soak`, which starts it
+#[derive(Args)]
+pub struct SoakWorker {
+    /// Configuration in JSON
+    config: String,
+}
+
+/// Error that a test plants, to see that it is found.
+#[derive(clap::ValueEnum, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plant {
+    /// A byte of some messages is changed before they are sent.
+    Corrupt,
+    /// An initiator counts a message more than it has sent.
+    Lose,
+    /// A process opens a descriptor every 20 ms.
+    Leak,
+}
+
+/// Results of a run.
+#[derive(Serialize, Default)]
+struct Summary {
+    seed: u64,
+    seconds: f64,
+    processes: u8,
+    #[serde(flatten)]
+    totals: Totals,
+    kills: u64,
+    restarts: u64,
+    stalls: u64,
+    broker_kills: u64,
+    /// Peaks over all processes.
+    peak: Usage,
+}
+
+impl SoakWorker {
+    /// Runs a worker until its supervisor ends it.
+    pub fn run(&self) -> Result<(), CliError> {
+        let config = serde_json::from_str(&self.config);
+        worker::run(config.map_err(|e| CliError::Usage(format!("invalid configuration: {e}")))?)
+    }
+}
+
+/// Runs the processes for the given time, and prints the results.
+pub fn run(args: &Soak, interrupt: &Interrupt) -> Result<(), CliError> {
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
+    let seed = args.seed.unwrap_or_else(clock);
+    let mut supervisor = Supervisor::start(seed, usize::from(args.processes), args.plant)?;
+    let mut summary = Summary { seed, processes: args.processes, ..Summary::default() };
+    let result = supervisor.run(Duration::from_secs(args.seconds), interrupt, &mut summary);
+    drop(supervisor);
+    match args.json {
+        true => json::print(&summary)?,
+        false => summary.print()?,
+    }
+    result.map_err(|reason| {
+        let (seconds, processes) = (args.seconds, args.processes);
+        CliError::Failed(format!(
+            "soak failed: {reason}; to repeat it: urxe soak --seconds {seconds} --seed {seed} --processes \
+             {processes}"
+        ))
+    })
+}
+
+impl Summary {
+    fn print(&self) -> Result<(), CliError> {
+        let Summary { totals, peak, .. } = self;
+        let mut out = stdout();
+        writeln!(
+            out,
+            "soak of {} processes for {:.1} s, seed {}: {} connections by the connection manager, {} by exchange; \
+             {} messages, {:.1} MB verified",
+            self.processes,
+            self.seconds,
+            self.seed,
+            totals.connections_by_cm,
+            totals.connections_by_exchange,
+            totals.messages,
+            totals.bytes as f64 / 1e6,
+        )?;
+        writeln!(
+            out,
+            "  {} kills, {} restarts, {} stalls, {} kills of the broker, {} reconnects",
+            self.kills, self.restarts, self.stalls, self.broker_kills, totals.reconnects
+        )?;
+        let f = totals.faults;
+        writeln!(
+            out,
+            "  packets: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed",
+            f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
+        )?;
+        writeln!(out, "  failed connections: {}", list(&totals.errors))?;
+        writeln!(
+            out,
+            "  peaks of a process: {:.1} MB resident, {} threads, {} descriptors",
+            peak.resident as f64 / 1e6,
+            peak.threads,
+            peak.descriptors
+        )?;
+        Ok(())
+    }
+}
+
+fn list(errors: &BTreeMap<String, u64>) -> String {
+    if errors.is_empty() {
+        return "none".into();
+    }
+    errors.iter().map(|(reason, count)| format!("{count} {reason}")).collect::<Vec<_>>().join(", ")
+}
