@@ -86,4 +86,5 @@ struct Readme;
 #[doc = include_str!("../docs/guide/faults.md")]
 #[doc = include_str!("../docs/guide/simulation.md")]
 #[doc = include_str!("../docs/guide/captures.md")]
+#[doc = include_str!("../docs/guide/congestion.md")]
 struct Guide;

@@ -22,7 +22,7 @@ use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules
 use urxe::link::{Link, Middleware};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
-use urxe::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
+use urxe::verbs::{Congestion, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
 /// Options common to all commands that open a NIC.
 #[derive(Args, Clone)]
@@ -80,6 +80,11 @@ pub struct LinkArgs {
     /// docs/guide/personalities.md lists the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,
+    /// Congestion control: `none`, `loss-driven`, `dcqcn:connectx`, `dcqcn:sigcomm15` or `delay`, with changed
+    /// parameters behind it: `dcqcn:connectx,rpg_ai_rate=50`; docs/guide/congestion.md lists them
+    /// [default: loss-driven]
+    #[arg(long, value_name = "CONTROL")]
+    pub congestion: Option<Congestion>,
     /// Number of shards of the NIC, a power of two, each with its own socket, lock and thread, for programs
     /// that use several processors; requires a udp or packet link
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_shards)]
@@ -205,7 +210,11 @@ impl LinkArgs {
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
         let personality = self.personality.unwrap_or(Personality::DEFAULT);
-        ContextOptions::default().seed(seed).personality(personality).min_ack_timeout(self.min_ack_timeout)
+        ContextOptions::default()
+            .seed(seed)
+            .personality(personality)
+            .min_ack_timeout(self.min_ack_timeout)
+            .congestion(self.congestion.unwrap_or_default())
     }
 
     /// Returns the options for connecting queue pairs.
@@ -387,6 +396,7 @@ mod tests {
         assert!(error(&["--shards", "2"]).contains("--shards requires a udp or packet link"));
         assert!(args(&["--shards", "3"]).is_err());
         assert!(args(&["--mtu", "1500"]).is_err());
+        assert!(args(&["--congestion", "dctcp"]).is_err());
         assert!(args(&["--fault", "lose=1"]).is_err());
     }
 }

@@ -33,7 +33,7 @@ use super::oob::parse_seconds;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
 use urxe::link::faults::{Rule, Rules};
-use urxe::verbs::{Adapter, DeviceNames, Identity, Personality};
+use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
 #[derive(Args)]
@@ -93,6 +93,10 @@ pub struct DeviceArgs {
     /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
+    /// Congestion control: `none`, `loss-driven`, `dcqcn:connectx`, `dcqcn:sigcomm15` or `delay`, with changed
+    /// parameters behind it, see `urxe perf --help` [default: loss-driven]
+    #[arg(long, value_name = "CONTROL")]
+    congestion: Option<Congestion>,
     /// Name of the first device, which ends in its number; the names of further devices count up from it. Names
     /// that begin with `mlx5_`, and `--personality mlx5`, also give the devices the vendor, part and board IDs of
     /// a ConnectX-5 [default: urxe0, without the IDs of a vendor]
@@ -305,6 +309,7 @@ impl DeviceArgs {
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
             ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_CONGESTION", self.congestion.map(|control| control.to_string().into())),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),

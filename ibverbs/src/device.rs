@@ -294,8 +294,9 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, sharing, offload, min_ack_timeout, .. } =
-            &self.settings;
+        let Settings {
+            shards, personality, congestion, seed, faults, sharing, offload, min_ack_timeout, ..
+        } = &self.settings;
         let links = match sharing {
             None => self.adapter.link.bind_with(*shards, *offload)?,
             Some(sharing) => sharing.bind(&self.adapter.link, *shards, *offload)?,
@@ -311,8 +312,11 @@ impl Device {
         fault_stats.counters.extend(counters);
         fault_stats.closed += std::mem::take(&mut fault_stats.current);
         drop(fault_stats);
-        let options =
-            ContextOptions::default().personality(*personality).seed(*seed).min_ack_timeout(*min_ack_timeout);
+        let options = ContextOptions::default()
+            .personality(*personality)
+            .seed(*seed)
+            .min_ack_timeout(*min_ack_timeout)
+            .congestion(*congestion);
         Ok(Nic::open_shards(links, &options)?)
     }
 

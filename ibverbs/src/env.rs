@@ -12,7 +12,7 @@ use urxe::broker::Sharing;
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rule;
 use urxe::nic::ShardId;
-use urxe::verbs::{DeviceNames, Personality};
+use urxe::verbs::{Congestion, DeviceNames, Personality};
 
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Settings {
     pub shards: usize,
     /// `URXE_PERSONALITY`; `default` if unset.
     pub personality: Personality,
+    /// `URXE_CONGESTION`: congestion control, in the text form of [`Congestion`]; loss-driven if unset.
+    pub congestion: Congestion,
     /// `URXE_SEED`: seed of the random number generator.
     pub seed: Option<u64>,
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
@@ -69,6 +71,10 @@ impl Settings {
                 Personality::named,
             )?
             .unwrap_or(Personality::DEFAULT),
+            congestion: variable("URXE_CONGESTION")?
+                .map(|text| text.parse().map_err(|e| format!("URXE_CONGESTION: {e}")))
+                .transpose()?
+                .unwrap_or_default(),
             seed: parse_with("URXE_SEED", "a number", |text| text.parse().ok())?,
             capture: variable("URXE_CAPTURE")?,
             faults: rules.map(rule).collect::<Result<_, _>>()?,

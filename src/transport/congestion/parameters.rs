@@ -194,6 +194,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn guide_lists_every_parameter_with_its_defaults() {
+        let guide = include_str!("../../../docs/guide/congestion.md");
+        for parameter in CongestionParameter::ALL {
+            let [connectx, paper] = parameter.row().defaults;
+            let cells = format!("| `{parameter}` | {} | {connectx} | ", parameter.unit());
+            let row = guide.lines().find(|line| line.starts_with(&cells));
+            let row = row.unwrap_or_else(|| panic!("no row in docs/guide/congestion.md begins with {cells}"));
+            assert!(connectx == paper || row.starts_with(&format!("{cells}{paper} | ")), "{row}");
+            let meaning = parameter.meaning().trim_end_matches('.');
+            assert!(row.ends_with(&format!(" {meaning} |")), "{row} does not end with {meaning}");
+        }
+    }
+
+    #[test]
     fn names_are_unique_and_defaults_are_within_their_ranges() {
         for (i, parameter) in CongestionParameter::ALL.iter().enumerate() {
             assert_eq!(*parameter as usize, i);
