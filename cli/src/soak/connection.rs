@@ -198,6 +198,17 @@ impl Connection {
         self.post_messages()
     }
 
+    /// Lets the initiator end once the posted messages are done.
+    ///
+    /// # Errors
+    /// A violation.
+    pub fn drain(&mut self) -> Result<(), Violation> {
+        if let Role::Initiator(initiator) = &self.role {
+            self.plan.count = initiator.next;
+        }
+        self.post_messages()
+    }
+
     /// Posts messages as long as their slots are free.
     fn post_messages(&mut self) -> Result<(), Violation> {
         let mut bytes = vec![0; MAX_LEN];

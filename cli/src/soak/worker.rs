@@ -554,7 +554,11 @@ impl Worker {
         }
         let mut command = [0];
         match read(&stdin, &mut command) {
-            Ok(1) if command[0] == DRAIN => self.is_draining = true,
+            Ok(1) if command[0] == DRAIN => {
+                self.is_draining = true;
+                let drain = |entry: &mut Entry| entry.connection.drain();
+                self.entries.values_mut().try_for_each(drain).map_err(CliError::Failed)?;
+            }
             Ok(1) if command[0] == EXIT => {
                 self.is_exiting = true;
                 self.entries.values_mut().for_each(|entry| entry.connection.finish());
