@@ -6,47 +6,19 @@
 
 #[path = "nic/craft.rs"]
 mod craft;
+#[path = "input.rs"]
+mod input;
 #[path = "nic/side.rs"]
 mod side;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use input::Input;
 use libfuzzer_sys::fuzz_target;
 use side::{PAIRS, Side};
 use urxe::transport::{Instant, RxBurst};
 use urxe::wire::{Flow, IpIdent};
-
-/// Fuzz input, read byte by byte; reads past the end return zeros.
-pub struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn u8(&mut self) -> u8 {
-        match self.0.split_first() {
-            Some((first, rest)) => {
-                self.0 = rest;
-                *first
-            }
-            None => 0,
-        }
-    }
-
-    fn u16(&mut self) -> u16 {
-        u16::from_le_bytes([self.u8(), self.u8()])
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_le_bytes([(); 8].map(|()| self.u8()))
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.u8() as usize % n
-    }
-
-    fn chance(&mut self, one_in: u8) -> bool {
-        self.u8() % one_in == 1
-    }
-}
 
 /// A packet on the wire.
 #[derive(Clone)]
@@ -185,7 +157,7 @@ impl World {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut p = Input(data);
+    let mut p = Input::new(data);
     let now = Instant(1_000_000);
     let quirks = p.u8();
     let mut sides = [0, 1].map(|n| Side::new(n, quirks));
@@ -197,7 +169,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let mut world = World { now, sides, wire: VecDeque::new() };
     for _ in 0..400 {
-        if p.0.is_empty() {
+        if p.is_empty() {
             break;
         }
         world.step(&mut p);

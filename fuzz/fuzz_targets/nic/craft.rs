@@ -7,7 +7,7 @@ use urxe::wire::{
     MAX_HEADERS_LEN, Opcode, PKey, QKey, Qpn, RKey, Reth, Syndrome, icrc, pad_count,
 };
 
-use crate::Input;
+use crate::input::Input;
 use crate::side::{IOVA, MTU, PEER_QKEY, Side, rkey};
 
 /// Writes a valid ICRC into a packet, if the packet is long enough to hold one.

@@ -14,7 +14,7 @@ use urxe::transport::{
 };
 use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Qpn, RKey, RnrTimer, icrc};
 
-use crate::Input;
+use crate::input::Input;
 
 /// Type of each connected queue pair, at the first side and at the second.
 const SERVICES: [[QpType; 2]; PAIRS] = [
@@ -117,6 +117,7 @@ impl Side {
                 turn: if small { 3 } else { 256 },
                 pace_unacknowledged: quirks & 64 != 0,
                 min_probe_timeout: Duration::from_micros(if quirks & 32 != 0 { 5 } else { 1000 }),
+                ..Tuning::default()
             },
             port: PortAddresses { gids: vec![gid(number)], src_port: None },
             seed: number.into(),
@@ -210,8 +211,19 @@ impl Side {
         // The second QP allows no WRITEs.
         let access = if qp == 1 { Access::REMOTE_READ } else { ALL_ACCESS };
         let init = QpAttr::new(QpState::Init).access(access).qkey(QKEY).pkey_index(0).port(1);
-        let rtr = QpAttr::new(QpState::Rtr).av(AddressVector::to(dgid)).path_mtu(Mtu::Mtu256).dest_qpn(peer).rq_psn(peer_psn).max_dest_rd_atomic(3).min_rnr_timer(RnrTimer::new(1));
-        let rts = QpAttr::new(QpState::Rts).sq_psn(self.psn).timeout(AckTimeout::new(if self.quirks & 2 != 0 { 0 } else { 3 })).retry_cnt(self.quirks >> 2 & 7).rnr_retry(self.quirks >> 5).max_rd_atomic(2);
+        let rtr = QpAttr::new(QpState::Rtr)
+            .av(AddressVector::to(dgid))
+            .path_mtu(Mtu::Mtu256)
+            .dest_qpn(peer)
+            .rq_psn(peer_psn)
+            .max_dest_rd_atomic(3)
+            .min_rnr_timer(RnrTimer::new(1));
+        let rts = QpAttr::new(QpState::Rts)
+            .sq_psn(self.psn)
+            .timeout(AckTimeout::new(if self.quirks & 2 != 0 { 0 } else { 3 }))
+            .retry_cnt(self.quirks >> 2 & 7)
+            .rnr_retry(self.quirks >> 5)
+            .max_rd_atomic(2);
         let service = self.service(qp);
         for (from, attr) in [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)] {
             self.modify_qp(now, qp, &attr.only(accepted_attrs(service, from, attr.state.unwrap())));
@@ -475,7 +487,10 @@ impl Side {
             Some(QpState::Rts),
             "the queue pair of the other protection domain"
         );
-        assert!(self.cqs[OTHER_CQ.0 as usize].completions.is_empty(), "a completion of the other protection domain");
+        assert!(
+            self.cqs[OTHER_CQ.0 as usize].completions.is_empty(),
+            "a completion of the other protection domain"
+        );
 
         let fills = [(0, FILL[3]), (1, FILL[1]), (2, FILL[2])];
         let bytes: Vec<u8> = self.arena.iter().flat_map(|w| w.to_ne_bytes()).collect();
