@@ -31,6 +31,12 @@ const MILD: &[&str] = &[
     "rx:corrupt=p:0.01",
     "delay=p:0.05,by=300us",
     "rx:delay=every:9,by=20us",
+    "drop=2..4",
+    "mark=every:3",
+    "dup=every:4,copies=3",
+    "replay=every:6,by=500us",
+    "rx:nak=sequence@every:9",
+    "rx:rnr=4@p:0.05",
 ];
 
 /// Fault rules that may exhaust retries.
@@ -42,6 +48,11 @@ const HARSH: &[&str] = &[
     "corrupt=every:2",
     "delay=every:2,by=5ms",
     "dup=p:0.9",
+    "drop=1..,time=100us..4ms",
+    "rx:nak=access@5",
+    "rx:nak=operation@p:0.05",
+    "rx:nak=invalid-request@9",
+    "rx:rnr=4,opcode=send",
 ];
 
 /// Random parameters of one simulation.
@@ -116,7 +127,7 @@ impl Scenario {
 
     /// Reports whether packets arrive at most once and in order.
     pub fn is_ordered(&self) -> bool {
-        let is_drop = |rule: &Rule| matches!(rule.action, Action::Drop | Action::Corrupt);
+        let is_drop = |rule: &Rule| matches!(rule.action, Action::Drop | Action::Corrupt | Action::Mark);
         self.wire.duplicate == 0.0 && self.wire.reorder == 0.0 && self.faults.iter().flatten().all(is_drop)
     }
 }
