@@ -120,6 +120,14 @@ pub struct DeviceArgs {
     /// debugger or SIGSTOP stops a process; required at both ends. Shorthand for --min-ack-timeout 600
     #[arg(long, conflicts_with = "min_ack_timeout")]
     patient: bool,
+    /// Do not warn of configurations that will cause trouble, such as an infinite timeout; a warning of each
+    /// kind is printed to standard error once
+    #[arg(long)]
+    no_warnings: bool,
+    /// Print a report to standard error for each failed work request: its cause, transmissions, retries and
+    /// the check that failed
+    #[arg(long)]
+    explain: bool,
     /// Number of shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -314,6 +322,8 @@ impl DeviceArgs {
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
             ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
+            ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),
+            ("URXE_EXPLAIN", self.explain.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }

@@ -18,12 +18,20 @@ pub struct Spin {
     timeout: Duration,
     empty: u32,
     since: Option<Instant>,
+    /// Whether the failure of a work request is explained on standard error.
+    explains: bool,
 }
 
 impl Spin {
     /// Creates a wait that gives up after `timeout` without progress.
     pub fn new(interrupt: &Interrupt, timeout: Duration) -> Spin {
-        Spin { interrupt: interrupt.clone(), timeout, empty: 0, since: None }
+        Spin { interrupt: interrupt.clone(), timeout, empty: 0, since: None, explains: false }
+    }
+
+    /// Sets whether the failure of a work request is explained on standard error.
+    #[must_use]
+    pub fn explain(self, explains: bool) -> Spin {
+        Spin { explains, ..self }
     }
 
     /// Records progress, which restarts the timeout.
@@ -68,7 +76,7 @@ impl Spin {
             self.idle()?;
         }
         self.progress();
-        check_status(out)
+        self.check_status(cq, out)
     }
 
     /// Polls once, and checks that all completions are successful.
@@ -80,7 +88,7 @@ impl Spin {
         if cq.poll(max, out).map_err(WaitError::from)? > 0 {
             self.progress();
         }
-        check_status(out)
+        self.check_status(cq, out)
     }
 
     /// Drives the NIC until `done`, which typically checks memory, returns true.
@@ -95,11 +103,12 @@ impl Spin {
         self.progress();
         Ok(())
     }
-}
 
-fn check_status(completions: &[Completion]) -> Result<(), CliError> {
-    match completions.iter().find(|c| c.status != WcStatus::Success) {
-        Some(bad) => Err(CliError::Wait(WaitError::Failed(*bad))),
-        None => Ok(()),
+    fn check_status(&self, cq: &Cq, completions: &[Completion]) -> Result<(), CliError> {
+        let Some(failed) = completions.iter().find(|c| c.status != WcStatus::Success) else { return Ok(()) };
+        if let Some(report) = self.explains.then(|| cq.explain(failed)).flatten() {
+            eprintln!("{report}");
+        }
+        Err(CliError::Wait(WaitError::Failed(*failed)))
     }
 }

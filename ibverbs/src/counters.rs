@@ -68,6 +68,7 @@ impl Publisher {
             while end_rx.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) && publishing.nic.is_open()
             {
                 publishing.publish();
+                publishing.nic.update_warnings();
             }
         };
         // Without a thread, the counters are published when the device is closed.

@@ -12,6 +12,7 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{CompChannel, MAX_WAIT};
 use crate::context::{Context, is_inherited};
 use crate::event_objects::address_of;
+use crate::explain::explain;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::pd::ProtectionDomain;
 
@@ -159,6 +160,7 @@ pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ib
             // completions.
             unsafe { out.add(i).write(work_completion(completion)) };
         }
+        explain(&queue.cq, completions);
         count as c_int
     };
     // The thread-local value of an exiting thread may be destroyed already.

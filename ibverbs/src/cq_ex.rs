@@ -8,6 +8,7 @@ use urxe::verbs::{CqPoll, Wc, WcFlags};
 
 use crate::abi::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 use crate::cq::{CompletionQueue, header_kind};
+use crate::explain::explain;
 use crate::object::FfiObject;
 
 /// Sets the function pointers in a queue's C struct.
@@ -45,6 +46,7 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
             // SAFETY: `c` is the live C struct of the queue, and the program's other threads do not access it
             // during the batch.
             unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id(), wc.status() as c_uint) };
+            explain(&queue.cq, std::slice::from_ref(wc.completion()));
             0
         }
         Ok(None) => libc::ENOENT,

@@ -317,7 +317,11 @@ impl Device {
             .seed(*seed)
             .min_ack_timeout(*min_ack_timeout)
             .congestion(*congestion);
-        Ok(Nic::open_shards(links, &options)?)
+        let nic = Nic::open_shards(links, &options)?;
+        if self.settings.warnings {
+            nic.on_warning(|warning| warn(&format!("warning: {warning}")));
+        }
+        Ok(nic)
     }
 
     /// Records a NIC's retransmissions, because the NIC may be closed afterwards.
@@ -361,6 +365,9 @@ pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = crate::log::install().and_then(|()| Settings::read()).and_then(|settings| {
+            if settings.explain {
+                crate::explain::enable();
+            }
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
             if adapters.is_empty() {
                 warn("no device: no network interface is up with an IP address; see `ip address`");

@@ -41,6 +41,10 @@ pub(crate) struct Settings {
     pub offload: bool,
     /// `URXE_MIN_ACK_TIMEOUT`: lower bound of the local ACK timeout, given in seconds.
     pub min_ack_timeout: Option<Duration>,
+    /// `URXE_WARNINGS`: whether configurations that will cause trouble are warned of on standard error.
+    pub warnings: bool,
+    /// `URXE_EXPLAIN`: whether failed work requests are explained on standard error.
+    pub explain: bool,
     /// Sharing of addresses with other processes, of any user if `URXE_ANY_USER` is 1, through the `urxe`
     /// program that `URXE_PROGRAM` names or that is found next to the library. `None` if there is no such
     /// program; addresses are then not shared.
@@ -83,6 +87,8 @@ impl Settings {
                 let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
                 Duration::try_from_secs_f64(seconds).ok()
             })?,
+            warnings: parse_with("URXE_WARNINGS", "0 or 1", boolean)?.unwrap_or(false),
+            explain: parse_with("URXE_EXPLAIN", "0 or 1", boolean)?.unwrap_or(false),
             sharing: sharing()?,
         })
     }

@@ -35,6 +35,7 @@ mod env;
 mod errno;
 mod event;
 mod event_objects;
+mod explain;
 mod live_objects;
 mod log;
 mod mr;

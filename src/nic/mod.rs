@@ -331,6 +331,13 @@ impl Nic {
         self.table.get(qpn)?.qp.failure()
     }
 
+    /// Returns a queue pair that had to refuse a message because no receive has ever been posted to it.
+    pub fn qp_without_receives(&self) -> Option<Qpn> {
+        let refused = self.state.counters.send_rnr_err > 0;
+        let mut entries = self.table.iter().filter(|_| refused);
+        entries.find(|e| e.qp.lacks_receives()).map(|e| e.qp.qpn())
+    }
+
     /// Returns the state of a queue pair; `None` if there is no such queue pair.
     pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
         self.table.get(qpn).map(|e| e.qp.state())

@@ -24,12 +24,13 @@ impl fmt::Display for Failure {
             writeln!(f, "  peer: QP {peer} at {address}")?;
         }
         writeln!(f, "  cause: {}", self.cause)?;
+        writeln!(f, "  times: relative to the failure")?;
         for (index, transmission) in self.transmissions.iter().enumerate() {
             writeln!(f, "  transmission {}: {transmission}", index + 1)?;
         }
         if self.request.is_some() && self.qp_type.is_reliable() {
             match self.last_ack {
-                Some(last) => writeln!(f, "  last ACK: PSN {}, {}", last.psn, Ago(last.ago))?,
+                Some(last) => writeln!(f, "  last ACK: PSN {} {}", last.psn, Ago(last.ago))?,
                 None => writeln!(f, "  last ACK: none since RTS")?,
             }
             if let Some(silence) = self.silence {
@@ -148,10 +149,10 @@ impl fmt::Display for Transmission {
 impl fmt::Display for TransmissionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout after {}", Ms(*after)),
+            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout of {}", Ms(*after)),
             TransmissionEnd::SequenceNak => f.write_str("sequence error NAK"),
             TransmissionEnd::MissingResponse => f.write_str("a response was missing"),
-            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK, which requests a wait of {},", Ms(*wait)),
+            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Ms(*wait)),
             TransmissionEnd::Nak(code) => write!(f, "NAK {}", name_of(*code)),
         }
     }
@@ -177,21 +178,21 @@ impl fmt::Display for PastEvent {
         let PastEvent { ago, psn, times, kind, .. } = *self;
         match kind {
             EventKind::StateChange { from, to, cause } => write!(f, "{from} to {to} ({cause})")?,
-            EventKind::AckTimeout { after } => write!(f, "ACK timeout after {} at PSN {psn}", Ms(after))?,
-            EventKind::Probe => write!(f, "probe at PSN {psn}")?,
+            EventKind::AckTimeout { after } => write!(f, "ACK timeout of {} for PSN {psn}", Ms(after))?,
+            EventKind::Probe => write!(f, "probe for PSN {psn}")?,
             EventKind::SequenceNak => write!(f, "sequence error NAK for PSN {psn}")?,
             EventKind::MissingResponse => write!(f, "response with PSN {psn} missing")?,
-            EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn}, wait {}", Ms(wait))?,
+            EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn} with a wait of {}", Ms(wait))?,
             EventKind::Nak(code) => write!(f, "NAK {} for PSN {psn}", name_of(code))?,
             EventKind::Resent { cause, end, left } => {
                 write!(f, "PSN {psn} to {} sent again ({cause}), {left} retries left", end.prev())?
             }
             EventKind::NakSent(code) => write!(f, "NAK {} sent for PSN {psn}", name_of(code))?,
             EventKind::RnrNakSent(timer) => {
-                write!(f, "RNR NAK sent for PSN {psn}, wait {}", Ms(timer.duration()))?
+                write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Ms(timer.duration()))?
             }
         }
-        write!(f, ", {}", Ago(ago))?;
+        write!(f, " {}", Ago(ago))?;
         if times > 1 { write!(f, ", the last of {times} such") } else { Ok(()) }
     }
 }
@@ -250,14 +251,11 @@ impl fmt::Display for Ms {
     }
 }
 
-/// Time before the failure as text.
+/// Time relative to the failure as text.
 struct Ago(Duration);
 
 impl fmt::Display for Ago {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.is_zero() {
-            true => f.write_str("at the failure"),
-            false => write!(f, "{} before the failure", Ms(self.0)),
-        }
+        write!(f, "at -{}", Ms(self.0))
     }
 }

@@ -5,6 +5,7 @@ use super::connection::{Alternate, Connection, Fatal, PathMatch};
 use super::pacer::{self, Pacer};
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
+use super::slow_event::EventKind;
 use super::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
     Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PostError,
@@ -216,6 +217,12 @@ impl QueuePair {
             self.record_failure_by(FailureCause::CqOverflow, env);
             self.settle(Err(Fatal), "CQ overflow", env);
         }
+    }
+
+    /// Reports whether a message was refused because no receive has ever been posted to the queue pair.
+    pub fn lacks_receives(&self) -> bool {
+        let refused = |kind: &EventKind| matches!(kind, EventKind::RnrNakSent(_));
+        self.responder.has_never_had_receives() && self.conn.history.newest(refused).is_some()
     }
 
     /// Returns the record of the failure that moved the queue pair to an error state; `None` if it has not

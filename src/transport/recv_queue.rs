@@ -51,6 +51,11 @@ impl RecvQueue {
         Ok(())
     }
 
+    /// Reports whether nothing has ever been posted.
+    pub fn is_unused(&self) -> bool {
+        self.wqes.end() == 0
+    }
+
     pub fn len(&self) -> usize {
         self.wqes.len()
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::event_signal::EventSignal;
 use super::quota::Quota;
+use super::warnings::Warnings;
 use super::{CreateError, OpenError};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
@@ -132,6 +133,7 @@ pub(super) struct Inner {
     random_draws: AtomicU64,
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
+    pub warnings: Warnings,
 }
 
 impl Context {
@@ -275,6 +277,7 @@ impl Context {
             dm_used: AtomicU64::new(0),
             random_draws: AtomicU64::new(0),
             asynchronous,
+            warnings: Warnings::default(),
         };
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
     }

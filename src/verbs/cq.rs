@@ -39,6 +39,8 @@ pub(super) struct CqInner {
     signal: Arc<Signal>,
     /// Work queues that complete to this queue: send, receive and, for XRC, shared receive queues.
     pub users: CqUsers,
+    /// Sum of the depths of the work queues whose work requests all complete to this queue.
+    pub work_requests: AtomicU64,
     pub acks: EventAcks,
     /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
     /// before the first measurement.
@@ -161,7 +163,8 @@ impl Cq {
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
         let (users, acks) = (CqUsers::new(), EventAcks::default());
-        let cq = Arc::new(CqInner { context, queue, signal, users, acks, wall_offset: AtomicU64::new(0) });
+        let (work_requests, wall_offset) = (AtomicU64::new(0), AtomicU64::new(0));
+        let cq = Arc::new(CqInner { context, queue, signal, users, work_requests, acks, wall_offset });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
     }

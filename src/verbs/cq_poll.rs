@@ -73,6 +73,11 @@ pub struct Wc<'p> {
 }
 
 impl Wc<'_> {
+    /// Returns the completion.
+    pub fn completion(&self) -> &Completion {
+        &self.entry.completion
+    }
+
     /// Returns the ID of the work request.
     pub fn wr_id(&self) -> u64 {
         self.entry.completion.wr_id

@@ -13,6 +13,7 @@ mod channel;
 pub mod cm;
 mod congestion;
 mod context;
+mod context_warnings;
 mod cq;
 mod cq_poll;
 mod device;
@@ -34,6 +35,7 @@ mod quota;
 mod srq;
 mod test_endpoint;
 mod wait;
+mod warnings;
 mod xrc;
 
 pub use crate::driver::{AttachError, CqOverflow, Notify};
@@ -81,4 +83,5 @@ pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, P
 pub use query::{lid_of, node_guid};
 pub use srq::{Srq, SrqAttr, SrqOptions};
 pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
+pub use warnings::{Warning, WarningKind};
 pub use xrc::Xrcd;

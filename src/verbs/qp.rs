@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
@@ -172,6 +173,8 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
+    /// Numbers of work requests that complete to `send_cq` and to `recv_cq`, as far as all of them do.
+    work_requests: [u32; 2],
     /// Whether the queue pair still exists. Once it has been destroyed, its number may be reused.
     is_alive: Arc<Mutex<bool>>,
 }
@@ -337,12 +340,17 @@ impl Qp {
         });
         let qpn = created.inspect_err(|_| context.0.qps.release())?;
         let psn = Psn::new(context.next_random() as u32);
-        for cq in [send_cq, recv_cq] {
+        let work_requests = [if signal_all { send.max_wr } else { 0 }, recv.max_wr];
+        for (cq, added) in [send_cq, recv_cq].into_iter().zip(work_requests) {
             cq.0.users.add(shard);
+            cq.0.work_requests.fetch_add(added.into(), Ordering::Relaxed);
+        }
+        for cq in [send_cq, recv_cq] {
+            context.0.warnings.check_cq(cq.capacity() as u64, cq.0.work_requests.load(Ordering::Relaxed));
         }
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
-        let (send_cq, recv_cq) = (send_cq.clone(), recv_cq.clone());
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, is_alive: Arc::new(Mutex::new(true)) })
+        let (send_cq, recv_cq, is_alive) = (send_cq.clone(), recv_cq.clone(), Arc::new(Mutex::new(true)));
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, work_requests, is_alive })
     }
 
     /// Returns a handle that can change the queue pair's state but does not keep it alive.
@@ -413,10 +421,22 @@ impl Qp {
             let result = state.modify_qp(now, self.qpn, attr);
             result.expect("the NIC has the queue pair as long as its handle")
         })?;
-        if attr.state == Some(QpState::Reset) {
-            self.purge();
+        match attr.state {
+            Some(QpState::Reset) => self.purge(),
+            Some(QpState::Rtr | QpState::Rts) => self.check_configuration(),
+            _ => {}
         }
         Ok(())
+    }
+
+    /// Warns of attributes that will cause trouble.
+    fn check_configuration(&self) {
+        self.pd.context().0.warnings.check_qp(self.qp_type, &self.query(), self.qpn);
+    }
+
+    /// Warns of a work request that exceeds a limit.
+    fn check_post(&self, posted: Result<(), PostListError>) -> Result<(), PostListError> {
+        posted.inspect_err(|e| self.pd.context().0.warnings.check_post(&e.error, self.qpn))
     }
 
     /// Removes this queue pair's completions from its completion queues.
@@ -588,9 +608,9 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first work request that was not posted; those before it were posted.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shard.post(self.qpn, |nic| {
+        self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
-        })
+        }))
     }
 
     /// Posts either all of the work requests or, if any of them is rejected, none (`ibv_wr_complete`).
@@ -605,9 +625,9 @@ impl Qp {
     /// must not call the NIC.
     #[doc(hidden)]
     pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
-        self.shard.post(self.qpn, |nic| {
+        self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
-        })
+        }))
     }
 
     /// Posts a receive work request.
@@ -632,8 +652,9 @@ impl Drop for Qp {
         drop(is_alive);
         context.0.qps.release();
         self.purge();
-        for cq in [&self.send_cq, &self.recv_cq] {
+        for (cq, removed) in [&self.send_cq, &self.recv_cq].into_iter().zip(self.work_requests) {
             cq.0.users.remove(&self.shard);
+            cq.0.work_requests.fetch_sub(removed.into(), Ordering::Relaxed);
         }
     }
 }

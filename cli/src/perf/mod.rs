@@ -74,6 +74,10 @@ pub struct PerfArgs {
     /// Local ACK timeout: 4.096 us x 2^N (-u of perftest)
     #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     ack_timeout: u8,
+    /// Print a report to standard error if a work request fails: its cause, transmissions, retries and the
+    /// check that failed
+    #[arg(long)]
+    explain: bool,
     /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
@@ -124,9 +128,9 @@ impl PerfArgs {
     }
 
     fn runner<'a>(&'a self, context: &'a urxe::verbs::Context, interrupt: &'a Interrupt) -> Runner<'a> {
-        let timeout = AckTimeout::new(self.ack_timeout);
-        let connect = self.link.connect_options().timeout(timeout);
-        Runner { context, link: &self.link, connect, interrupt, timeout: self.oob.peer_timeout() }
+        let connect = self.link.connect_options().timeout(AckTimeout::new(self.ack_timeout));
+        let (timeout, explain) = (self.oob.peer_timeout(), self.explain);
+        Runner { context, link: &self.link, connect, interrupt, timeout, explain }
     }
 
     fn plan(&self) -> Result<Plan, CliError> {

@@ -41,6 +41,8 @@ pub struct Runner<'a> {
     pub interrupt: &'a Interrupt,
     /// Timeout when waiting for the peer.
     pub timeout: Duration,
+    /// Whether the failure of a work request is explained on standard error.
+    pub explain: bool,
 }
 
 impl Runner<'_> {
@@ -49,7 +51,7 @@ impl Runner<'_> {
     }
 
     fn spin(&self) -> Spin {
-        Spin::new(self.interrupt, self.timeout)
+        Spin::new(self.interrupt, self.timeout).explain(self.explain)
     }
 
     fn connect_options(&self, sgid_index: u8, mtu: Mtu) -> ConnectOptions {

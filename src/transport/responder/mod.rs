@@ -162,6 +162,11 @@ impl Responder {
         self.receives.post(wr)
     }
 
+    /// Reports whether the queue pair has a receive queue of its own to which nothing has ever been posted.
+    pub fn has_never_had_receives(&self) -> bool {
+        self.receives.has_never_had_any()
+    }
+
     pub fn has_replies(&self) -> bool {
         !self.replies.is_empty()
     }

@@ -41,6 +41,11 @@ impl RecvSource {
         self.own.post(wr, self.has_current as usize)
     }
 
+    /// Reports whether the receives are the queue pair's own, and none has ever been posted.
+    pub fn has_never_had_any(&self) -> bool {
+        !self.shared && self.own.is_unused()
+    }
+
     /// Returns the credit code for the available receives, including the current message's. A shared receive
     /// queue advertises no credits, because its receives are not reserved for a single QP (IBA 9.7.7.2).
     pub fn credits(&self, conn: &Connection) -> u8 {

@@ -1,0 +1,53 @@
+//! Warnings of a context.
+
+use std::sync::Arc;
+
+use super::context::Inner;
+use super::{Context, Warning, WarningKind, WeakContext};
+
+impl Inner {
+    /// Warns if a message has arrived at a queue pair to which no receive has ever been posted.
+    fn check_receives(&self) {
+        if self.warnings.has_raised(WarningKind::ReceiveQueueEmpty) {
+            return;
+        }
+        let found = self.shards.with_all_nics(|nics| nics.iter().find_map(|nic| nic.qp_without_receives()));
+        if let Some(qp) = found {
+            self.warnings.raise_receive_queue_empty(qp);
+        }
+    }
+}
+
+impl WeakContext {
+    /// Raises the warnings that no call of the application causes, if the device is open.
+    #[doc(hidden)]
+    pub fn update_warnings(&self) {
+        if let Some(device) = self.get() {
+            device.check_receives();
+        }
+    }
+}
+
+impl Context {
+    /// Returns the warnings that the use of the device has caused so far: at most one of each kind, for the
+    /// first object that it concerns.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let options = ConnectOptions::default().retry_cnt(0);
+    /// let (a, _b) = Fabric::new().pair_builder().connect(options).build()?;
+    /// assert_eq!(a.context.warnings()[0].kind, WarningKind::RetryCntZero);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn warnings(&self) -> Vec<Warning> {
+        self.0.check_receives();
+        self.0.warnings.all()
+    }
+
+    /// Calls `callback` for each warning: at once for those already raised, and from then on for each new
+    /// one, on the thread whose call causes it. [`WarningKind::ReceiveQueueEmpty`] is raised by
+    /// [`warnings`](Self::warnings).
+    pub fn on_warning(&self, callback: impl Fn(&Warning) + Send + Sync + 'static) {
+        self.0.warnings.add_callback(Arc::new(callback));
+    }
+}
