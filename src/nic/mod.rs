@@ -68,6 +68,7 @@ use crate::transport::{
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
 use cnp::NotificationPoints;
+use egress::Egress;
 use outputs::OutputQueue;
 use peers::PeerWindows;
 use schedule::Schedule;
@@ -97,6 +98,7 @@ pub struct Nic {
     srqs: SrqTable,
     multicast: MulticastTable,
     schedule: Schedule,
+    egress: Egress,
     deferral: TimerDeferral,
     peers: PeerWindows,
     notifications: NotificationPoints,
@@ -185,6 +187,7 @@ impl Nic {
             srqs: SrqTable::new(shard),
             multicast: MulticastTable::default(),
             schedule: Schedule::default(),
+            egress: Egress::default(),
             deferral: TimerDeferral::default(),
             peers: PeerWindows::default(),
             notifications: NotificationPoints::default(),
@@ -455,55 +458,43 @@ impl Nic {
         while !tx.is_full()
             && let Some((qpn, unblocked)) = self.next_turn()
         {
-            self.give_turn(qpn, unblocked, self.config.tuning.turn, now, memory, tx);
+            let Some(entry) = self.table.get_mut(qpn) else { continue };
+            let before = tx.packets();
+            match unblocked {
+                true => entry.share.wake(),
+                false => entry.queued = false,
+            }
+            let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+            if std::mem::take(&mut entry.must_enter_error) {
+                entry.qp.fail(&mut env);
+            }
+            env.others_in_flight = self.peers.others(&entry.share);
+            let more = entry.qp.transmit(self.egress.turn(self.config.tuning.turn), &mut env);
+            self.peers.settle_turn(entry, self.config.tuning.window);
+            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+            if more {
+                self.schedule.enqueue(entry);
+            }
+            self.schedule.arm(entry);
+            self.egress.charge(entry, tx.packets() - before);
         }
-        self.count_sent(packets, bytes, tx);
-        self.wants_to_transmit_urgently()
-    }
-
-    /// Gives a queue pair its turn to send up to `budget` packets.
-    #[inline(always)]
-    fn give_turn(
-        &mut self,
-        qpn: Qpn,
-        unblocked: bool,
-        budget: usize,
-        now: Instant,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let Some(entry) = self.table.get_mut(qpn) else { return };
-        match unblocked {
-            true => entry.share.wake(),
-            false => entry.queued = false,
-        }
-        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        if std::mem::take(&mut entry.must_enter_error) {
-            entry.qp.fail(&mut env);
-        }
-        env.others_in_flight = self.peers.others(&entry.share);
-        let more = entry.qp.transmit(budget, &mut env);
-        self.peers.settle_turn(entry, self.config.tuning.window);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-        if more {
-            self.schedule.enqueue(entry);
-        }
-        self.schedule.arm(entry);
-    }
-
-    /// Counts the packets that have been added to `tx` since it held `packets` packets and `bytes` bytes.
-    fn count_sent(&mut self, packets: usize, bytes: usize, tx: &TxQueue) {
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;
         c.sent_bytes += (tx.bytes() - bytes) as u64;
+        self.wants_to_transmit_urgently()
     }
 
     /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
     /// come first, because they have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
-        let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
-        unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
+        loop {
+            let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
+            let next = unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))?;
+            if !self.egress.is_limited() || self.may_have_turn(next) {
+                return Some(next);
+            }
+        }
     }
 
     /// Handles all timers that have expired at `now`.
@@ -547,9 +538,7 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently()
-            || self.schedule.has_delayed_acks()
-            || self.schedule.has_any_parked()
+        self.wants_to_transmit_urgently() || self.schedule.has_delayed_acks() || self.egress.has_any_parked()
     }
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.

@@ -14,8 +14,6 @@ use crate::wire::Qpn;
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
-    /// Queue pairs that wait until the link has room for packets of their priority (`egress.rs`).
-    pub(super) parked: [VecDeque<Qpn>; 8],
     /// Queue pairs with delayed acknowledgements, which preferably travel with a request.
     delayed_acks: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
@@ -95,10 +93,6 @@ impl Schedule {
 
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
-    }
-
-    pub fn has_any_parked(&self) -> bool {
-        self.parked.iter().any(|parked| !parked.is_empty())
     }
 
     /// Takes the next expired heap entry: its expiry time and its queue pair.

@@ -238,6 +238,47 @@ fn queue_pair_that_is_paused_for_ever_completes_its_work_when_it_enters_err() {
     assert!(completions.iter().all(|completion| completion.status == WcStatus::WrFlushErr));
 }
 
+/// Returns Jain's fairness index.
+fn jain(shares: &[f64]) -> f64 {
+    let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|x| x * x).sum::<f64>());
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+#[test]
+fn dcqcn_keeps_an_incast_below_the_thresholds_of_flow_control() {
+    let ecn = Red::new(40_000, 200_000, 0.1);
+    let switch = SwitchConfig::default().ecn(ecn).pfc(Pfc::default().xoff(400_000).xon(390_000));
+    let simulation = Fabric::simulate(&Topology::incast(4).switches(switch), 1).unwrap();
+    let options = ContextOptions::default().congestion(Congestion::DCQCN_CONNECTX);
+    let context = |host: usize| {
+        let port = simulation.port(host, &simulation.fabric().auto_address()).unwrap();
+        Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+    };
+    let contexts: Vec<Context> = (0..5).map(context).collect();
+    let connect = ConnectOptions::default().traffic_class(26 << 2 | 2);
+    let mut flows: Vec<Flow> =
+        contexts[1..].iter().map(|from| Flow::new(from, &contexts[0], &connect)).collect();
+    flows.iter_mut().for_each(|flow| flow.write(120, 1 << 20));
+    let sent =
+        || -> Vec<u64> { (1..5).map(|i| simulation.queue(Host(i), Switch(0), 3).unwrap().bytes).collect() };
+    let pauses = || simulation.counters().pauses;
+    simulation.fabric().advance(Duration::from_millis(5));
+    let (before, pauses_before) = (sent(), pauses());
+    let queue = simulation.queue(Switch(0), Host(0), 3).unwrap();
+    simulation.sample(Switch(0), Host(0), 3, US).unwrap();
+    simulation.fabric().advance(Duration::from_millis(15));
+    let shares: Vec<f64> = sent().iter().zip(&before).map(|(now, then)| (now - then) as f64).collect();
+    let delivered = simulation.queue(Switch(0), Host(0), 3).unwrap().bytes - queue.bytes;
+    let utilisation = (delivered * 8) as f64 / (15e-3 * 100e9);
+    let mut lengths = simulation.take_samples(Switch(0), Host(0), 3).unwrap();
+    lengths.sort_unstable();
+    let p99 = lengths[lengths.len() * 99 / 100];
+    println!("Jain {:.4}, utilisation {utilisation:.4}, queue p99 {p99}", jain(&shares));
+    assert!(contexts[0].counters().np_cnp_sent > 100);
+    assert_eq!((pauses() - pauses_before, simulation.counters().dropped), (0, 0));
+    assert!(jain(&shares) > 0.98 && utilisation > 0.97 && p99 <= 200_000);
+}
+
 /// Runs an incast to host 4 behind switch 1, and a flow from host 3 to host 7 that shares with it only the wire
 /// between the switches. Returns the completion time of that flow.
 fn victim(pfc: Option<Pfc>) -> u64 {

@@ -88,6 +88,7 @@ struct Shared {
 struct Ports {
     by_id: BTreeMap<u32, Arc<PortShared>>,
     by_address: HashMap<IpAddr, u32>,
+    addresses: HashMap<u32, Vec<IpAddr>>,
     groups: HashMap<IpAddr, BTreeSet<u32>>,
     overrides: HashMap<(u32, u32), FabricConfig>,
     last_id: u32,
@@ -110,6 +111,16 @@ impl Ports {
             }
         }
         Ok(())
+    }
+}
+
+impl Ports {
+    /// Replaces the addresses of a port.
+    fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
+        for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {
+            self.by_address.remove(&address);
+        }
+        self.by_address.extend(addresses.iter().map(|address| (*address, id)));
     }
 }
 
@@ -206,7 +217,7 @@ impl Fabric {
         shared.host.store(uplink.unwrap_or(PortShared::NO_HOST), Ordering::SeqCst);
         ports.last_id = id;
         ports.by_id.insert(id, shared.clone());
-        ports.by_address.extend(addresses.iter().map(|a| (*a, id)));
+        ports.set_addresses(id, addresses);
         drop(ports);
         self.changed();
         Ok(FabricPort::new(self.clone(), shared, addresses))
@@ -277,8 +288,7 @@ impl Fabric {
         let port = self.port_of(of)?;
         let mut ports = self.0.ports.lock();
         ports.check(addresses, Some(port.id))?;
-        ports.by_address.retain(|_, id| *id != port.id);
-        ports.by_address.extend(addresses.iter().map(|a| (*a, port.id)));
+        ports.set_addresses(port.id, addresses);
         drop(ports);
         self.changed();
         if let Some(driver) = port.driver() {
@@ -459,7 +469,8 @@ impl Fabric {
         }
         let mut ports = self.0.ports.lock();
         ports.by_id.remove(&port.id);
-        ports.by_address.retain(|_, id| *id != port.id);
+        ports.set_addresses(port.id, &[]);
+        ports.addresses.remove(&port.id);
         ports.groups.values_mut().for_each(|g| {
             g.remove(&port.id);
         });

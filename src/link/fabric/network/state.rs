@@ -7,13 +7,14 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::buffers::Buffers;
 use super::config::{Node, Scheduler, SwitchConfig, Wire};
 use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
 use super::queues::{Output, PRIORITIES, Packet, PauseFrame};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
 use crate::link::fabric::agenda::TouchedPorts;
-use crate::link::fabric::inbox::{BufferPool, Delivery, INBOX_LIMIT};
+use crate::link::fabric::inbox::{Delivery, INBOX_LIMIT};
 use crate::link::fabric::port_shared::PortShared;
 use crate::link::rng::SimRng;
 use crate::transport::{EgressRoom, Instant, TxBurst};
@@ -127,7 +128,9 @@ pub(crate) struct State {
     hosts: Vec<Host>,
     routes: Routes,
     seed: u64,
-    pool: BufferPool,
+    buffers: Buffers,
+    /// Every host before this one has a port.
+    first_free: usize,
     pub deadlocks: Vec<Deadlock>,
     pub counters: NetworkCounters,
     /// Whether the current event affects a NIC.
@@ -175,7 +178,8 @@ impl State {
             hosts: uplinks.into_iter().map(host).collect(),
             routes: Routes::default(),
             seed,
-            pool: BufferPool::default(),
+            buffers: Buffers::new(topology.mtu),
+            first_free: 0,
             deadlocks: Vec::new(),
             counters: NetworkCounters::default(),
             affects_nic: false,
@@ -194,7 +198,11 @@ impl State {
     pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<u32> {
         let host = match host {
             Some(host) => host,
-            None => self.hosts.iter().position(|host| host.port.is_none())?,
+            None => {
+                let free = self.hosts[self.first_free..].iter().position(|host| host.port.is_none())?;
+                self.first_free += free;
+                self.first_free
+            }
         };
         let free = self.hosts.get_mut(host).filter(|host| host.port.is_none())?;
         free.port = Some(port.clone());
@@ -202,8 +210,15 @@ impl State {
         Some(host as u32)
     }
 
+    /// Takes back the buffers of packets that a NIC has read.
+    pub fn recycle(&mut self, read: impl Iterator<Item = Vec<u8>>) {
+        read.for_each(|buffer| self.buffers.put(buffer));
+    }
+
+    /// Detaches a host's port, which no longer exists.
     pub fn detach(&mut self, host: u32) {
         self.hosts[host as usize].port = None;
+        self.first_free = self.first_free.min(host as usize);
     }
 
     /// Returns the bandwidth of a host's wire in bits per second.
@@ -263,7 +278,7 @@ impl State {
         for target in targets {
             let mut copier = burst.copier();
             for index in 0..burst.packets as u16 {
-                let mut data = self.pool.take(burst.segment);
+                let mut data = self.buffers.take(burst.segment);
                 copier.copy_next(&mut data);
                 let frame = (data.len() + burst.flow.header_len()) as u64 + ETHERNET;
                 let frame = frame.max(MIN_FRAME);
@@ -275,7 +290,7 @@ impl State {
                     self.directions[uplink as usize].output.push(packet, self.now);
                 } else {
                     self.counters.lost += 1;
-                    self.pool.put(packet.data);
+                    self.buffers.put(packet.data);
                 }
             }
         }
@@ -389,7 +404,7 @@ impl State {
             Some(Frame::Packet(packet)) => {
                 if d.losses.bernoulli(d.wire.loss) {
                     self.counters.lost += 1;
-                    return self.pool.put(packet.data);
+                    return self.buffers.put(packet.data);
                 }
                 match to {
                     Node::Host(_) => self.deliver(packet, touched),
@@ -413,7 +428,7 @@ impl State {
     fn forward(&mut self, switch: usize, input: u32, mut packet: Packet, touched: &TouchedPorts) {
         let Some(direction) = self.routes.next(switch, packet.host, &packet.flow, self.seed) else {
             self.counters.unroutable += 1;
-            return self.pool.put(packet.data);
+            return self.buffers.put(packet.data);
         };
         let priority = packet.priority();
         let queued = self.directions[direction as usize].output.queues[priority].counters.queued;
@@ -423,7 +438,7 @@ impl State {
         if admission == Admission::Dropped {
             self.directions[direction as usize].output.queues[priority].counters.dropped += 1;
             self.counters.dropped += 1;
-            return self.pool.put(packet.data);
+            return self.buffers.put(packet.data);
         }
         packet.input = input;
         self.directions[direction as usize].output.push(packet, self.now);
@@ -440,19 +455,18 @@ impl State {
         let Packet { flow, index, data, host, .. } = packet;
         let Some(port) = &self.hosts[host as usize].port else {
             self.counters.unroutable += 1;
-            return self.pool.put(data);
+            return self.buffers.put(data);
         };
         let mut inbox = port.inbox.lock();
         if inbox.bytes + data.len() > INBOX_LIMIT {
             inbox.counters.queue_full += 1;
             self.counters.dropped += 1;
-            return self.pool.put(data);
+            return self.buffers.put(data);
         }
         let ident = IpIdent::Exact { id: index, flags: IpIdent::DONT_FRAGMENT };
         inbox.bytes += data.len();
         inbox.counters.carried += 1;
         inbox.schedule.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
-        self.pool.refill(&mut inbox.pool);
         port.earliest.store(inbox.earliest(), Ordering::SeqCst);
         drop(inbox);
         self.counters.delivered += 1;
@@ -489,14 +503,14 @@ impl State {
                 if let Node::Switch(i) = from {
                     self.release(i, &packet, touched);
                 }
-                self.pool.put(packet.data);
+                self.buffers.put(packet.data);
             }
             if let Node::Host(host) = from {
                 self.hosts[host].exhausted = 0;
                 self.publish_room(host);
                 self.notify(host, touched);
             }
-            on_wire.into_iter().for_each(|packet| self.pool.put(packet.data));
+            on_wire.into_iter().for_each(|packet| self.buffers.put(packet.data));
         }
         self.affects_nic = false;
         self.compute_routes();
