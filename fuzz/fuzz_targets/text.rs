@@ -11,7 +11,10 @@ fuzz_target!(|text: &str| {
     match text.parse::<Rule>() {
         Ok(rule) => {
             let parsed: Rule = rule.to_string().parse().expect("the printed form of a rule is valid");
-            assert_eq!((parsed.direction, parsed.action), (rule.direction, rule.action));
+            assert_eq!(
+                (parsed.direction, parsed.action, parsed.when),
+                (rule.direction, rule.action, rule.when)
+            );
         }
         Err(e) => assert!(!e.to_string().is_empty()),
     }

@@ -409,13 +409,13 @@ mod tests {
         let (mut link, scripts) = multihomed(&["fe80::1", "10.0.0.1"]);
         let mut queue = TxQueue::new(link.info().burst);
         let packet = |i: u8, len| vec![i; len];
-        queue.push_raw(&flow("10.0.0.1"), 0, &packet(1, 100), None);
+        queue.push_raw(&flow("10.0.0.1"), 0, &packet(1, 100));
         link.transmit(Instant(0), &queue).unwrap();
         // Two bursts of one address with one of the other between them, and one of an unknown address.
-        queue.push_raw(&flow("10.0.0.1"), 1, &packet(2, 40), None);
-        queue.push_raw(&flow("fe80::1"), 0, &packet(3, 64), None);
-        queue.push_raw(&flow("10.0.0.7"), 0, &packet(4, 64), None);
-        queue.push_raw(&flow("10.0.0.1"), 0, &packet(5, 64), None);
+        queue.push_raw(&flow("10.0.0.1"), 1, &packet(2, 40));
+        queue.push_raw(&flow("fe80::1"), 0, &packet(3, 64));
+        queue.push_raw(&flow("10.0.0.7"), 0, &packet(4, 64));
+        queue.push_raw(&flow("10.0.0.1"), 0, &packet(5, 64));
         let whole: Vec<_> = queue.bursts().map(|b| (b.segment, b.packets, b.bytes().to_vec())).collect();
         assert_eq!(whole.iter().map(|b| b.1).collect::<Vec<_>>(), [2, 1, 1, 1]);
         link.transmit(Instant(0), &queue).unwrap();
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(polls(&scripts), [10, 0], "the member used last stays active");
         // Sending keeps a member active too, since a reply is expected.
         let mut queue = TxQueue::new(link.info().burst);
-        queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64], None);
+        queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64]);
         link.transmit(Instant(later + 11 * US), &queue).unwrap();
         receive(&mut link, later + 12 * US);
         assert_eq!(polls(&scripts)[1], 1);

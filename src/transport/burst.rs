@@ -358,9 +358,8 @@ impl TxQueue {
     }
 
     /// Adds a complete packet (BTH to ICRC) that was at `index` in another burst, for middleware that splits
-    /// bursts. Adjusts its ICRC to the new index; a wrong ICRC stays wrong. Then corrupts the byte at `flip`,
-    /// if that is given.
-    pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
+    /// bursts. Adjusts its ICRC to the new index; a wrong ICRC stays wrong.
+    pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8]) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
         let dest_group = if flush { ALONE } else { dest_group_of_first(packet) };
         let new_index = self.join_burst(flow, dest_group, packet.len());
@@ -374,9 +373,6 @@ impl TxQueue {
             mend ^= icrc::compute(flow, new_index, IpIdent::DONT_FRAGMENT, packet);
             let tail = self.arena[start + body..copy.end].iter_mut();
             tail.zip(mend.to_le_bytes()).for_each(|(byte, change)| *byte ^= change);
-        }
-        if let Some(byte) = flip.and_then(|at| self.arena[copy].get_mut(at)) {
-            *byte ^= 0x20;
         }
         self.add_arena_piece(start);
     }
@@ -685,7 +681,7 @@ mod tests {
             let (mut bytes, mut index) = (Vec::new(), 0);
             burst.copy_to(&mut bytes);
             for packet in bytes.chunks(burst.segment) {
-                again.push_raw(&burst.flow, index, packet, None);
+                again.push_raw(&burst.flow, index, packet);
                 index += 1;
             }
         }
@@ -701,7 +697,7 @@ mod tests {
             q.push(&flow(1), Headers { bth, ..Headers::default() }, Payload::Bytes(&[]));
         }
         let mut again = TxQueue::new(BurstLimits::SEGMENTED);
-        q.bursts().for_each(|b| again.push_raw(&b.flow, 0, b.bytes(), None));
+        q.bursts().for_each(|b| again.push_raw(&b.flow, 0, b.bytes()));
         for queue in [&q, &again] {
             assert_eq!(queue.bursts().len(), 4);
             let (mut lenient, mut strict) = (icrc::Verifier::new(true), icrc::Verifier::new(false));
@@ -744,8 +740,9 @@ mod tests {
         let mut bytes = Vec::new();
         b.copy_to(&mut bytes);
         let mut other = TxQueue::new(BurstLimits::SEGMENTED);
-        for (i, flip) in [(3, None), (1, Some(15)), (2, None)] {
-            other.push_raw(&b.flow, i, &bytes[i as usize * b.segment..][..b.segment], flip);
+        bytes[b.segment + 15] ^= 0x20;
+        for i in [3, 1, 2] {
+            other.push_raw(&b.flow, i, &bytes[i as usize * b.segment..][..b.segment]);
         }
         let mut raw = Vec::new();
         let burst = other.bursts().next().unwrap();
@@ -757,7 +754,7 @@ mod tests {
         assert_eq!(holds(&raw), [true, false, true]);
         let mut again = TxQueue::new(BurstLimits::SEGMENTED);
         for (i, p) in raw.chunks(b.segment).enumerate().skip(1) {
-            again.push_raw(&b.flow, i as u16, p, None);
+            again.push_raw(&b.flow, i as u16, p);
         }
         let mut raw = Vec::new();
         again.bursts().next().unwrap().copy_to(&mut raw);

@@ -164,3 +164,61 @@ pub(super) fn write_icrc(flow: &Flow, id: u16, flags: u16, packet: &mut [u8]) {
         *tail = icrc.to_le_bytes();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Headers, Opcode};
+
+    #[test]
+    fn alteration_inverts_the_given_bits_of_one_byte_and_repairs_the_icrc_on_request() {
+        let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 7);
+        let mut intact = vec![0x55; 64];
+        let mut headers = Headers::default();
+        headers.bth.opcode = Opcode(0x0a);
+        headers.emit(&mut intact);
+        write_icrc(&flow, 3, IpIdent::DONT_FRAGMENT, &mut intact);
+        let ident = IpIdent::Exact { id: 3, flags: IpIdent::DONT_FRAGMENT };
+        assert!(icrc::verify(&flow, ident, 0, &intact));
+        for at in 0..60 {
+            for repair_icrc in [false, true] {
+                let mut packet = intact.clone();
+                Alteration { at: Place::Offset(at), xor: 0x81, repair_icrc }.apply(&flow, ident, &mut packet);
+                let changed: Vec<usize> = (0..60).filter(|i| packet[*i] != intact[*i]).collect();
+                assert_eq!(changed, [usize::from(at)]);
+                assert_eq!(packet[usize::from(at)], intact[usize::from(at)] ^ 0x81);
+                // The ICRC does not cover the congestion bits and the reserved bits next to them.
+                assert_eq!(icrc::verify(&flow, ident, 0, &packet), repair_icrc || at == 4, "at {at}");
+            }
+        }
+        let mut packet = intact.clone();
+        Alteration { at: Place::Offset(60), xor: 0x81, repair_icrc: true }.apply(&flow, ident, &mut packet);
+        assert_eq!(packet, intact, "the ICRC itself is not altered");
+    }
+
+    #[test]
+    fn field_is_found_in_every_header_that_contains_it() {
+        let packet = |opcode: u8| {
+            let mut bytes = vec![0; 64];
+            bytes[0] = opcode;
+            bytes
+        };
+        let offset = |name: &str, opcode: u8| Place::named(name).unwrap().offset(&packet(opcode));
+        let (write, cmpswap, ack, datagram) = (0x0a, 0x13, 0x11, 0x64);
+        assert_eq!(
+            [offset("psn", write), offset("qp", ack), offset("pkey", ack)],
+            [Some(11), Some(7), Some(3)]
+        );
+        assert_eq!(
+            [offset("rkey", write), offset("rkey", cmpswap), offset("rkey", ack)],
+            [Some(23), Some(23), None]
+        );
+        assert_eq!([offset("length", write), offset("length", cmpswap)], [Some(27), None]);
+        assert_eq!(
+            [offset("syndrome", ack), offset("msn", ack), offset("msn", write)],
+            [Some(12), Some(15), None]
+        );
+        assert_eq!([offset("qkey", datagram), offset("src-qp", datagram)], [Some(15), Some(19)]);
+        assert_eq!([offset("payload", write), offset("payload", datagram)], [Some(28), Some(20)]);
+    }
+}

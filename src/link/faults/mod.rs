@@ -237,7 +237,7 @@ fn receive_with_faults(
 /// Appends one packet to a queue.
 fn push(queue: &mut TxQueue, s: Single<'_>) {
     if let IpIdent::Exact { id, .. } = s.ident {
-        queue.push_raw(&s.flow, id, s.data, None);
+        queue.push_raw(&s.flow, id, s.data);
     }
 }
 
