@@ -32,7 +32,8 @@ use super::link::STANDARD_OUTPUT;
 use super::oob::parse_seconds;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
-use urxe::link::faults::{Rule, Rules};
+use urxe::link::faults::Rules;
+use urxe::verbs::faults::Fault;
 use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
@@ -168,8 +169,8 @@ fn parse_name(text: &str) -> Result<DeviceName, String> {
 
 /// Returns a rule, or the rules of `@FILE`, as the text that `URXE_FAULTS` contains.
 fn parse_rules(text: &str) -> Result<String, String> {
-    let Rules(rules) = text.parse::<Rules>().map_err(|e| e.to_string())?;
-    Ok(rules.iter().map(Rule::to_string).collect::<Vec<_>>().join(";"))
+    let Rules(rules) = text.parse::<Rules<Fault>>().map_err(|e| e.to_string())?;
+    Ok(rules.iter().map(Fault::to_string).collect::<Vec<_>>().join(";"))
 }
 
 fn parse_personality(text: &str) -> Result<String, String> {

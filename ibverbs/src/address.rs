@@ -73,6 +73,7 @@ pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_ah, null);
     if !ProtectionDomain::is_live(pd) {
         return null(libc::EINVAL);
     }
@@ -121,6 +122,7 @@ unsafe extern "C" fn init_ah_from_wc(
     out: *mut ibv_ah_attr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_init_ah_from_wc, minus_one);
     // SAFETY: `ibv_init_ah_from_wc` requires an open context, a readable completion and the GRH that belongs
     // to it.
     match unsafe { reverse_path(Context::from_raw_ref(context), wc, header) }.filter(|_| port == 1) {
@@ -140,6 +142,7 @@ unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_ah_from_wc, null);
     if !ProtectionDomain::is_live(pd) {
         return null(libc::EINVAL);
     }

@@ -72,6 +72,7 @@ unsafe fn register(
 
 unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> *mut c_void {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_buf, null);
     if !ProtectionDomain::is_live(pd) || size == 0 || out.is_null() {
         return null(libc::EINVAL);
     }
@@ -104,6 +105,7 @@ unsafe extern "C" fn reg_buf_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_buf_mr, null);
     // SAFETY: the requirements of `register` are those of `ibv_reg_buf_mr`: the program frees the buffer
     // after it has deregistered the region.
     unsafe { register(pd, buf, addr, length, None, access) }
@@ -121,6 +123,7 @@ unsafe extern "C" fn dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
 
 unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_mr_ex, null);
     /// Bits of `comp_mask`.
     const IOVA: u64 = 1;
     const ADDR: u64 = 2;

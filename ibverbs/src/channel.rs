@@ -69,6 +69,7 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
 
 pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_comp_channel, null);
     // SAFETY: `ibv_create_comp_channel` requires an open context, which the program does not close during
     // the call.
     match unsafe { Context::from_raw_ref(context) }.nic.create_channel() {
@@ -105,6 +106,7 @@ unsafe extern "C-unwind" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    inject_fault!(ibv_get_cq_event, minus_one);
     // SAFETY: `ibv_get_cq_event` requires a live channel and two writable pointers; the program does not
     // destroy the channel during the call.
     blocking(|call| unsafe { next_cq_event(c, cq, cq_context, call) })

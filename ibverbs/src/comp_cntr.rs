@@ -52,6 +52,7 @@ unsafe extern "C" fn create_comp_cntr(
     attr: *mut ibv_comp_cntr_init_attr,
 ) -> *mut ibv_comp_cntr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_comp_cntr, null);
     static HANDLES: AtomicU32 = AtomicU32::new(0);
     // SAFETY: `ibv_create_comp_cntr` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::faults::Call;
 use urxe::verbs::{Completion, Cq, CqPoll, DestroyCqError, Notify, WcFlags};
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
+use crate::call_faults;
 use crate::channel::{CompChannel, MAX_WAIT};
 use crate::context::{Context, is_inherited};
 use crate::event_objects::address_of;
@@ -146,6 +148,9 @@ fn work_completion(from: &Completion) -> ibv_wc {
 
 pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    if let Some(errno) = call_faults::on_call(Call::ibv_poll_cq) {
+        return -errno;
+    }
     // SAFETY: `ibv_poll_cq` requires a live queue, which the program does not destroy during the call.
     let queue = unsafe { CompletionQueue::from_raw_ref(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
@@ -171,6 +176,7 @@ pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ib
 
 pub(crate) unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_req_notify_cq, store);
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
     let (cq, owner) = unsafe { (&CompletionQueue::from_raw_ref(c).cq, Context::from_raw_ref((*c).context)) };

@@ -56,6 +56,7 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
 
 unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_start_poll, store);
     // SAFETY: `ibv_start_poll` requires a non-null `attr` to point to a readable struct.
     if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
         return libc::EINVAL;

@@ -33,6 +33,7 @@ unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_cq, null);
     // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
@@ -93,6 +94,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_cq_ex, null);
     // SAFETY: `ibv_create_cq_ex` requires `init` to point to a readable struct.
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };

@@ -140,6 +140,7 @@ unsafe fn make(
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_qp, null);
     // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
     // call; `make` checks the objects that it names.
     unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
@@ -150,6 +151,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_qp_ex, null);
     const PD: u32 = 1;
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;

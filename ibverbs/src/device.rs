@@ -13,9 +13,11 @@ use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
+use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
+use crate::call_faults;
 use crate::counters::Publisher;
 use crate::env::{Settings, variable};
 use crate::object::{FfiCell, FfiObject, ffi_object};
@@ -164,7 +166,7 @@ extern "C" fn exit() {
     end_capture();
 }
 
-/// Reports the effect of each fault rule in this process, if the process has opened a device.
+/// Reports the effect of each fault in this process: of packet rules if the process has opened a device.
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
@@ -182,13 +184,13 @@ fn report_faults() {
             retransmitted += fault_stats.closed + fault_stats.current;
         }
     }
-    if counters.is_empty() {
-        return;
+    let packet_rules = RuleCount::sum(&counters).into_iter().map(FaultCount::from);
+    let counts: Vec<FaultCount> = packet_rules.chain(call_faults::counts()).collect();
+    counts.iter().for_each(|count| warn(&count.to_string()));
+    if !counters.is_empty() {
+        warn(&format!("packets retransmitted: {retransmitted}"));
     }
-    let rules = RuleCount::sum(&counters);
-    rules.iter().for_each(|rule| warn(&rule.to_string()));
-    warn(&format!("packets retransmitted: {retransmitted}"));
-    rules.iter().filter_map(RuleCount::warning).for_each(|warning| warn(&warning));
+    counts.iter().filter_map(FaultCount::warning).for_each(|warning| warn(&warning));
 }
 
 /// Maximum wait at process exit for a thread that holds a NIC's lock.
@@ -303,7 +305,7 @@ impl Device {
         };
         prepare_for_exit();
         let capture = capture(&self.settings)?;
-        let middleware = Middleware { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
+        let middleware = Middleware { capture, faults: Fault::packet_rules(faults), seed: seed.unwrap_or(0) };
         let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {
@@ -372,6 +374,10 @@ pub(crate) fn all() -> &'static [Device] {
             if adapters.is_empty() {
                 warn("no device: no network interface is up with an IP address; see `ip address`");
             }
+            if !Fault::call_faults(&settings.faults).is_empty() {
+                // The counts are reported even if a fault keeps the program from opening a device.
+                prepare_for_exit();
+            }
             let numbered = adapters.into_iter().enumerate();
             Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });
@@ -384,6 +390,7 @@ pub(crate) fn all() -> &'static [Device] {
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_get_device_list, null);
     let devices = all();
     // From `malloc`, as some programs free the list themselves.
     // SAFETY: `calloc` has no preconditions; the result is checked for null.

@@ -64,6 +64,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_dm, null);
     // SAFETY: `ibv_alloc_dm` requires `attr` to point to a readable struct, and an open context.
     let (attr, of) = unsafe { (&*attr, Context::from_raw_ref(context)) };
     // Every requested alignment is met, as addresses in device memory start at 0.
@@ -139,6 +140,7 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64
 
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_import_dm, null);
     // SAFETY: `ibv_import_dm` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.dms.get(handle) {
         Some(dm) => new_dm(context, dm, handle, Users::imported()),

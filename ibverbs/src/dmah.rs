@@ -26,6 +26,7 @@ ffi_object! { DmaHandle { c: ibv_dmah } handle |_| 0 }
 
 unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_dmah, null);
     /// Bits of `comp_mask`.
     const CPU_ID: u32 = 1;
     const PROCESSING_HINT: u32 = 2;

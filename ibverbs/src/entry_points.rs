@@ -4,8 +4,11 @@
 
 use std::ffi::{c_int, c_uint};
 
+use urxe::verbs::faults::Call;
+
 use crate::abi::*;
 use crate::address::{self, AddressHandle};
+use crate::call_faults;
 use crate::channel::{self, CompChannel};
 use crate::comp_cntr::{self, CompletionCounter};
 use crate::cq::{self, CompletionQueue};
@@ -56,12 +59,17 @@ export! {
 
 macro_rules! entries {
     ($(
-        $name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(on $object:ty)? = $call:path;
+        $name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(as $alias:ident)? $(on $object:ty)?
+            = $call:path;
     )*) => {$(
         /// # Safety
         /// The requirements of the call in `verbs.h`, except that the object may be destroyed already.
         pub(crate) unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
             let _uncancelled = crate::cancel::disable();
+            const CALL: Call = call_faults::of_entry_point(stringify!($name), &[$(stringify!($alias))?]);
+            if let Some(errno) = call_faults::on_call(CALL) {
+                return store(errno);
+            }
             $(if !<$object>::is_live($first) {
                 return store(libc::ENOENT);
             })?
@@ -124,7 +132,7 @@ entries! {
         len: usize) =
         query::query_gid_ex;
     query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) = query::query_port;
-    query_port_with_len(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr, len: usize) =
+    query_port_with_len(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr, len: usize) as query_port =
         query::query_port_with_len;
     query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) = query::query_port_speed;
     resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr, mac: *mut u8, vid: *mut u16) =

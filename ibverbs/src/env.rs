@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use urxe::broker::Sharing;
 use urxe::link::LinkSpec;
-use urxe::link::faults::Rule;
 use urxe::nic::ShardId;
+use urxe::verbs::faults::Fault;
 use urxe::verbs::{Congestion, DeviceNames, Personality};
 
 /// Configuration of the devices.
@@ -34,8 +34,8 @@ pub(crate) struct Settings {
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
     /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
-    /// `URXE_FAULTS`: fault rules, separated by semicolons.
-    pub faults: Vec<Rule>,
+    /// `URXE_FAULTS`: faults, separated by semicolons.
+    pub faults: Vec<Fault>,
     /// `URXE_OFFLOAD`: whether segmentation offload is used, which exchanges batches of packets with the
     /// kernel.
     pub offload: bool,
@@ -57,9 +57,6 @@ impl Settings {
     /// # Errors
     /// A line that names the invalid variable and its allowed values.
     pub(crate) fn read() -> Result<Settings, String> {
-        let faults = variable("URXE_FAULTS")?.unwrap_or_default();
-        let rules = faults.split(';').filter(|rule| !rule.is_empty());
-        let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
         let first_name = variable("URXE_NAME")?
             .map(|name| name.parse().map_err(|e| format!("URXE_NAME is '{name}': {e}")));
         Ok(Settings {
@@ -79,9 +76,9 @@ impl Settings {
                 .map(|text| text.parse().map_err(|e| format!("URXE_CONGESTION: {e}")))
                 .transpose()?
                 .unwrap_or_default(),
-            seed: parse_with("URXE_SEED", "a number", |text| text.parse().ok())?,
+            seed: seed()?,
             capture: variable("URXE_CAPTURE")?,
-            faults: rules.map(rule).collect::<Result<_, _>>()?,
+            faults: faults()?,
             offload: parse_with("URXE_OFFLOAD", "0 or 1", boolean)?.unwrap_or(true),
             min_ack_timeout: parse_with("URXE_MIN_ACK_TIMEOUT", "a number of seconds above 0", |text| {
                 let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
@@ -92,6 +89,18 @@ impl Settings {
             sharing: sharing()?,
         })
     }
+}
+
+/// Returns the faults of `URXE_FAULTS`.
+pub(crate) fn faults() -> Result<Vec<Fault>, String> {
+    let faults = variable("URXE_FAULTS")?.unwrap_or_default();
+    let parse = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
+    faults.split(';').filter(|text| !text.is_empty()).map(parse).collect()
+}
+
+/// Returns the seed of `URXE_SEED`.
+pub(crate) fn seed() -> Result<Option<u64>, String> {
+    parse_with("URXE_SEED", "a number", |text| text.parse().ok())
 }
 
 /// Returns how addresses are shared, as specified by `URXE_PROGRAM` and `URXE_ANY_USER`.

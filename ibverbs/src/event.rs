@@ -32,6 +32,7 @@ fn affiliated_object(context: &Context, event: AsyncEvent) -> Option<usize> {
 }
 
 unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    inject_fault!(ibv_get_async_event, minus_one);
     // SAFETY: `ibv_get_async_event` requires an open context, which the program does not close during the
     // call, and a writable struct.
     blocking(|call| unsafe { next_async_event(c, out, call) })

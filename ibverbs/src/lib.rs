@@ -11,6 +11,8 @@
 #![warn(unreachable_pub)]
 
 #[macro_use]
+mod call_faults;
+#[macro_use]
 mod symver;
 
 mod abi;

@@ -8,10 +8,12 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, supports_populate};
+use urxe::verbs::faults::Call;
 use urxe::verbs::{Access, DmMr, MrOptions, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;
+use crate::call_faults;
 use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
 use crate::dma_buf::Mapping;
@@ -199,6 +201,7 @@ fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr 
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_mr, null);
     // SAFETY: the requirements of `register` are those of `ibv_reg_mr`, which the program meets: it keeps
     // the memory valid until it deregisters the region.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
@@ -212,6 +215,7 @@ unsafe extern "C" fn reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_mr_iova, null);
     // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
@@ -224,6 +228,11 @@ unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    // `verbs.h` compiles a call of `ibv_reg_mr` to one of this function if the flags are not constant.
+    let call = if iova == addr.addr() as u64 { Call::ibv_reg_mr } else { Call::ibv_reg_mr_iova };
+    if let Some(errno) = call_faults::on_call(call) {
+        return errno::null(errno);
+    }
     // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova2`, which are those of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, iova, access) }
 }
@@ -237,6 +246,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
     bits: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_dmabuf_mr, null);
     /// Flags that the kernel accepts for a DMA-buf.
     const PERMITTED: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
@@ -268,6 +278,7 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
 
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_null_mr, null);
     if !ProtectionDomain::is_live(pd) {
         return errno::null(libc::EINVAL);
     }
@@ -292,6 +303,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_reg_dm_mr, null);
     if !ProtectionDomain::is_live(pd) || !DeviceMemory::is_live(c) {
         return errno::null(libc::EINVAL);
     }
@@ -330,6 +342,9 @@ unsafe extern "C" fn rereg_mr(
         errno::set(e);
         ERR_CMD
     };
+    if let Some(errno) = call_faults::on_call(Call::ibv_rereg_mr) {
+        return fail(errno);
+    }
     let has_no_range = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
     if flags & !(TRANSLATION | PD | ACCESS) != 0 || has_no_range || bits != 0 && flags & ACCESS == 0 {
         errno::set(libc::EINVAL);
@@ -478,6 +493,7 @@ impl MemoryWindow {
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_mw, null);
     let window = match kind {
         1 => WindowKind::Type1,
         2 => WindowKind::Type2B,
@@ -534,6 +550,7 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_import_mr, null);
     if !ProtectionDomain::is_live(pd) {
         return errno::null(libc::EINVAL);
     }

@@ -24,6 +24,7 @@ export! {
 
 pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_open_device, null);
     // SAFETY: `ibv_open_device` requires a device of the list; devices are never freed.
     let device = unsafe { Device::from_raw_ref(device) };
     let nic = match device.open() {
@@ -55,6 +56,7 @@ fn new_context(file: OwnedFd, shared: Arc<SharedContext>) -> *mut ibv_context {
 
 pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_close_device, store);
     // SAFETY: `ibv_close_device` requires an open context, which may be the parent's after a fork.
     if unsafe { is_inherited(c) } {
         return 0;
@@ -74,6 +76,7 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
 /// descriptor.
 unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_import_device, null);
     let Some(shared) = shared_context::find(cmd_fd) else { return errno::null(libc::EINVAL) };
     // SAFETY: `shared_context::find` found the descriptor open, and `ibv_import_device` transfers its ownership from
     // the program.

@@ -11,6 +11,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_parent_domain, null);
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
     /// `ALLOW_CC_UNPROTECTED_ALLOC` of later headers: in a confidential guest, the driver's own memory may be

@@ -92,6 +92,7 @@ impl ProtectionDomain {
 
 pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_pd, null);
     // SAFETY: `ibv_alloc_pd` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::new_raw(context, pd, None),
@@ -123,6 +124,7 @@ pub(crate) unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_import_pd, null);
     // SAFETY: `ibv_import_pd` requires an open context, which the program does not close during the call.
     match unsafe { Context::from_raw_ref(context) }.pds.get(handle) {
         Some(pd) => {
@@ -196,6 +198,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_open_xrcd, null);
     /// Bits `FD` and `OFLAGS` of `comp_mask`, both required.
     const REQUIRED: u32 = 3;
     // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 
 use urxe::verbs::Bind;
+use urxe::verbs::faults::Call;
 use urxe::verbs::{
     Access, AtomicOp, Destination, LKey, QKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, SrqId, WrData, WrOp,
 };
@@ -11,6 +12,7 @@ use urxe::verbs::{
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 use crate::address::AddressHandle;
 use crate::buffers::elements;
+use crate::call_faults;
 use crate::mr::{MemoryRegion, MemoryWindow};
 use crate::object::FfiObject;
 use crate::qp::QueuePair;
@@ -272,6 +274,11 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    if let Some(errno) = call_faults::on_call(Call::ibv_post_send) {
+        // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
+        unsafe { *bad = list };
+        return errno;
+    }
     // SAFETY: `ibv_post_send` requires a live queue pair, and `qp_type` was set when it was made.
     let (pair, qp_type) = unsafe { (QueuePair::from_raw_ref(c), (*c).qp_type) };
     // Upper bound of the requests read from a list, which may be circular: one more than the queue holds,
@@ -373,6 +380,11 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    if let Some(errno) = call_faults::on_call(Call::ibv_post_recv) {
+        // SAFETY: `ibv_post_recv` requires `bad` to point to a writable pointer.
+        unsafe { *bad = list };
+        return errno;
+    }
     // SAFETY: `ibv_post_recv` requires a live queue pair, a readable list and a writable `bad`.
     unsafe {
         let pair = QueuePair::from_raw_ref(c);
@@ -386,6 +398,11 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    if let Some(errno) = call_faults::on_call(Call::ibv_post_srq_recv) {
+        // SAFETY: `ibv_post_srq_recv` requires `bad` to point to a writable pointer.
+        unsafe { *bad = list };
+        return errno;
+    }
     // SAFETY: `ibv_post_srq_recv` requires a live queue, a readable list and a writable `bad`.
     unsafe {
         let queue = SharedReceiveQueue::from_raw_ref(c);
@@ -396,6 +413,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 
 pub(crate) unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_bind_mw, store);
     // SAFETY: `ibv_bind_mw` requires a live queue pair, a live window and a readable struct, whose region is
     // live or null.
     unsafe {

@@ -4,11 +4,13 @@
 use std::ffi::{c_int, c_void};
 
 use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::faults::Call;
 use urxe::verbs::{AtomicOp, Destination, LKey, Placement, QKey, QpType, Qpn, RKey, Sge, SrqId, WrOp};
 
 use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::address::AddressHandle;
 use crate::buffers::{bytes, elements};
+use crate::call_faults;
 use crate::object::FfiObject;
 use crate::post;
 use crate::qp::QueuePair;
@@ -107,7 +109,8 @@ unsafe fn end<R>(c: *mut ibv_qp_ex, f: impl FnOnce(&QueuePair, &Requests) -> R) 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let complete = |pair: &QueuePair, requests: &Requests| {
-        if let Some(errno) = requests.error {
+        let injected = call_faults::on_call(Call::ibv_wr_complete);
+        if let Some(errno) = requests.error.or(injected) {
             return errno;
         }
         if let Err(e) = pair.qp.post_send_all_from(requests.send_wrs()) {

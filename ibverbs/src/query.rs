@@ -2,12 +2,14 @@
 
 use std::ffi::c_int;
 
+use urxe::verbs::faults::Call;
 use urxe::verbs::{DeviceAttr, Gid, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
     ibv_packet_pacing_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
+use crate::call_faults;
 use crate::context::Context;
 use crate::device::copy_text;
 use crate::errno::{minus_one, set};
@@ -102,6 +104,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
 
 unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_query_device, store);
     // SAFETY: `ibv_query_device` requires an open context, which the program does not close during the call.
     let (_, c) = device_attr(unsafe { Context::from_raw_ref(context) });
     // SAFETY: `ibv_query_device` requires `out` to point to a writable struct.
@@ -154,6 +157,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     values: *mut ibv_values_ex,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_query_rt_values_ex, store);
     const RAW_CLOCK: u32 = 1;
     // SAFETY: `ibv_query_rt_values_ex` requires `values` to point to a struct that is the caller's alone
     // during the call.
@@ -272,6 +276,7 @@ unsafe extern "C" fn query_gid(
     out: *mut ibv_gid,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_query_gid, minus_one);
     // SAFETY: `ibv_query_gid` requires an open context, which the program does not close during the call.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::from_raw_ref(context) }, i));
     match found.filter(|_| port == 1) {
@@ -321,6 +326,9 @@ unsafe extern "C" fn query_gid_table(
     entry_len: usize,
 ) -> isize {
     let _uncancelled = crate::cancel::disable();
+    if let Some(errno) = call_faults::on_call(Call::ibv_query_gid_table) {
+        return -(errno as isize);
+    }
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
@@ -359,6 +367,7 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 
 unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_query_pkey, minus_one);
     // SAFETY: `ibv_query_pkey` requires an open context, which the program does not close during the call.
     let key =
         usize::try_from(index).ok().and_then(|i| unsafe { Context::from_raw_ref(context) }.nic.query_pkey(i));

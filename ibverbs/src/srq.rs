@@ -100,6 +100,7 @@ unsafe fn make(
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_srq, null);
     // SAFETY: `ibv_create_srq` requires `init` to point to a struct that is the caller's alone during the
     // call, and `make` checks `pd`.
     unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
@@ -110,6 +111,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_create_srq_ex, null);
     const TYPE: u32 = 1;
     const PD: u32 = 2;
     const XRCD: u32 = 4;

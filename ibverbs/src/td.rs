@@ -22,6 +22,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(ibv_alloc_td, null);
     // SAFETY: `ibv_alloc_td` requires `attr` to point to a readable struct.
     if unsafe { (*attr).comp_mask } != 0 {
         return null(libc::EINVAL);

@@ -23,6 +23,7 @@ mod error;
 mod event;
 mod event_signal;
 mod explain;
+pub mod faults;
 mod gsi;
 mod identity;
 mod mr;

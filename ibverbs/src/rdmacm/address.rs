@@ -40,6 +40,7 @@ pub(super) unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(),
 
 unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_bind_addr, minus_one);
     // SAFETY: `rdma_bind_addr` requires a live id and a complete socket address; null is checked.
     result_code(unsafe { bind(c, to) })
 }
@@ -54,6 +55,7 @@ pub(super) unsafe extern "C-unwind" fn resolve_addr(
     dst: *mut sockaddr,
     timeout: c_int,
 ) -> c_int {
+    inject_fault!(rdma_resolve_addr, minus_one);
     let start = |id: &Id| {
         // SAFETY: the caller passes complete socket addresses or null, valid during the whole call.
         let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
@@ -73,6 +75,7 @@ pub(super) unsafe extern "C-unwind" fn resolve_addr(
 /// # Safety
 /// `c` is a live id, or null.
 pub(super) unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
+    inject_fault!(rdma_resolve_route, minus_one);
     let start = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
     // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
     // nothing to drop.

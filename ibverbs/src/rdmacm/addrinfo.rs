@@ -226,6 +226,7 @@ unsafe extern "C" fn getaddrinfo(
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_getaddrinfo, minus_one);
     if result.is_null() {
         return minus_one(libc::EINVAL);
     }

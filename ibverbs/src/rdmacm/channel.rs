@@ -49,6 +49,7 @@ impl Channel {
 /// Creates a channel (`rdma_create_event_channel`).
 pub(super) extern "C" fn create() -> *mut rdma_event_channel {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_event_channel, null);
     let process = match ProcessGlobals::current() {
         Ok(process) => process,
         Err(e) => return null(e),

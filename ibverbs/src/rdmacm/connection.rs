@@ -87,6 +87,7 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
 
 unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_listen, minus_one);
     let listen = || {
         // SAFETY: `rdma_listen` requires a live id, which the program does not destroy during the call; null
         // is checked.
@@ -102,6 +103,7 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
 }
 
 unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
+    inject_fault!(rdma_connect, minus_one);
     let connect = |id: &Id| {
         id.adopt_qp()?;
         // SAFETY: `rdma_connect` requires a readable struct or null.
@@ -118,6 +120,7 @@ unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_
 }
 
 unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
+    inject_fault!(rdma_accept, minus_one);
     let accept = |id: &Id| {
         id.adopt_qp()?;
         // SAFETY: `rdma_accept` requires a readable struct or null.
@@ -134,12 +137,14 @@ unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_p
 
 unsafe extern "C" fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_reject, minus_one);
     // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
     result_code(unsafe { id_ref(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
 }
 
 unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_reject_ece, minus_one);
     // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
     result_code(unsafe {
         id_ref(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
@@ -148,6 +153,7 @@ unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8
 
 unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_establish, minus_one);
     let establish = || {
         // SAFETY: `rdma_establish` requires a live id, which the program does not destroy during the call;
         // null is checked.
@@ -163,6 +169,7 @@ unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
 }
 
 unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
+    inject_fault!(rdma_disconnect, minus_one);
     let disconnect = |id: &Id| {
         id.id.disconnect().map_err(errno)?;
         id.sync_qp_state();
@@ -178,6 +185,7 @@ const ESTABLISHED: c_uint = 4;
 
 unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_notify, minus_one);
     let notify = || {
         // SAFETY: `rdma_notify` requires a live id, which the program does not destroy during the call; null
         // is checked.

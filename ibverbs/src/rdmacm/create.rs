@@ -63,6 +63,7 @@ unsafe extern "C" fn create_id(
     space: c_uint,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_id, minus_one);
     if out.is_null() {
         return minus_one(libc::EINVAL);
     }
@@ -130,6 +131,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
 
 unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_migrate_id, minus_one);
     // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
     result_code(unsafe { migrate(c, to) })
 }

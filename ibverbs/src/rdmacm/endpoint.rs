@@ -95,6 +95,7 @@ unsafe extern "C-unwind" fn create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    inject_fault!(rdma_create_ep, minus_one);
     // SAFETY: `rdma_create_ep` requires readable or null structs; `create_unresolved` fails if `out` or `to`
     // is null, so both are valid afterwards. Only this thread has a pointer to the new id. This frame holds
     // pointers only, with nothing to drop while a call waits.
@@ -136,6 +137,7 @@ unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
 }
 
 unsafe extern "C-unwind" fn get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int {
+    inject_fault!(rdma_get_request, minus_one);
     // SAFETY: `rdma_get_request` requires a live id and a writable `out`; null is checked for both.
     blocking(|call| match unsafe { next_request(listener, out, call) } {
         Ok(true) => Step::Done(0),

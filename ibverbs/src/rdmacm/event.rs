@@ -116,6 +116,7 @@ impl Event {
 }
 
 unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    inject_fault!(rdma_get_cm_event, minus_one);
     // SAFETY: `rdma_get_cm_event` requires a channel, which is looked up without following the pointer, and a
     // writable `out`; null is checked.
     blocking(|call| unsafe { next_cm_event(c, out, call) })

@@ -43,6 +43,7 @@ unsafe extern "C-unwind" fn join_multicast(
     group: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
+    inject_fault!(rdma_join_multicast, minus_one);
     // SAFETY: `rdma_join_multicast` requires a live id and a complete address; null is checked. This frame
     // has nothing to drop.
     unsafe { call_sync(c, |id| join(id, group, Membership::Full, context)) }
@@ -53,6 +54,7 @@ unsafe extern "C-unwind" fn join_multicast_ex(
     with: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
+    inject_fault!(rdma_join_multicast_ex, minus_one);
     let start = |id: &Id| {
         // SAFETY: `rdma_join_multicast_ex` requires a non-null `with` to be readable during the call.
         let with = unsafe { with.as_ref() }.ok_or(libc::EINVAL)?;
@@ -73,6 +75,7 @@ unsafe extern "C-unwind" fn join_multicast_ex(
 
 unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_leave_multicast, minus_one);
     let leave = || {
         // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
         let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };

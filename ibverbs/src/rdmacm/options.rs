@@ -119,6 +119,7 @@ unsafe extern "C-unwind" fn set_option(
     from: *mut c_void,
     len: usize,
 ) -> c_int {
+    inject_fault!(rdma_set_option, minus_one);
     // SAFETY: `rdma_set_option` requires a live id and `len` readable bytes; null is checked. This frame has
     // nothing to drop.
     unsafe { call_sync(c, |id| set(id, level, name, from, len)) }

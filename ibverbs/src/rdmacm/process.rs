@@ -199,6 +199,7 @@ extern "C" fn disconnect_all() {
 
 unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_get_devices, null);
     let process = match ProcessGlobals::current() {
         Ok(process) => process,
         Err(e) => return null(e),

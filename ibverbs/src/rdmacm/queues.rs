@@ -229,6 +229,7 @@ pub(super) unsafe fn make_plain(
 
 unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_qp, minus_one);
     // SAFETY: `rdma_create_qp` requires a live id, a live domain or null, and a struct that is the caller's
     // alone during the call; a null id or struct is checked.
     result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
@@ -236,6 +237,7 @@ unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_
 
 unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_qp_ex, minus_one);
     // SAFETY: `rdma_create_qp_ex` requires a live id and a struct that is the caller's alone during the call;
     // null is checked.
     result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
@@ -301,6 +303,7 @@ unsafe extern "C" fn create_id_srq(
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_srq, minus_one);
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
     let create = || {
@@ -327,6 +330,7 @@ unsafe extern "C" fn create_id_srq(
 
 unsafe extern "C" fn create_id_srq_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_create_srq_ex, minus_one);
     // SAFETY: `rdma_create_srq_ex` requires a live id and a struct that is the caller's alone during the
     // call; null is checked.
     result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_srq(c, init)) })
@@ -352,6 +356,7 @@ pub(super) unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
 
 unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
+    inject_fault!(rdma_init_qp_attr, minus_one);
     let init = || {
         // SAFETY: `rdma_init_qp_attr` requires a live id and a struct that the caller has partly filled; null
         // is checked.

@@ -22,6 +22,7 @@ unsafe extern "C-unwind" fn resolve_addrinfo(
     service: *const c_char,
     hints: *const rdma_addrinfo,
 ) -> c_int {
+    inject_fault!(rdma_resolve_addrinfo, minus_one);
     let start = |id: &Id| {
         // SAFETY: `rdma_resolve_addrinfo` requires strings and readable hints, or null.
         let query = unsafe { Query::new(node, service, hints) }?;

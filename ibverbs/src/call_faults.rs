@@ -1,0 +1,76 @@
+//! Faults on calls of this library (`--fault call:NAME=...`), which entry points apply before anything else.
+
+use std::ffi::c_int;
+use std::sync::OnceLock;
+
+use urxe::verbs::faults::{Call, CallFaults, Fault, FaultCount};
+
+use crate::env::{faults, seed};
+
+/// Faults of the process, and the PID of the process that read them: a forked child does not report the
+/// counts of its parent.
+static FAULTS: OnceLock<Option<(CallFaults, u32)>> = OnceLock::new();
+
+fn active() -> Option<&'static (CallFaults, u32)> {
+    let read = || {
+        // A setting that cannot be read is reported when the devices are listed.
+        let calls = Fault::call_faults(&faults().ok()?);
+        Some((CallFaults::new(calls, seed().ok()?.unwrap_or(0))?, std::process::id()))
+    };
+    FAULTS.get_or_init(read).as_ref()
+}
+
+/// Counts a call, waits if it is to be slow, and returns the error with which it is to fail, if any.
+#[inline]
+pub(crate) fn on_call(call: Call) -> Option<c_int> {
+    active().and_then(|(faults, _)| apply(faults, call))
+}
+
+#[cold]
+fn apply(faults: &CallFaults, call: Call) -> Option<c_int> {
+    let verdict = faults.on_call(call);
+    if let Some(delay) = verdict.delay {
+        let _uncancelled = crate::cancel::disable();
+        std::thread::sleep(delay);
+    }
+    verdict.errno
+}
+
+/// Returns the call that an entry point implements: `ibv_` and its name, or the alias if there is one.
+pub(crate) const fn of_entry_point(name: &str, alias: &[&str]) -> Call {
+    let name = if alias.is_empty() { name.as_bytes() } else { alias[0].as_bytes() };
+    let mut index = 0;
+    while index < Call::ALL.len() {
+        if let Some((b"ibv_", rest)) = Call::ALL[index].name().as_bytes().split_first_chunk::<4>()
+            && are_equal(rest, name)
+        {
+            return Call::ALL[index];
+        }
+        index += 1;
+    }
+    panic!("Call has no variant for this entry point")
+}
+
+const fn are_equal(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// Returns the counters of all faults on calls that this process has read itself.
+pub(crate) fn counts() -> Vec<FaultCount> {
+    let own = active().filter(|(_, process)| *process == std::process::id());
+    own.map(|(faults, _)| faults.counts().collect()).unwrap_or_default()
+}
+
+/// Applies the faults on a call of the library. If it is to fail, returns from the calling function by
+/// `errno::$fail`, which follows the convention of the call.
+macro_rules! inject_fault {
+    ($call:ident, $fail:ident) => {
+        if let Some(errno) = $crate::call_faults::on_call(urxe::verbs::faults::Call::$call) {
+            return $crate::errno::$fail(errno);
+        }
+    };
+}
