@@ -22,6 +22,7 @@ use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules
 use urxe::link::{Link, Middleware};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
+use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{Congestion, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
 /// Options common to all commands that open a NIC.
@@ -63,9 +64,12 @@ pub struct LinkArgs {
     ///         read-request read-response-first read-response-middle read-response-last read-response-only
     ///         cmpswap fetchadd atomic-ack atomic-write flush ack resync cnp
     ///         The prefix rc-, uc-, ud-, xrc- or rd- restricts it to that service.
+    /// On calls and objects of the NIC: call:ibv_reg_mr=ENOMEM@2, call:ibv_poll_cq=slow,by=2ms, qp:NUMBER=err@5ms,
+    /// cq:NUMBER=overrun@5ms, mr:RKEY=revoke@5ms, port=down@5ms, gid:INDEX=ADDRESS@5ms, speed=25G@5ms,
+    /// device=fatal@5ms, event:NAME@5ms[,qp=N]; docs/guide/faults.md describes them.
     /// The output ends with the numbers of packets that each rule matched and of retransmitted packets.
     #[arg(long = "fault", value_name = "RULE", verbatim_doc_comment)]
-    pub faults: Vec<Rules>,
+    pub faults: Vec<Rules<Fault>>,
     /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -118,7 +122,7 @@ struct Opened {
 #[derive(Serialize)]
 pub struct FaultReport {
     /// Counters of each rule.
-    rules: Vec<RuleCount>,
+    rules: Vec<FaultCount>,
     /// Number of packets that this side retransmitted.
     retransmitted: u64,
 }
@@ -127,12 +131,12 @@ impl FaultReport {
     /// Returns the report as lines of text.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let packets = format!("packets retransmitted: {}", self.retransmitted);
-        self.rules.iter().map(RuleCount::to_string).chain([packets])
+        self.rules.iter().map(FaultCount::to_string).chain([packets])
     }
 
     /// Prints a warning to standard error for each rule that had no effect.
     pub fn warn(&self) {
-        self.rules.iter().filter_map(RuleCount::warning).for_each(|warning| eprintln!("urxe: {warning}"));
+        self.rules.iter().filter_map(FaultCount::warning).for_each(|warning| eprintln!("urxe: {warning}"));
     }
 }
 
@@ -210,11 +214,13 @@ impl LinkArgs {
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
         let personality = self.personality.unwrap_or(Personality::DEFAULT);
+        let not_on_packets = self.all_faults().filter(|fault| !matches!(fault, Fault::Packet(_)));
         ContextOptions::default()
             .seed(seed)
             .personality(personality)
             .min_ack_timeout(self.min_ack_timeout)
             .congestion(self.congestion.unwrap_or_default())
+            .faults(not_on_packets.cloned())
     }
 
     /// Returns the options for connecting queue pairs.
@@ -265,8 +271,10 @@ impl LinkArgs {
         let opened = self.opened();
         let retransmitted = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
         let retransmitted = opened.faulty.iter().map(|context| retransmitted(context.counters())).sum();
+        let packet_rules = RuleCount::sum(&opened.faults).into_iter().map(FaultCount::from);
+        let others = FaultCount::sum(opened.faulty.iter().flat_map(Context::fault_counts));
         (!self.faults.is_empty())
-            .then(|| FaultReport { rules: RuleCount::sum(&opened.faults), retransmitted })
+            .then(|| FaultReport { rules: packet_rules.chain(others).collect(), retransmitted })
     }
 
     /// Returns the number of packets that `--fault` has affected so far, summed over all NICs.
@@ -298,11 +306,14 @@ impl LinkArgs {
         Ok(())
     }
 
+    fn all_faults(&self) -> impl Iterator<Item = &Fault> {
+        self.faults.iter().flat_map(|Rules(faults)| faults)
+    }
+
     /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
         let mut opened = self.opened();
-        let capture = opened.capture.clone();
-        let faults = self.faults.iter().flat_map(|Rules(rules)| rules).cloned().collect();
+        let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.all_faults()));
         let (links, counters) =
             Middleware { capture, faults, seed: self.seed.unwrap_or(0) }.wrap(links, name);
         opened.faults.extend(counters);

@@ -85,7 +85,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Inject a fault or those of `@FILE`, see `urxe perf --help`; may be repeated. A process that exits prints to standard error
-    /// the number of packets that each rule matched and the number of retransmitted packets
+    /// the number of packets, calls or objects that each rule matched, and the number of retransmitted packets
     #[arg(long = "fault", value_name = "RULE", value_parser = parse_rules)]
     faults: Vec<String>,
     /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs

@@ -1,10 +1,11 @@
-//! Fuzz target: parses arbitrary text as a fault rule, a frames link configuration and a MAC address. Each
+//! Fuzz target: parses arbitrary text as a fault of any kind, a frames link configuration and a MAC address. Each
 //! parser must accept the text or reject it with an error, and none may panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use urxe::link::faults::Rule;
 use urxe::link::FramesConfig;
+use urxe::verbs::faults::Fault;
 use urxe::wire::Mac;
 
 fuzz_target!(|text: &str| {
@@ -16,6 +17,10 @@ fuzz_target!(|text: &str| {
                 (rule.direction, rule.action, rule.when)
             );
         }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
+    match text.parse::<Fault>() {
+        Ok(fault) => assert_eq!(fault.to_string(), text),
         Err(e) => assert!(!e.to_string().is_empty()),
     }
     if let Err(e) = text.parse::<FramesConfig>() {

@@ -13,7 +13,7 @@ use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
-use urxe::verbs::faults::{Fault, FaultCount};
+use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
@@ -59,6 +59,8 @@ const _: () = assert!(offset_of!(Device, zeros) == size_of::<ibv_device>());
 struct FaultStats {
     process: u32,
     counters: Vec<FaultCounters>,
+    /// Counters of faults on objects, of each NIC opened so far.
+    objects: Vec<DeviceFaultCounters>,
     /// Number of retransmissions by NICs already closed; `current` is that of the open NIC, as of the last
     /// time one of its contexts was closed.
     closed: u64,
@@ -169,6 +171,7 @@ extern "C" fn exit() {
 /// Reports the effect of each fault in this process: of packet rules if the process has opened a device.
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
+    let mut objects = Vec::new();
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
         // Locks are tried and waited for briefly only: their holder may never release them, as this exit may
         // interrupt its call.
@@ -181,11 +184,13 @@ fn report_faults() {
                 fault_stats.current = now.retransmitted_pkts + now.ack_probe;
             }
             counters.extend(fault_stats.counters.iter().cloned());
+            objects.extend(fault_stats.objects.iter().flat_map(DeviceFaultCounters::counts));
             retransmitted += fault_stats.closed + fault_stats.current;
         }
     }
     let packet_rules = RuleCount::sum(&counters).into_iter().map(FaultCount::from);
-    let counts: Vec<FaultCount> = packet_rules.chain(call_faults::counts()).collect();
+    let counts: Vec<FaultCount> =
+        packet_rules.chain(call_faults::counts()).chain(FaultCount::sum(objects)).collect();
     counts.iter().for_each(|count| warn(&count.to_string()));
     if !counters.is_empty() {
         warn(&format!("packets retransmitted: {retransmitted}"));
@@ -318,10 +323,14 @@ impl Device {
             .personality(*personality)
             .seed(*seed)
             .min_ack_timeout(*min_ack_timeout)
-            .congestion(*congestion);
+            .congestion(*congestion)
+            .faults(Fault::object_faults(faults));
         let nic = Nic::open_shards(links, &options)?;
         if self.settings.warnings {
             nic.on_warning(|warning| warn(&format!("warning: {warning}")));
+        }
+        if !options.faults.is_empty() {
+            self.fault_stats.lock().objects.push(nic.fault_counters());
         }
         Ok(nic)
     }

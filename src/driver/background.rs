@@ -15,7 +15,7 @@ use nix::sys::time::TimeSpec;
 
 use super::Shard;
 use super::poll_detector::PollDetector;
-use super::shard::{ShardGuard, ShardState};
+use super::shard::ShardGuard;
 use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
 use super::turn::AckDelay;
 use crate::link::fabric::FabricHandle;
@@ -61,10 +61,12 @@ impl Shard {
     /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
         let mut state = self.lock();
-        let ShardState { nic, link, .. } = &mut *state;
-        let attached = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
+        let link_is_up = state.link.get().map(|link| link.is_up());
+        if let Some(link_is_up) = link_is_up {
+            state.update_port(link_is_up);
+        }
         self.release(state, self.clock.now());
-        attached
+        link_is_up.is_some()
     }
 }
 

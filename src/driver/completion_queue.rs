@@ -141,7 +141,7 @@ impl CompletionQueue {
             match self.ring.push(&entry) {
                 Some(place) => break place,
                 None if !self.overwrites => {
-                    return Pushed::Overflow { first: !self.overflow.swap(true, Ordering::AcqRel) };
+                    return Pushed::Overflow { first: self.mark_overflow() };
                 }
                 // Another shard may be about to fill the oldest entry.
                 None if self.ring.pop().is_none() => std::thread::yield_now(),
@@ -152,6 +152,11 @@ impl CompletionQueue {
             self.notify_listener();
         }
         Pushed::Stored
+    }
+
+    /// Records an overflow. Returns whether it is the queue's first.
+    pub fn mark_overflow(&self) -> bool {
+        !self.overflow.swap(true, Ordering::AcqRel)
     }
 
     /// Raises an event that covers all completions queued so far.

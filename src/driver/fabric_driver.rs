@@ -12,7 +12,7 @@ use crate::wire::Gid;
 
 impl Driver for Shard {
     fn port_up(&self, up: bool) {
-        self.with_nic(|nic| nic.set_port_up(up));
+        self.with_state(|state, _| state.update_port(up));
     }
 
     fn addresses_changed(&self, addresses: &[IpAddr]) {
@@ -45,10 +45,14 @@ impl Driver for Shard {
         }
         // Must not block: the caller holds the lock of its own NIC.
         let Some(mut state) = self.try_lock() else { return false };
+        let port_is_down = state.port_is_down();
         let ShardState { nic, link, tx, memory, outputs, .. } = &mut *state;
         let attached = link.is_attached();
         if attached {
             bursts(&mut |burst| {
+                if port_is_down {
+                    return;
+                }
                 nic.handle_burst(now, &burst, memory, tx);
                 outputs.deliver(nic, now);
             });

@@ -27,6 +27,8 @@
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|
 //! | `shard.rs`            | [`Shard`]: the lock and access to what it protects                         |
+//! | `object_faults.rs`    | injected faults on queue pairs, queues, regions, the port and the device   |
+//! | `apply_faults.rs`     | their application in turns                                                 |
 //! | `outputs.rs`          | delivery of the NIC's completions and events                               |
 //! | `completion_queue.rs` | [`CompletionQueue`]: overflow and notification                             |
 //! | `cq_ring.rs`          | the lock-free ring of a completion queue                                   |
@@ -48,6 +50,7 @@
 //! [`FabricHandle::kick`]: crate::link::fabric::FabricHandle::kick
 #![forbid(unsafe_code)]
 
+mod apply_faults;
 mod background;
 mod clock;
 mod completion_queue;
@@ -61,6 +64,7 @@ mod inline;
 mod link_calls;
 mod link_slot;
 mod mailbox;
+mod object_faults;
 mod objects;
 mod outputs;
 mod poll_detector;
@@ -81,6 +85,8 @@ use drive_state::Mode;
 pub(crate) use events::{EventListener, EventReader, EventSubject, Events};
 pub use link_calls::AttachError;
 pub(crate) use mailbox::ShardMailbox;
+pub(crate) use object_faults::ActiveObjectFault;
+pub use object_faults::{ObjectChange, ObjectFault, Trigger};
 use outputs::Outputs;
 pub(crate) use shard::{Shard, ShardState};
 pub(crate) use shards::{CqUsers, Shards};

@@ -79,6 +79,19 @@ impl ShardState {
         self.outputs.events.forget(EventSubject::Srq(id));
     }
 
+    /// Makes a completion queue of the shard overflow, as if a completion had been lost. Returns whether it is
+    /// the queue's first overflow, which raises the event.
+    pub(super) fn overrun_cq(&mut self, cq: &CompletionQueue) -> bool {
+        let is_first = cq.mark_overflow();
+        if is_first {
+            self.outputs.events.raise(AsyncEvent::CqError(cq.id()));
+        }
+        if let Some(handle) = self.outputs.queues.find(cq.id()) {
+            self.nic.inject_cq_error(handle);
+        }
+        is_first
+    }
+
     /// Simulates a completion queue error: raises the event, and fails the queue pairs that complete to the
     /// queue. Returns false, and does nothing, if this shard does not use the completion queue.
     pub fn inject_cq_error(&mut self, id: CqId) -> bool {

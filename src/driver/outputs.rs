@@ -126,6 +126,12 @@ impl CqTable {
         self.release(recv);
     }
 
+    /// Returns the completion queue with the given ID, or all completion queues if it is `None`.
+    pub fn matching(&self, id: Option<CqId>) -> Vec<Arc<CompletionQueue>> {
+        let queues = self.slots.iter().flatten().map(|slot| &slot.queue);
+        queues.filter(|queue| id.is_none_or(|id| queue.id() == id)).cloned().collect()
+    }
+
     /// Returns the handle of the completion queue with the given ID, if any.
     pub fn find(&self, id: CqId) -> Option<CqHandle> {
         let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.queue.id() == id);

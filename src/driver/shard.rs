@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::link_slot::LinkSlot;
 use super::mailbox::HandoffBatch;
+use super::object_faults::ObjectFaults;
 use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::link::fabric::FabricHandle;
@@ -56,6 +57,8 @@ pub(crate) struct ShardState {
     pub(super) handoffs: HandoffBatch,
     /// Destinations of the NIC's completions and events.
     pub(super) outputs: Outputs,
+    /// Faults to inject; `None` until the first is added.
+    pub(super) faults: Option<Box<ObjectFaults>>,
 }
 
 impl ShardState {
@@ -144,6 +147,7 @@ impl Shard {
                 memory,
                 handoffs: HandoffBatch::default(),
                 outputs: Outputs::new(events),
+                faults: None,
             }),
             clock,
             drive_state: DriveState::new(virtual_time),
@@ -283,7 +287,7 @@ impl Shard {
     pub(super) fn deadline(&self, state: &ShardState, now: Instant) -> Option<Instant> {
         // Delayed acknowledgements leave with the application's next call or with the background thread.
         let held = state.nic.has_held_acknowledgements().then(|| now + MAX_ACK_DELAY);
-        earliest([state.nic.next_deadline(), state.link.next_deadline(), held])
+        earliest([state.nic.next_deadline(), state.link.next_deadline(), held, state.fault_deadline()])
     }
 
     pub(super) fn wake_thread(&self) {

@@ -12,7 +12,7 @@ use nix::sys::pthread::pthread_self;
 use parking_lot::Mutex;
 
 use super::shard::ShardGuard;
-use super::{AttachError, Clock, Shard};
+use super::{ActiveObjectFault, AttachError, Clock, Shard};
 use crate::link::LinkCounters;
 use crate::link::fabric::FabricHandle;
 use crate::memory::Table;
@@ -143,6 +143,11 @@ impl Shards {
             others.iter_mut().for_each(|state| state.memory = first.memory.clone());
             result
         })
+    }
+
+    /// Adds a fault on an object, which every shard applies to its part of the device.
+    pub fn add_object_fault(&self, fault: &Arc<ActiveObjectFault>) {
+        self.all.iter().for_each(|shard| shard.add_object_fault(fault.clone()));
     }
 
     /// Polls the given shards, for an application that keeps polling.

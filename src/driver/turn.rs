@@ -25,6 +25,10 @@ impl Shard {
         if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
             state.lose_link(reason.clone(), now);
         }
+        if state.faults.is_some() {
+            self.apply_object_faults(state, now);
+        }
+        let port_is_down = state.port_is_down();
         let ShardState { nic, link, tx, memory, handoffs, outputs, .. } = state;
         let had_delayed_acks = nic.has_held_acknowledgements();
         // Completions are delivered burst by burst, so that another thread can poll them meanwhile.
@@ -36,6 +40,9 @@ impl Shard {
         let received = match link.get() {
             Some(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
                 link.receive(now, &mut |burst| {
+                    if port_is_down {
+                        return;
+                    }
                     let handed_over =
                         self.mailbox.deliver_or_hand_off(&burst, |part, first| handle(nic, part, first));
                     nic.count_handed_over(handed_over);
@@ -68,7 +75,11 @@ impl Shard {
     /// Transmits the NIC's pending packets, except acknowledgements that can wait if `delay_acks` is set, and
     /// delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
+        if state.faults.is_some() {
+            self.apply_object_faults(state, now);
+        }
         let room = state.egress_room();
+        let port_is_down = state.port_is_down();
         let ShardState { nic, link, tx, memory, outputs, .. } = state;
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
         // acknowledges the message.
@@ -82,6 +93,7 @@ impl Shard {
         let mut lost = None;
         if !tx.is_empty() {
             if self.process.is_current()
+                && !port_is_down
                 && let Some(link) = link.get()
             {
                 lost = link.transmit(now, tx).err();

@@ -1,7 +1,7 @@
 //! Memory regions: ordinary regions, and fast-registered regions, which work requests register and
 //! invalidate.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -9,12 +9,30 @@ use super::extent::Extent;
 use super::{Access, AccessError, ManagementError, PdId};
 use crate::wire::LKey;
 
-/// Ordinary region, which changes only by deregistration or re-registration.
+/// Ordinary region, which changes only by deregistration, re-registration or revocation.
 #[derive(Debug)]
 pub(super) struct Region {
     pub pd: PdId,
     pub extent: Extent,
     pub windows: BoundWindows,
+    revoked: AtomicBool,
+}
+
+impl Region {
+    pub fn new(pd: PdId, extent: Extent) -> Region {
+        Region { pd, extent, windows: BoundWindows::default(), revoked: AtomicBool::new(false) }
+    }
+
+    /// Reports whether all accesses to the region fail.
+    #[inline]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Relaxed)
+    }
+
+    /// Makes all accesses to the region fail, or no longer. Returns whether they failed before.
+    pub fn set_revoked(&self, revoked: bool) -> bool {
+        self.revoked.swap(revoked, Ordering::Relaxed)
+    }
 }
 
 /// Number of windows bound to a region. The region cannot be deregistered while there are any (C10-70).
@@ -112,6 +130,12 @@ impl FastRegion {
         let registered = FastState { key: key.generation(), fast_reg: Some(extent) };
         // Fails if another queue pair has registered meanwhile.
         self.state.compare_exchange(state, registered).map(drop).map_err(|_| in_use)
+    }
+
+    /// Ends the registration, if there is one. Returns whether there was.
+    pub fn revoke(&self) -> bool {
+        let end = |state: FastState| state.fast_reg.map(|_| FastState { fast_reg: None, ..state });
+        self.state.fetch_update(end).is_ok()
     }
 
     /// Invalidates the registration. Fails while windows are bound to the region. With `remote` (a request

@@ -195,7 +195,7 @@ impl Table {
     /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or
     /// protected in spite of this contract fails as well.
     pub unsafe fn register(&mut self, pd: PdId, extent: MrExtent) -> Option<RegionInfo> {
-        let region = Region { pd, extent: extent.into(), windows: BoundWindows::default() };
+        let region = Region::new(pd, extent.into());
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -208,7 +208,7 @@ impl Table {
     /// access ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let extent = Extent { access: access | Access::ON_DEMAND, ..Extent::WHOLE_PROCESS };
-        let region = Region { pd, extent, windows: BoundWindows::default() };
+        let region = Region::new(pd, extent);
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -261,6 +261,7 @@ impl Table {
         if let Some((addr, len, iova)) = change.translation {
             (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
             *generation = generation.wrapping_add(1);
+            region.set_revoked(false);
         } else if was_whole {
             extent.access |= Access::ON_DEMAND;
         }
@@ -288,14 +289,40 @@ impl Table {
         if self.bound_windows(lkey)? > 0
             && let Some(region) = self.slot_of(lkey)
         {
-            for slot in &self.slots {
-                if let Some(Entry::Window(w)) = &slot.entry {
-                    w.release(region);
-                }
-            }
+            self.unbind_windows(region);
         }
         self.remove(lkey);
         Ok(())
+    }
+
+    /// Makes all accesses fail to the region that has `rkey` as its current key, or to all regions if it is
+    /// `None`, and unbinds their windows. The region itself stays until it is deregistered. Returns for each
+    /// region found whether accesses could succeed before.
+    pub fn revoke_access(&self, rkey: Option<RKey>) -> Vec<bool> {
+        let is_chosen = |slot: &Slot, low_byte: u8| {
+            rkey.is_none_or(|rkey| LKey(rkey.0) == LKey::from_parts(slot.index, low_byte))
+        };
+        let revoke = |(index, slot): (usize, &Slot)| {
+            let was_accessible = match slot.entry.as_ref()? {
+                Entry::Region(r) if is_chosen(slot, slot.generation) => !r.set_revoked(true),
+                Entry::Fast(r) if is_chosen(slot, r.key()) => r.revoke(),
+                _ => return None,
+            };
+            self.unbind_windows(index as u32);
+            Some(was_accessible)
+        };
+        self.slots.iter().enumerate().filter_map(revoke).collect()
+    }
+
+    /// Unbinds all windows that are bound to the region in slot `region`.
+    fn unbind_windows(&self, region: u32) {
+        for slot in &self.slots {
+            if let Some(Entry::Window(w)) = &slot.entry
+                && w.release(region)
+            {
+                self.count_unbind(region);
+            }
+        }
     }
 
     /// Returns the number of windows bound to the region with the handle `lkey`. The handle of a
@@ -457,7 +484,7 @@ impl Table {
     fn plain_region(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
         match self.slots.get(self.slot_of(lkey)? as usize) {
             Some(Slot { generation, entry: Some(Entry::Region(r)), .. })
-                if *generation == lkey.generation() && r.pd == by.pd =>
+                if *generation == lkey.generation() && r.pd == by.pd && !r.is_revoked() =>
             {
                 Some(r)
             }
@@ -469,7 +496,9 @@ impl Table {
     fn region(&self, lkey: LKey, by: Accessor) -> Result<Extent, AccessError> {
         let key = lkey.0;
         let (pd, extent) = match self.entry(lkey) {
-            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => (r.pd, r.extent),
+            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() && !r.is_revoked() => {
+                (r.pd, r.extent)
+            }
             Some((_, Entry::Fast(r))) => (r.pd, r.extent(lkey)?),
             _ => return Err(AccessError::UnknownKey { key }),
         };

@@ -43,6 +43,7 @@ mod path;
 mod peer_share;
 mod peers;
 mod personality;
+mod port_speed;
 mod qpn_partition;
 mod rx;
 mod schedule;
@@ -56,6 +57,7 @@ pub(crate) use multicast::MulticastTable;
 pub use outputs::NicOutput;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
+pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
@@ -107,6 +109,7 @@ pub struct Nic {
     verifier: Verifier,
     pkeys: Vec<PKey>,
     port_up: bool,
+    port_speed: PortSpeed,
     /// Whether the device has failed, because its link is permanently gone.
     failed: bool,
 }
@@ -195,6 +198,7 @@ impl Nic {
             outputs: OutputQueue::default(),
             pkeys: vec![PKey::DEFAULT],
             port_up: true,
+            port_speed: PortSpeed::DEFAULT,
             failed: false,
         }
     }
@@ -673,6 +677,33 @@ impl Nic {
         }
     }
 
+    /// Returns the speed that the port reports.
+    pub fn port_speed(&self) -> PortSpeed {
+        self.port_speed
+    }
+
+    /// Changes the speed that the port reports, which does not affect the rate at which packets are sent. The
+    /// port goes down and up, if it is up. Returns whether the speed is another one.
+    pub fn set_port_speed(&mut self, speed: PortSpeed) -> bool {
+        let is_changed = std::mem::replace(&mut self.port_speed, speed) != speed;
+        if is_changed && self.port_up {
+            self.set_port_up(false);
+            self.set_port_up(true);
+        }
+        is_changed
+    }
+
+    /// Replaces the GID at `index`, or removes it if `gid` is zero. Returns whether the table has changed, or
+    /// `None` if it has no such entry.
+    pub fn set_gid(&mut self, index: usize, gid: Gid) -> Option<bool> {
+        let entry = self.config.port.gids.get_mut(index)?;
+        let is_changed = std::mem::replace(entry, gid) != gid;
+        if is_changed {
+            self.announce(AsyncEvent::GidChange);
+        }
+        Some(is_changed)
+    }
+
     /// Replaces the port's GIDs. A GID that remains keeps its index; queue pairs and address handles keep the
     /// source address that they were set up with.
     pub fn set_gids(&mut self, gids: &[Gid]) {
@@ -704,10 +735,6 @@ impl Nic {
     }
 
     /// Iterates over the numbers of all existing queue pairs.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
     pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.table.iter().map(|e| e.qp.qpn())
     }

@@ -1,5 +1,6 @@
 //! Address handles, and the path back to a datagram's sender.
 
+use super::faults::Call;
 use super::{Context, CreateError, Pd};
 use crate::transport::{AddressVector, Completion, Destination};
 use crate::wire::{Flow, Gid, QKey, Qpn, grh};
@@ -20,6 +21,7 @@ impl Pd {
     pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
         let unused_qpn = Qpn::default();
         let context = self.context();
+        context.inject(Call::ibv_create_ah)?;
         context.check_device()?;
         context.0.shards.with_nic(|nic| nic.config().port.flow(av, unused_qpn, unused_qpn))?;
         Ok(Ah { pd: self.clone(), av: *av })

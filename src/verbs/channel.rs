@@ -11,6 +11,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex};
 
 use super::cq::CqInner;
+use super::faults::Call;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 use crate::driver::deadline_after;
 
@@ -31,6 +32,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Channel`]; [`CreateError::DeviceFatal`].
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
+        self.inject(Call::ibv_create_comp_channel)?;
         self.check_device()?;
         CompletionChannel::new(self.clone())
     }

@@ -10,11 +10,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::event_signal::EventSignal;
+use super::faults::{
+    Call, CallFaults, DeviceFaultCounters, DeviceFaults, Fault, FaultCount, Injector, ObjectFault,
+};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
+use crate::link::faults::{FaultCounters, Faults};
 use crate::link::rng::splitmix64;
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -45,9 +49,37 @@ pub struct ContextOptions {
     pub min_ack_timeout: Option<Duration>,
     /// Congestion control of the queue pairs; [`Congestion::LOSS_DRIVEN`] by default.
     pub congestion: Congestion,
+    /// Faults to inject. Packet rules apply between the links and the NIC; the time of a fault on an object
+    /// begins when the context is opened; probabilities are derived from the seed.
+    pub faults: Vec<Fault>,
 }
 
 setters!(ContextOptions { personality: Personality, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
+
+impl ContextOptions {
+    /// Adds faults to inject: see [`faults`](Self#structfield.faults).
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// # use urxe::verbs::faults::Fault;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fabric = Fabric::virtual_time(FabricConfig::default())?;
+    /// let faults: [Fault; 2] = ["call:ibv_alloc_pd=ENOMEM@1".parse()?, "port=down@5ms".parse()?];
+    /// let (port, options) = (fabric.port(&fabric.auto_address())?, ContextOptions::default().faults(faults));
+    /// let context = Context::on_port(port, &options, |port| Box::new(port))?;
+    /// assert_eq!(context.alloc_pd().err(), Some(CreateError::Injected(libc::ENOMEM)));
+    /// context.alloc_pd()?;
+    /// fabric.advance(std::time::Duration::from_millis(5));
+    /// assert_eq!(context.next_event(), Some(AsyncEvent::PortError));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn faults(mut self, faults: impl IntoIterator<Item = impl Into<Fault>>) -> ContextOptions {
+        self.faults.extend(faults.into_iter().map(Into::into));
+        self
+    }
+}
 
 impl Default for ContextOptions {
     /// Returns options for the default personality, without a fixed seed.
@@ -58,6 +90,7 @@ impl Default for ContextOptions {
             window: None,
             min_ack_timeout: None,
             congestion: Congestion::default(),
+            faults: Vec::new(),
         }
     }
 }
@@ -88,6 +121,8 @@ pub(super) struct Handle {
     /// Reader for the asynchronous events of this context's objects and of the port.
     pub reader: EventReader,
     pub events: Arc<EventSignal>,
+    /// Faults on calls of this context and its objects.
+    pub calls: Injector,
 }
 
 impl Deref for Handle {
@@ -134,6 +169,7 @@ pub(super) struct Inner {
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
     pub warnings: Warnings,
+    pub faults: Arc<DeviceFaults>,
 }
 
 impl Context {
@@ -210,6 +246,10 @@ impl Context {
             Some(f) => f.fabric().config().seed ^ hash_of_address(info.addresses[0]),
             None => random_seed(),
         });
+        let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
+        let calls = Injector::new(CallFaults::new(Fault::call_faults(&options.faults), seed), &clock);
+        calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
+        let (links, packet_counters) = inject_on_packets(links, &options.faults, seed);
         // A peer may have only one receive buffer for the packets of all shards.
         let window = options.window.unwrap_or(info.window) / links.len();
         let config = NicConfig {
@@ -238,7 +278,6 @@ impl Context {
             },
             seed,
         };
-        let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let events = Arc::new(EventSignal::new()?);
         let nics: Vec<Nic> = mailbox.iter().map(|mailbox| Nic::shard(config.clone(), mailbox.id())).collect();
         let asynchronous = Events::default();
@@ -278,8 +317,13 @@ impl Context {
             random_draws: AtomicU64::new(0),
             asynchronous,
             warnings: Warnings::default(),
+            faults: Arc::new(DeviceFaults::new(calls, packet_counters)),
         };
-        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
+        for fault in Fault::object_faults(&options.faults) {
+            device.faults.add(fault, &device.shards);
+        }
+        let calls = device.faults.calls.clone();
+        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events, calls })))
     }
 
     /// Opens the device again, like a second `ibv_open_device`. Both contexts use the same NIC and share its
@@ -289,13 +333,56 @@ impl Context {
     /// # Errors
     /// [`OpenError`] if no descriptor is left.
     pub fn reopen(&self) -> Result<Context, OpenError> {
-        Context::of(self.0.device.clone())
+        Context::of(self.0.device.clone(), self.0.calls.clone())
     }
 
-    fn of(device: Arc<Inner>) -> Result<Context, OpenError> {
+    /// Opens the device again, for calls that the program does not make, so that no faults apply to them.
+    pub(super) fn reopen_internally(&self) -> Result<Context, OpenError> {
+        Context::of(self.0.device.clone(), Injector::default())
+    }
+
+    fn of(device: Arc<Inner>, calls: Injector) -> Result<Context, OpenError> {
         let events = Arc::new(EventSignal::new()?);
         let reader = device.asynchronous.add_reader(events.clone());
-        Ok(Context(Arc::new(Handle { device, reader, events })))
+        Ok(Context(Arc::new(Handle { device, reader, events, calls })))
+    }
+
+    /// Adds a fault on an object of the device, whose time begins now.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use urxe::verbs::*;
+    /// # use urxe::verbs::faults::{ObjectChange, ObjectFault, Trigger};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fabric = Fabric::virtual_time(FabricConfig::default())?;
+    /// let (a, _b) = fabric.pair()?;
+    /// let (failure, after) = (ObjectChange::QpError(Some(a.qp.qpn())), Trigger::After(Duration::from_millis(1)));
+    /// a.context.add_fault(ObjectFault::new(failure, after));
+    /// fabric.advance(Duration::from_millis(1));
+    /// assert_eq!(a.qp.state(), QpState::Err);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn add_fault(&self, fault: ObjectFault) {
+        self.0.faults.add(fault, &self.0.shards);
+    }
+
+    /// Returns the counters of the device's faults: of packet rules, faults on calls and faults on objects, in
+    /// this order.
+    pub fn fault_counts(&self) -> Vec<FaultCount> {
+        self.0.faults.counts()
+    }
+
+    /// Returns a handle to the counters of the device's faults, which does not keep the device open.
+    #[doc(hidden)]
+    pub fn fault_counters(&self) -> DeviceFaultCounters {
+        DeviceFaultCounters::new(self.0.faults.clone())
+    }
+
+    /// Applies the faults on a call.
+    #[inline]
+    pub(super) fn inject(&self, call: Call) -> Result<(), CreateError> {
+        self.0.calls.inject(call).map_err(CreateError::Injected)
     }
 
     /// Returns the shards, for the driver's tests.
@@ -458,7 +545,10 @@ impl WeakContext {
     /// # Errors
     /// As for [`Context::reopen`].
     pub fn reopen(&self) -> Option<Result<Context, OpenError>> {
-        self.0.upgrade().map(Context::of)
+        self.0.upgrade().map(|device| {
+            let calls = device.faults.calls.clone();
+            Context::of(device, calls)
+        })
     }
 
     /// Sends the device's delayed acknowledgements if it is open. Intended for processes that exit without
@@ -502,6 +592,24 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({})", self.0.info.name)
     }
+}
+
+/// Wraps links in the packet rules among `faults`, if there are any. Returns the links and the rules' counters.
+fn inject_on_packets(
+    links: Vec<Box<dyn Link>>,
+    faults: &[Fault],
+    seed: u64,
+) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
+    let rules = Fault::packet_rules(faults);
+    if rules.is_empty() {
+        return (links, Vec::new());
+    }
+    let wrap = |link| {
+        let link = Faults::new(link, rules.clone(), seed);
+        let counters = link.fault_counters();
+        (Box::new(link) as Box<dyn Link>, counters)
+    };
+    links.into_iter().map(wrap).unzip()
 }
 
 /// Returns the FNV-1a hash of an IP address. Unlike the standard library's default hash, it is the same in

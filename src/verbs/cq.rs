@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::EventAcks;
+use super::faults::{Call, Injector};
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::driver::{
     CompletionQueue, CqListener, CqOverflow, CqUsers, EventSubject, Notify, deadline_after, step_until,
@@ -45,6 +46,7 @@ pub(super) struct CqInner {
     /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
     /// before the first measurement.
     pub wall_offset: AtomicU64,
+    calls: Injector,
 }
 
 /// Attributes for creating a completion queue with [`Context::create_cq`] (`ibv_cq_init_attr_ex`).
@@ -142,6 +144,7 @@ impl Context {
 impl Cq {
     pub(super) fn new(context: Context, options: CqOptions) -> Result<Cq, CreateError> {
         let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options;
+        context.inject(Call::ibv_create_cq)?;
         context.check_device()?;
         let max = context.0.limits.max_cqe as u64;
         if capacity == 0 || capacity as u64 > max {
@@ -164,7 +167,8 @@ impl Cq {
         queue.set_listener(signal.clone());
         let (users, acks) = (CqUsers::new(), EventAcks::default());
         let (work_requests, wall_offset) = (AtomicU64::new(0), AtomicU64::new(0));
-        let cq = Arc::new(CqInner { context, queue, signal, users, work_requests, acks, wall_offset });
+        let calls = context.0.calls.clone();
+        let cq = Arc::new(CqInner { context, queue, signal, users, work_requests, acks, wall_offset, calls });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
     }
@@ -190,6 +194,7 @@ impl Cq {
     /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued completions;
     /// [`CreateError::DeviceFatal`].
     pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
+        self.0.context.inject(Call::ibv_resize_cq)?;
         self.0.context.check_device()?;
         let max = self.0.context.0.limits.max_cqe as u64;
         let refused =
@@ -205,8 +210,11 @@ impl Cq {
     /// thread.
     ///
     /// # Errors
-    /// [`CqOverflow`] once completions were lost and the earlier ones have been polled.
+    /// [`CqOverflow`] once completions were lost and the earlier ones have been polled, and for a fault on
+    /// `ibv_poll_cq` with any error.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        let injected = self.0.calls.inject(Call::ibv_poll_cq);
+        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
         self.poll_link_if_empty();
         self.0.queue.poll(max, out)
     }
@@ -226,6 +234,8 @@ impl Cq {
     /// Requests one event at the next completion (`ibv_req_notify_cq`). Completions already in the queue do
     /// not raise it, so poll again after this call.
     pub fn req_notify(&self, notify: Notify) {
+        // The call cannot fail, so a fault has no effect but its delay.
+        let _ = self.0.calls.inject(Call::ibv_req_notify_cq);
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
         self.0.context.0.shards.stop_polling(self.0.users.shards());

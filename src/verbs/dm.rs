@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::faults::Call;
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
 use crate::memory::{Access, Buffer, MrExtent};
 
@@ -32,6 +33,7 @@ impl Context {
     /// [`CreateError::Value`] for 0 or more than the device has; [`CreateError::Exhausted`] for more than is
     /// left; [`CreateError::DeviceFatal`].
     pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
+        self.inject(Call::ibv_alloc_dm)?;
         self.check_device()?;
         let max = self.0.limits.max_dm_size;
         if len == 0 || len as u64 > max {
@@ -101,6 +103,7 @@ impl Pd {
     /// [`CreateError::Value`] for a range outside the device memory or above the device's limit;
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn reg_dm_mr(&self, dm: &Dm, range: Range<usize>, access: Access) -> Result<DmMr, CreateError> {
+        self.context().inject(Call::ibv_reg_dm_mr)?;
         if !dm.0.context.is(self.context()) {
             return Err(CreateError::OtherContext("device memory"));
         }

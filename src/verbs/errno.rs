@@ -50,6 +50,7 @@ table! {
     PostError {
         Self::QueueFull(_) => ENOMEM,
         Self::DeviceFatal => EIO,
+        Self::Injected(errno) => *errno,
         Self::State(_)
         | Self::TooManySges { .. }
         | Self::InlineTooLong { .. }
@@ -71,6 +72,7 @@ table! {
     }
     ModifyError {
         Self::DeviceFatal => EIO,
+        Self::Injected(errno) => *errno,
         Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
         Self::Address(e) => e.number(),
     }
@@ -88,7 +90,7 @@ table! {
         Self::Management(e) => e.number(),
         Self::Exhausted { .. } => ENOMEM,
         Self::Address(e) => e.number(),
-        Self::Channel(errno) => *errno,
+        Self::Channel(errno) | Self::Injected(errno) => *errno,
         Self::DeviceFatal => EIO,
     }
     ManagementError {
@@ -157,6 +159,7 @@ table! {
         Self::Shards(_) => EINVAL,
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
         Self::Fabric(e) => of_fabric(e),
+        Self::Injected(errno) => *errno,
     }
     UdpLinkError {
         Self::InUse { .. } => EADDRINUSE,
@@ -190,6 +193,7 @@ table! {
     }
     /// For a failure after the call has returned, an event reports the number.
     IdError {
+        Self::Injected(errno) => *errno,
         Self::State { .. }
         | Self::Family { .. }
         | Self::PrivateData { .. }

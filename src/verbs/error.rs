@@ -33,6 +33,9 @@ pub enum OpenError {
     /// The fabric could not add the port.
     #[error(transparent)]
     Fabric(#[from] crate::link::fabric::FabricError),
+    /// A fault on the call, which was not executed; holds the `errno` value.
+    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
+    Injected(i32),
 }
 
 /// Reason why an object could not be created.
@@ -96,6 +99,9 @@ pub enum CreateError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed: close the context and open another")]
     DeviceFatal,
+    /// A fault on the call, which was not executed; holds the `errno` value.
+    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
+    Injected(i32),
 }
 
 impl From<TooManyQps> for CreateError {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use super::faults::Call;
 use super::{CreateError, MemoryAccessError, Pd};
 use crate::memory::{
     Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, RegionInfo, ReregMr, Table,
@@ -22,6 +23,7 @@ impl Pd {
     /// [`CreateError::Value`] for a length above the device's limit; [`CreateError::AccessNeedsLocalWrite`];
     /// [`CreateError::Access`]; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn reg_mr(&self, len: usize, options: impl Into<MrOptions>) -> Result<Mr, CreateError> {
+        self.context().inject(Call::ibv_reg_mr)?;
         let MrOptions { access, iova } = options.into();
         self.check(len.max(1), access)?;
         self.reg_mr_at(len, iova.unwrap_or_else(|| self.context().alloc_iova(len)), access)
@@ -60,6 +62,7 @@ impl Pd {
         len: usize,
         options: impl Into<MrOptions>,
     ) -> Result<RawMr, CreateError> {
+        self.context().inject(Call::ibv_reg_mr)?;
         let MrOptions { access, iova } = options.into();
         let iova = iova.unwrap_or(addr.addr() as u64);
         self.check(len.max(1), access)?;
@@ -81,6 +84,7 @@ impl Pd {
     /// [`CreateError::Access`] without [`Access::ON_DEMAND`] or with unknown flags;
     /// [`CreateError::AccessNeedsLocalWrite`]; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub unsafe fn reg_mr_implicit(&self, access: Access) -> Result<RawMr, CreateError> {
+        self.context().inject(Call::ibv_reg_mr)?;
         self.check(1, access)?;
         if !access.allows(Access::ON_DEMAND) {
             return Err(CreateError::Access { access, reason: "an implicit region requires ON_DEMAND" });

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::faults::Call;
 use super::{CreateError, Pd, PostError, Qp, RawMr, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
 use crate::wire::{LKey, RKey};
@@ -44,6 +45,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<Mw, CreateError> {
+        self.context().inject(Call::ibv_alloc_mw)?;
         let first = self.insert(|table| table.alloc_window(self.id(), kind))?;
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })
     }

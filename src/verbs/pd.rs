@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::faults::Call;
 use super::{Context, CreateError};
 use crate::memory::PdId;
 
@@ -39,6 +40,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        self.inject(Call::ibv_alloc_pd)?;
         self.check_device()?;
         self.0.pds.acquire()?;
         Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))

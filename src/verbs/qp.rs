@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 
 use super::context::Inner;
+use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::Access;
@@ -177,6 +178,7 @@ pub struct Qp {
     work_requests: [u32; 2],
     /// Whether the queue pair still exists. Once it has been destroyed, its number may be reused.
     is_alive: Arc<Mutex<bool>>,
+    calls: Injector,
 }
 
 /// Handle that can change the state of a queue pair but does not keep it alive.
@@ -232,6 +234,7 @@ impl Pd {
     /// [`CreateError::NoReceives`]; [`CreateError::XrcTarget`]; [`CreateError::Exhausted`];
     /// [`CreateError::DeviceFatal`].
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
+        self.context().inject(Call::ibv_create_qp)?;
         Qp::new(self, send_cq, recv_cq, None, options)
     }
 }
@@ -348,9 +351,10 @@ impl Qp {
         for cq in [send_cq, recv_cq] {
             context.0.warnings.check_cq(cq.capacity() as u64, cq.0.work_requests.load(Ordering::Relaxed));
         }
+        let calls = context.0.calls.clone();
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq, is_alive) = (send_cq.clone(), recv_cq.clone(), Arc::new(Mutex::new(true)));
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, work_requests, is_alive })
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, work_requests, is_alive, calls })
     }
 
     /// Returns a handle that can change the queue pair's state but does not keep it alive.
@@ -417,6 +421,7 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.calls.inject(Call::ibv_modify_qp).map_err(ModifyError::Injected)?;
         self.shard.with_state_and_send(|state, now| {
             let result = state.modify_qp(now, self.qpn, attr);
             result.expect("the NIC has the queue pair as long as its handle")
@@ -608,6 +613,7 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first work request that was not posted; those before it were posted.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.inject_on_post(Call::ibv_post_send)?;
         self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
@@ -625,9 +631,17 @@ impl Qp {
     /// must not call the NIC.
     #[doc(hidden)]
     pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
+        self.inject_on_post(Call::ibv_wr_complete)?;
         self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
+    }
+
+    /// Applies the faults on a call that posts work requests.
+    #[inline]
+    fn inject_on_post(&self, call: Call) -> Result<(), PostListError> {
+        let injected = self.calls.inject(call);
+        injected.map_err(|errno| PostListError { index: 0, error: PostError::Injected(errno) })
     }
 
     /// Posts a receive work request.
@@ -635,6 +649,7 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
         self.shard
             .with_nic(|nic| nic.post_recv(self.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")

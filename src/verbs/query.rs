@@ -200,8 +200,8 @@ pub struct PortAttr {
     pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
-    /// Link width: `IBV_WIDTH_4X`, with 25 Gb/s per lane. Software has no nominal speed, but some programs
-    /// size their windows by this value.
+    /// Link width, encoded as in `ibv_port_attr`: `IBV_WIDTH_4X`, with 25 Gb/s per lane, unless a fault changes
+    /// the speed. Software has no nominal speed, but some programs size their windows by this value.
     pub active_width: u8,
     /// Speed per lane, encoded as in `ibv_port_attr`.
     pub active_speed: u8,
@@ -316,8 +316,8 @@ impl Context {
             qkey_viol_cntr: counters.rx_qkey_violation,
             lid: nic.config().port.main_gid().and_then(|i| nic.config().port.gid(i)).map_or(0, lid_of),
             cap_flags: 1 << 16 | 1 << 26,
-            active_width: 2,
-            active_speed: 32,
+            active_width: nic.port_speed().width(),
+            active_speed: nic.port_speed().lane(),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::faults::{Call, Injector};
 use super::{Cq, CreateError, Pd, Xrcd};
 use crate::driver::{EventSubject, Shard};
 use crate::sys::setters::setters;
@@ -31,6 +32,7 @@ struct SrqInner {
     /// XRC domain and completion queue of an XRC shared receive queue, which keeps both alive; otherwise
     /// `None`.
     xrc: Option<(Xrcd, Cq)>,
+    calls: Injector,
 }
 
 /// Attributes for creating a shared receive queue with [`Pd::create_srq`] (`ibv_srq_init_attr_ex`).
@@ -104,6 +106,7 @@ impl Pd {
     /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
+        self.context().inject(Call::ibv_create_srq)?;
         let SrqOptions { caps, xrc } = options.into();
         Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
     }
@@ -148,7 +151,8 @@ impl Srq {
             cq.0.users.add(shard);
             (xrcd.clone(), cq.clone())
         });
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc })))
+        let calls = context.0.calls.clone();
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc, calls })))
     }
 
     /// Returns the XRC domain and the completion queue for receives, or `None` if this is not an XRC shared
@@ -176,6 +180,7 @@ impl Srq {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.0.calls.inject(Call::ibv_post_srq_recv).map_err(PostError::Injected)?;
         self.0.shard.with_nic(|nic| match nic.has_failed() {
             true => Err(PostError::DeviceFatal),
             false => nic

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use super::faults::Fault;
 use super::{
     ConnectError, ConnectOptions, Context, ContextOptions, Cq, CreateError, Fabric, OpenError, Pd,
     Personality, Qp, QpOptions,
@@ -188,7 +189,7 @@ pub struct PairBuilder {
     context: ContextOptions,
     qp: QpOptions,
     connect: ConnectOptions,
-    faults: Vec<Rule>,
+    faults: Vec<Fault>,
     capture: Option<CaptureFile>,
 }
 
@@ -218,13 +219,14 @@ impl PairBuilder {
         self
     }
 
-    /// Adds fault rules, which apply at the first NIC's port: [`Direction::Tx`] to packets that it sends, and
-    /// [`Direction::Rx`] to packets that it receives. Random decisions are derived from the fabric's seed.
+    /// Adds faults to the first NIC: on packets at its port ([`Direction::Tx`] to packets that it sends,
+    /// [`Direction::Rx`] to packets that it receives), on calls and on objects. Random decisions are derived from
+    /// the fabric's seed.
     ///
     /// [`Direction::Tx`]: crate::link::faults::Direction::Tx
     /// [`Direction::Rx`]: crate::link::faults::Direction::Rx
-    pub fn faults(mut self, rules: impl IntoIterator<Item = Rule>) -> PairBuilder {
-        self.faults.extend(rules);
+    pub fn faults(mut self, faults: impl IntoIterator<Item = impl Into<Fault>>) -> PairBuilder {
+        self.faults.extend(faults.into_iter().map(Into::into));
         self
     }
 
@@ -264,7 +266,11 @@ impl PairBuilder {
         let PairBuilder { fabric, context: options, qp, connect, faults, capture } = self;
         let port = || fabric.port(&fabric.auto_address()).map_err(OpenError::from);
         let seed = fabric.config().seed;
-        let first = Context::on_port(port()?, &options, |port| wrap(port, faults, seed, capture.as_ref()))?;
+        let rules = Fault::packet_rules(&faults);
+        let others = faults.into_iter().filter(|fault| !matches!(fault, Fault::Packet(_)));
+        let with_faults = options.clone().faults(others);
+        let first =
+            Context::on_port(port()?, &with_faults, |port| wrap(port, rules, seed, capture.as_ref()))?;
         let seed = options.seed.map(|seed| seed.wrapping_add(1));
         let second = Context::on_port(port()?, &options.seed(seed), |port| Box::new(port))?;
         let a = TestEndpoint::with_options(first, &qp)?;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::faults::Call;
 use super::{Context, Cq, CreateError, Pd};
 use crate::transport::XrcdId;
 
@@ -26,6 +27,7 @@ impl Context {
     /// [`CreateError::Exhausted`] if all protection domains or completion queues of the device are in use;
     /// [`CreateError::DeviceFatal`].
     pub fn open_xrcd(&self) -> Result<Xrcd, CreateError> {
+        self.inject(Call::ibv_open_xrcd)?;
         let (pd, cq) = (self.alloc_pd()?, self.create_cq(1)?);
         // The XRC domain has a protection domain of its own, so that domain's number identifies both.
         Ok(Xrcd(Arc::new(XrcdInner { id: XrcdId(pd.id().0), pd, cq })))

@@ -1,4 +1,4 @@
-/* Faults on calls (URXE_FAULTS): one case by name. The test sets the faults that each case states. */
+/* Faults on calls and objects (URXE_FAULTS): one case by name. The test sets the faults that each case states. */
 
 #include <rdma/rdma_cma.h>
 #include <time.h>
@@ -105,6 +105,17 @@ static void closed(void)
 	CHECK(!ibv_open_device(list[0]) && errno == ENODEV);
 }
 
+/* port=down@50ms */
+static void port(void)
+{
+	struct ibv_async_event event;
+	struct ibv_port_attr attr;
+	open_device();
+	CHECK(!ibv_get_async_event(context, &event) && event.event_type == IBV_EVENT_PORT_ERR);
+	ibv_ack_async_event(&event);
+	CHECK(!ibv_query_port(context, 1, &attr) && attr.state == IBV_PORT_DOWN);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -112,6 +123,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} cases[] = {
 		{ "creation", creation }, { "posts", posts }, { "conventions", conventions }, { "slow", slow }, { "closed", closed },
+		{ "port", port },
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

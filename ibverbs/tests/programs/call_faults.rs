@@ -1,4 +1,4 @@
-//! Tests of faults on calls of the C library (`c/call_faults.c`, and a ping-pong under `urxe run`).
+//! Tests of faults on calls of the C library and on objects (`c/call_faults.c`, and a ping-pong under `urxe run`).
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -87,4 +87,12 @@ fn urxe_run_refuses_an_unknown_call_and_names_similar_ones() {
     let out = urxe(&["run", "--fault", "call:ibv_post_sent=EIO", "--", "true"]).output().unwrap();
     let printed = text(&out);
     assert!(!out.status.success() && printed.contains("similar: ibv_post_send"), "{printed}");
+}
+
+#[test]
+fn port_that_a_fault_takes_down_raises_an_event_and_is_reported() {
+    let printed = case("port", &["port=down@50ms", "mr:0x1234=revoke@1ms"]);
+    assert!(printed.contains("fault port=down@50ms: matched 1 objects, affected 1\n"), "{printed}");
+    let warning = "warning: fault rule 'mr:0x1234=revoke@1ms' matched no object and had no effect\n";
+    assert!(printed.contains(warning), "{printed}");
 }

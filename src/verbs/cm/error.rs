@@ -112,4 +112,7 @@ pub enum IdError {
     /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
+    /// A fault on the call, which was not executed; holds the `errno` value.
+    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
+    Injected(i32),
 }

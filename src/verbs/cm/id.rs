@@ -14,6 +14,7 @@ use super::{
     PortSpace, RejReason,
 };
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
+use crate::verbs::faults::Call;
 use crate::verbs::{Context, Qp, WaitError};
 use crate::wire::{AckTimeout, Qpn};
 
@@ -105,6 +106,11 @@ impl CmId {
         self.0.manager.with_state(|state| f(state, self.0.number))
     }
 
+    /// Applies the faults on a call, which are those of the manager's devices.
+    fn inject(&self, call: Call) -> Result<(), IdError> {
+        self.0.manager.inject(call)
+    }
+
     /// Queries the id; returns `None` if it has been destroyed.
     fn query<R>(&self, f: impl FnOnce(&State, &Id) -> Option<R>) -> Option<R> {
         self.with_state(|state, number| Ok(f(state, state.id(number)?))).ok().flatten()
@@ -137,6 +143,7 @@ impl CmId {
     /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
     /// [`IdError::Claim`], [`IdError::State`].
     pub fn bind_addr(&self, addr: SocketAddr) -> Result<(), IdError> {
+        self.inject(Call::rdma_bind_addr)?;
         self.with_state(|state, number| state.bind_addr(number, addr))
     }
 
@@ -154,6 +161,7 @@ impl CmId {
         dst: SocketAddr,
         _timeout: Duration,
     ) -> Result<(), IdError> {
+        self.inject(Call::rdma_resolve_addr)?;
         self.with_state(|state, number| state.resolve_addr(number, src, dst))
     }
 
@@ -164,6 +172,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
     pub fn resolve_route(&self, _timeout: Duration) -> Result<(), IdError> {
+        self.inject(Call::rdma_resolve_route)?;
         self.with_state(|state, number| state.resolve_route(number))
     }
 
@@ -186,6 +195,7 @@ impl CmId {
     /// [`IdError::PortInUseByWildcard`] if another id is bound to the same address and port; for an id that
     /// is not bound, the errors of [`bind_addr`](Self::bind_addr).
     pub fn listen(&self, backlog: usize) -> Result<(), IdError> {
+        self.inject(Call::rdma_listen)?;
         self.with_state(|state, number| state.listen(number, backlog))
     }
 
@@ -215,6 +225,7 @@ impl CmId {
     /// [`IdError::PrivateData`] for more than 56 bytes, or 180 for datagrams; [`IdError::Protocol`] if the
     /// device has too many connections, or no longer has the source address.
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
+        self.inject(Call::rdma_connect)?;
         self.with_state(|state, number| state.connect(number, param))
     }
 
@@ -254,6 +265,7 @@ impl CmId {
     /// [`IdError::Protocol`] for more private data than the message holds; [`IdError::Modify`] if the queue
     /// pair cannot change its state; [`IdError::Protocol`] if the connection no longer exists.
     pub fn accept(&self, param: &ConnParam) -> Result<(), IdError> {
+        self.inject(Call::rdma_accept)?;
         self.with_state(|state, number| state.accept(number, param))
     }
 
@@ -272,6 +284,7 @@ impl CmId {
     /// # Errors
     /// The errors of [`reject`](Self::reject).
     pub fn reject_with(&self, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
+        self.inject(Call::rdma_reject)?;
         self.with_state(|state, number| state.reject(number, reason, private_data))
     }
 
@@ -281,6 +294,7 @@ impl CmId {
     /// [`IdError::State`] unless `ConnectResponse` was reported and is unanswered; [`IdError::Protocol`] if
     /// the connection no longer exists.
     pub fn establish(&self) -> Result<(), IdError> {
+        self.inject(Call::rdma_establish)?;
         self.with_state(State::establish)
     }
 
@@ -291,6 +305,7 @@ impl CmId {
     /// [`IdError::State`] unless the id is accepted, connected or disconnected; [`IdError::Protocol`] if the
     /// connection no longer exists.
     pub fn disconnect(&self) -> Result<(), IdError> {
+        self.inject(Call::rdma_disconnect)?;
         self.with_state(State::disconnect)
     }
 

@@ -24,6 +24,7 @@ use crate::link::fabric::{Driver, Fabric};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 use crate::transport::QpType;
+use crate::verbs::faults::{Call, Injector};
 use crate::verbs::{Context, ManagementPort};
 
 /// A connection manager, which creates ids on a set of devices and processes their messages and events. Cheap
@@ -51,6 +52,7 @@ impl ConnectionManager {
                 retired: Mutex::default(),
                 sleep,
                 fabric: OnceLock::new(),
+                calls: OnceLock::new(),
                 process: ForkGeneration::current(),
             };
             Owner { shared: Arc::new(shared), thread: Mutex::default() }
@@ -70,7 +72,12 @@ impl ConnectionManager {
     /// descriptors.
     pub fn add_device(&self, device: Context) -> Result<usize, IdError> {
         // A second context receives asynchronous events of its own, beside those of the program.
-        let port = Arc::new(device.reopen()?.management_port()?);
+        let port = Arc::new(device.reopen_internally()?.management_port()?);
+        let calls = &device.0.calls;
+        if !calls.is_empty() {
+            // A device added later does not replace the faults.
+            let _ = self.0.calls.set(calls.clone());
+        }
         let fabric = device.0.shards.virtual_fabric().map(|handle| handle.fabric().clone());
         let index = self.0.with_state(|state| state.add_device(device, port.clone()))?;
         match fabric {
@@ -130,6 +137,7 @@ impl ConnectionManager {
         space: PortSpace,
         qp_type: QpType,
     ) -> Result<CmId, IdError> {
+        self.0.inject(Call::rdma_create_id)?;
         channel.set_manager(&self.0);
         self.0.with_state(|state| Ok(state.create(&self.0, channel, space, qp_type)))
     }
@@ -192,10 +200,17 @@ pub(super) struct Shared {
     sleep: Sleep,
     /// Fabric that drives the manager in virtual time.
     fabric: OnceLock<Fabric>,
+    /// Faults on calls of the first device that has any.
+    calls: OnceLock<Injector>,
     process: ForkGeneration,
 }
 
 impl Shared {
+    /// Applies the faults on a call.
+    pub fn inject(&self, call: Call) -> Result<(), IdError> {
+        self.calls.get().map_or(Ok(()), |calls| calls.inject(call)).map_err(IdError::Injected)
+    }
+
     /// Runs `f` on the locked state, then sends the resulting messages and reports the resulting events.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut State) -> Result<R, IdError>) -> Result<R, IdError> {
         // In a child of fork the lock may be held for ever, by a thread that does not exist there.

@@ -11,7 +11,7 @@ use crate::link::faults::RuleCount;
 pub struct FaultCount {
     /// The fault in textual form.
     pub rule: String,
-    /// Number of packets or calls that matched.
+    /// Number of packets, calls or objects that matched.
     pub matched: u64,
     /// Number of those to which the fault was applied.
     pub struck: u64,
@@ -21,6 +21,18 @@ pub struct FaultCount {
 }
 
 impl FaultCount {
+    /// Returns the counters of each fault, summed over several devices with the same faults.
+    pub fn sum(counts: impl IntoIterator<Item = FaultCount>) -> Vec<FaultCount> {
+        let mut sum: Vec<FaultCount> = Vec::new();
+        for count in counts {
+            match sum.iter_mut().find(|to| to.rule == count.rule) {
+                Some(to) => (to.matched, to.struck) = (to.matched + count.matched, to.struck + count.struck),
+                None => sum.push(count),
+            }
+        }
+        sum
+    }
+
     /// Returns a warning if nothing has matched the fault.
     pub fn warning(&self) -> Option<String> {
         let FaultCount { rule, kind, .. } = self;

@@ -1,12 +1,14 @@
-//! Faults of every kind in one language: on packets ([`Rule`]), on calls ([`CallFault`]).
+//! Faults of every kind in one language: on packets ([`Rule`]), on calls ([`CallFault`]) and on objects
+//! ([`ObjectFault`]).
 //!
-//! The first part of a fault's text selects its kind: `call:` a call, anything else a packet rule.
+//! The first part of a fault's text selects its kind: `call:` a call; `qp:`, `cq:`, `mr:`, `gid:`, `event:`,
+//! `port=`, `speed=` and `device=` an object; anything else a packet rule.
 //!
 //! ```
 //! # use std::error::Error;
 //! use urxe::verbs::faults::Fault;
 //!
-//! let faults = ["drop=every:13", "call:ibv_create_cq=ENOMEM@2", "call:ibv_poll_cq=slow,by=2ms"];
+//! let faults = ["drop=every:13", "call:ibv_create_cq=ENOMEM@2", "port=down@5ms"];
 //! let parsed: Vec<Fault> = faults.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
 //! assert_eq!(parsed[1].to_string(), faults[1]);
 //! # Ok::<(), Box<dyn Error>>(())
@@ -15,11 +17,12 @@
 mod call;
 mod call_table;
 mod count;
+mod device;
 mod errno_table;
+mod injector;
+mod object;
 mod occurrence;
 mod parse;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +30,14 @@ use std::str::FromStr;
 pub use call::{CallEffect, CallFault, CallFaults, CallVerdict};
 pub use call_table::Call;
 pub use count::FaultCount;
+#[doc(hidden)]
+pub use device::DeviceFaultCounters;
+pub(super) use device::DeviceFaults;
+pub(super) use injector::Injector;
 pub use occurrence::Occurrence;
+
+pub use crate::driver::{ObjectChange, ObjectFault, Trigger};
+pub use crate::nic::PortSpeed;
 
 use crate::link::faults::{Rule, RuleError};
 
@@ -39,23 +49,28 @@ pub enum Fault {
     Packet(Rule),
     /// A fault on calls.
     Call(CallFault),
+    /// A fault on an object of the NIC.
+    Object(ObjectFault),
 }
 
 impl Fault {
     /// Returns the packet rules among `faults`, in order.
-    pub fn packet_rules(faults: &[Fault]) -> Vec<Rule> {
-        faults
-            .iter()
-            .filter_map(|fault| if let Fault::Packet(rule) = fault { Some(rule.clone()) } else { None })
-            .collect()
+    pub fn packet_rules<'a>(faults: impl IntoIterator<Item = &'a Fault>) -> Vec<Rule> {
+        let rule = |fault: &Fault| if let Fault::Packet(rule) = fault { Some(rule.clone()) } else { None };
+        faults.into_iter().filter_map(rule).collect()
     }
 
     /// Returns the faults on calls among `faults`, in order.
-    pub fn call_faults(faults: &[Fault]) -> Vec<CallFault> {
-        faults
-            .iter()
-            .filter_map(|fault| if let Fault::Call(call) = fault { Some(call.clone()) } else { None })
-            .collect()
+    pub fn call_faults<'a>(faults: impl IntoIterator<Item = &'a Fault>) -> Vec<CallFault> {
+        let call = |fault: &Fault| if let Fault::Call(call) = fault { Some(call.clone()) } else { None };
+        faults.into_iter().filter_map(call).collect()
+    }
+
+    /// Returns the faults on objects among `faults`, in order.
+    pub fn object_faults<'a>(faults: impl IntoIterator<Item = &'a Fault>) -> Vec<ObjectFault> {
+        let object =
+            |fault: &Fault| if let Fault::Object(object) = fault { Some(object.clone()) } else { None };
+        faults.into_iter().filter_map(object).collect()
     }
 }
 
@@ -65,6 +80,7 @@ impl FromStr for Fault {
     fn from_str(text: &str) -> Result<Fault, RuleError> {
         match text.split_once(':') {
             Some(("call", _)) => text.parse().map(Fault::Call),
+            _ if object::is_object(text) => text.parse().map(Fault::Object),
             _ => text.parse().map(Fault::Packet),
         }
     }
@@ -75,6 +91,7 @@ impl fmt::Display for Fault {
         match self {
             Fault::Packet(rule) => rule.fmt(f),
             Fault::Call(call) => call.fmt(f),
+            Fault::Object(object) => object.fmt(f),
         }
     }
 }
@@ -88,5 +105,11 @@ impl From<Rule> for Fault {
 impl From<CallFault> for Fault {
     fn from(call: CallFault) -> Fault {
         Fault::Call(call)
+    }
+}
+
+impl From<ObjectFault> for Fault {
+    fn from(object: ObjectFault) -> Fault {
+        Fault::Object(object)
     }
 }

@@ -15,6 +15,18 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("'{text}' is not a duration: write for example 500us, 2ms or 1s"))
 }
 
+/// Parses a number from 0 to `max`, in decimal, or in hexadecimal with the prefix `0x`.
+pub(super) fn number(name: &str, text: &str, max: u32) -> Result<u32, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(n) if n <= max => Ok(n),
+        _ => Err(format!("{name} '{text}' is not a number from 0 to {max} ({max:#x})")),
+    }
+}
+
 /// Returns the end of an error message that names the candidates most similar to `text`, at most three; empty
 /// if none is similar.
 pub(super) fn hint<T: Display>(text: &str, candidates: impl Iterator<Item = T>) -> String {

@@ -1,8 +1,16 @@
-//! Tests of the textual form and of the evaluation of faults.
+//! Tests of the textual form of faults, and of the selection of calls.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::*;
+use urxe::verbs::faults::{
+    Call, CallEffect, CallFault, CallFaults, Fault, ObjectChange, ObjectFault, Occurrence, PortSpeed, Trigger,
+};
+use urxe::verbs::{AsyncEvent, CqId, Gid, Qpn, RKey, SrqId};
+
+fn gid(text: &str) -> Gid {
+    text.parse::<IpAddr>().unwrap().into()
+}
 
 fn error(text: &str) -> String {
     text.parse::<Fault>().unwrap_err().to_string()
@@ -99,4 +107,71 @@ fn delays_of_several_faults_add_up() {
     let faults = CallFaults::new(faults.map(|text| text.parse().unwrap()).into(), 1).unwrap();
     let delays = [(); 2].map(|()| faults.on_call(Call::ibv_poll_cq).delay);
     assert_eq!(delays, [3, 2].map(|ms| Some(Duration::from_millis(ms))));
+}
+
+#[test]
+fn object_faults_round_trip_through_text() {
+    let parse = |text: &str| {
+        let fault: Fault = text.parse().unwrap();
+        assert_eq!(fault.to_string(), text);
+        let Fault::Object(object) = fault else { panic!("{fault:?} is no fault on objects") };
+        (object.change(), object.trigger())
+    };
+    let five_ms = Trigger::After(Duration::from_millis(5));
+    let qpn = Qpn::new(17);
+    let cases = [
+        ("qp:17=err@5ms", ObjectChange::QpError(Some(qpn)), five_ms),
+        ("qp:0x11=err@100", ObjectChange::QpError(Some(qpn)), Trigger::Packets(100)),
+        ("qp:*=err@5ms", ObjectChange::QpError(None), five_ms),
+        ("cq:2=overrun@5ms", ObjectChange::CqOverrun(Some(CqId(2))), five_ms),
+        ("mr:0xffffffff=revoke@5ms", ObjectChange::RevokeMr(Some(RKey(u32::MAX))), five_ms),
+        ("port=down@5ms", ObjectChange::Port { up: false }, five_ms),
+        ("port=up@0", ObjectChange::Port { up: true }, Trigger::Packets(0)),
+        ("gid:1=fd00::9@5ms", ObjectChange::Gid { index: 1, gid: Some(gid("fd00::9")) }, five_ms),
+        ("gid:0=remove@5ms", ObjectChange::Gid { index: 0, gid: None }, five_ms),
+        ("speed=200G@5ms", ObjectChange::Speed(PortSpeed::ALL[5]), five_ms),
+        ("device=fatal@5ms", ObjectChange::DeviceFatal, five_ms),
+        ("event:QP_ACCESS_ERR@5ms,qp=17", ObjectChange::Event(AsyncEvent::QpAccessError(qpn)), five_ms),
+        ("event:IBV_EVENT_CQ_ERR@5ms,cq=2", ObjectChange::Event(AsyncEvent::CqError(CqId(2))), five_ms),
+        (
+            "event:SRQ_LIMIT_REACHED@1,srq=3",
+            ObjectChange::Event(AsyncEvent::SrqLimit(SrqId(3))),
+            Trigger::Packets(1),
+        ),
+        ("event:GID_CHANGE@5ms", ObjectChange::Event(AsyncEvent::GidChange), five_ms),
+        // The cause of the event is what happens.
+        ("event:PORT_ERR@5ms", ObjectChange::Port { up: false }, five_ms),
+        ("event:DEVICE_FATAL@5ms", ObjectChange::DeviceFatal, five_ms),
+    ];
+    for (text, change, trigger) in cases {
+        assert_eq!(parse(text), (change, trigger), "{text}");
+        let own = ObjectFault::new(change, trigger);
+        assert_eq!(parse(&own.to_string()), (change, trigger), "{own}");
+    }
+}
+
+#[test]
+fn error_for_an_invalid_object_fault_explains_the_cause() {
+    assert_eq!(
+        error("qp:17=err"),
+        "fault rule 'qp:17=err': expected qp:NUMBER=err@5ms, or qp:*=err@5ms for all"
+    );
+    assert!(error("qp:17=reset@5ms").contains("expected qp:NUMBER=err@5ms"));
+    assert!(error("qp:x=err@5ms").contains("QP number 'x' is not a number from 0 to 16777215 (0xffffff)"));
+    assert!(error("qp:17=err@5ms,by=2ms").contains("expected qp:NUMBER=err@5ms"));
+    assert!(error("cq:1=err@5ms").contains("expected cq:NUMBER=overrun@5ms"));
+    assert!(error("mr=revoke@5ms").contains("expected mr:RKEY=revoke@5ms"));
+    assert!(error("gid:0=10.0.0@5ms").contains("'10.0.0' is not a GID: write an IP address, or remove"));
+    assert!(error("gid:256=remove@5ms").contains("GID index '256'"));
+    assert!(error("port:down@5ms").contains("expected port=down@5ms or port=up@5ms"));
+    assert!(error("port=down@soon").contains("'soon' is not a duration"));
+    assert!(error("port=down@").contains("or a number of packets such as 100"));
+    assert!(error("speed=30G@5ms").contains("write one of 10G, 25G, 40G, 50G, 100G, 200G, 400G"));
+    assert!(error("device=lost@5ms").contains("expected device=fatal@5ms"));
+    assert!(error("event:QP_FATL@5ms,qp=1").contains("unknown event 'QP_FATL'"));
+    assert!(error("event:QP_FATL@5ms,qp=1").contains("similar: QP_FATAL"));
+    assert!(error("event:QP_FATAL@5ms").contains("QP_FATAL concerns a queue: add ,qp=NUMBER"));
+    assert!(error("event:QP_FATAL@5ms,cq=1").contains("add ,qp=NUMBER"));
+    assert!(error("event:GID_CHANGE@5ms,qp=1").contains("GID_CHANGE concerns no object: remove ,qp=1"));
+    assert!(error("event:GID_CHANGE@5ms,port=1").contains("unknown key 'port'"));
 }

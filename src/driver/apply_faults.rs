@@ -1,0 +1,129 @@
+//! Application of faults on objects in a shard's turns, so that in virtual time they happen at the same instant in
+//! every run.
+
+use std::io;
+use std::sync::Arc;
+
+use super::Shard;
+use super::object_faults::{ActiveObjectFault, Due, ObjectChange, Trigger, packets};
+use super::shard::ShardState;
+use crate::transport::{AsyncEvent, Instant, QpState};
+use crate::wire::Qpn;
+
+impl ShardState {
+    /// Reports whether a fault has taken the port down, so that all packets are lost.
+    #[inline]
+    pub(super) fn port_is_down(&self) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.port_is_down)
+    }
+
+    /// Returns the time of the next turn in which a fault on an object is due.
+    pub(super) fn fault_deadline(&self) -> Option<Instant> {
+        self.faults.as_ref().and_then(|faults| faults.deadline(self.nic.counters()))
+    }
+
+    /// Sets the port's state to that of the link, unless a fault has taken the port down.
+    pub(super) fn update_port(&mut self, link_is_up: bool) {
+        let up = link_is_up && !self.port_is_down();
+        self.nic.set_port_up(up);
+    }
+}
+
+impl Shard {
+    /// Adds a fault on an object, whose time begins now.
+    pub fn add_object_fault(&self, fault: Arc<ActiveObjectFault>) {
+        self.with_state(|state, now| {
+            let due = match fault.fault.trigger() {
+                Trigger::After(time) => Due::At(now + time),
+                Trigger::Packets(count) => Due::Packets(packets(state.nic.counters()) + count),
+            };
+            state.faults.get_or_insert_default().pending.push((due, fault));
+        });
+    }
+
+    /// Applies the faults on objects that are due.
+    #[cold]
+    pub(super) fn apply_object_faults(&self, state: &mut ShardState, now: Instant) {
+        while let Some(faults) = &mut state.faults
+            && let Some(index) = faults.next_due(now, state.nic.counters())
+        {
+            let (_, fault) = faults.pending.remove(index);
+            self.apply_object_fault(state, now, &fault);
+            state.deliver(now);
+        }
+    }
+
+    fn apply_object_fault(&self, state: &mut ShardState, now: Instant, fault: &ActiveObjectFault) {
+        // Every shard has its own queue pairs and its own view of the port; the first one counts for all where
+        // the shards share what changes.
+        let is_first = self.mailbox.id().is_first();
+        match fault.fault.change() {
+            ObjectChange::QpError(qpn) => {
+                let chosen = |found: &Qpn| qpn.map_or(*found != Qpn::GSI, |qpn| qpn == *found);
+                let qpns: Vec<Qpn> = state.nic.qpns().filter(chosen).collect();
+                for qpn in qpns {
+                    let was_in_err = state.nic.qp_state(qpn) == Some(QpState::Err);
+                    let event = AsyncEvent::QpFatal(qpn);
+                    fault.count(
+                        state.nic.inject_event(now, event, &state.memory, &mut state.tx) && !was_in_err,
+                    );
+                }
+            }
+            ObjectChange::CqOverrun(id) => {
+                for cq in state.outputs.queues.matching(id) {
+                    let is_changed = state.overrun_cq(&cq);
+                    fault.count(is_changed);
+                }
+            }
+            ObjectChange::Port { up } => {
+                let was_up = state.nic.port_is_up();
+                state.faults.get_or_insert_default().port_is_down = !up;
+                let link_is_up = state.link.get().is_some_and(|link| link.is_up());
+                state.update_port(link_is_up);
+                if is_first {
+                    fault.count(state.nic.port_is_up() != was_up);
+                }
+            }
+            ObjectChange::Gid { index, gid } => {
+                let is_changed = state.nic.set_gid(index, gid.unwrap_or_default());
+                if let (true, Some(is_changed)) = (is_first, is_changed) {
+                    fault.count(is_changed);
+                }
+            }
+            ObjectChange::Speed(speed) => {
+                let is_changed = state.nic.set_port_speed(speed);
+                if is_first {
+                    fault.count(is_changed);
+                }
+            }
+            ObjectChange::DeviceFatal => {
+                if is_first {
+                    fault.count(state.link.is_attached());
+                    self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
+                }
+            }
+            ObjectChange::RevokeMr(rkey) => {
+                if is_first {
+                    state
+                        .memory
+                        .revoke_access(rkey)
+                        .into_iter()
+                        .for_each(|is_changed| fault.count(is_changed));
+                }
+            }
+            ObjectChange::Event(AsyncEvent::CqError(id)) => {
+                if state.inject_cq_error(id) {
+                    fault.count(true);
+                }
+            }
+            ObjectChange::Event(event) => {
+                let has_subject = event.qpn().is_some() || event.srq().is_some();
+                let applies = (has_subject || is_first)
+                    && state.nic.inject_event(now, event, &state.memory, &mut state.tx);
+                if applies {
+                    fault.count(true);
+                }
+            }
+        }
+    }
+}

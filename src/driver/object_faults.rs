@@ -1,0 +1,151 @@
+//! Faults on a NIC's objects: what they change, and when.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::nic::PortSpeed;
+use crate::transport::{AsyncEvent, Counters, CqId, Instant};
+use crate::wire::{Gid, Qpn, RKey};
+
+/// Change of an object that a fault makes. `None` in place of an object's number stands for all objects of its
+/// kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ObjectChange {
+    /// The queue pair enters ERR and raises `QpFatal`.
+    QpError(Option<Qpn>),
+    /// The completion queue overflows: it raises `CqError`, the queue pairs that complete to it enter ERR, and
+    /// polling it fails once it is empty.
+    CqOverrun(Option<CqId>),
+    /// The port goes up or down, with `PortActive` or `PortError`. While it is down, all packets are lost.
+    Port {
+        /// Whether the port is up afterwards.
+        up: bool,
+    },
+    /// An entry of the GID table is replaced, or removed (`None`), with `GidChange`. The link keeps its
+    /// addresses.
+    Gid {
+        /// Index of the entry.
+        index: usize,
+        /// The new GID.
+        gid: Option<Gid>,
+    },
+    /// The port reports another speed, after going down and up, with `PortError` and `PortActive`. The rate at
+    /// which packets are sent is unaffected.
+    Speed(PortSpeed),
+    /// The device fails: all queue pairs enter ERR, and `DeviceFatal` is raised.
+    DeviceFatal,
+    /// Accesses to the memory region, local and remote, fail from now on, and its memory windows are unbound.
+    RevokeMr(Option<RKey>),
+    /// An event is raised, with its effect on a queue pair or completion queue.
+    Event(AsyncEvent),
+}
+
+/// Time of a fault on an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Trigger {
+    /// Time since the device was opened or the fault was added, on the NIC's clock.
+    After(Duration),
+    /// Number of packets that the shard has sent and received, counted from the same moment.
+    Packets(u64),
+}
+
+/// A fault on an object of a NIC.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ObjectFault {
+    change: ObjectChange,
+    trigger: Trigger,
+    /// The textual form.
+    text: String,
+}
+
+impl ObjectFault {
+    /// Creates a fault whose textual form is `text`.
+    pub(crate) fn with_text(change: ObjectChange, trigger: Trigger, text: String) -> ObjectFault {
+        ObjectFault { change, trigger, text }
+    }
+
+    /// Returns what the fault changes.
+    pub fn change(&self) -> ObjectChange {
+        self.change
+    }
+
+    /// Returns when the fault happens.
+    pub fn trigger(&self) -> Trigger {
+        self.trigger
+    }
+}
+
+impl fmt::Display for ObjectFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// A fault with its counters, which the shards of a device share.
+#[derive(Debug)]
+pub(crate) struct ActiveObjectFault {
+    pub fault: ObjectFault,
+    matched: AtomicU64,
+    struck: AtomicU64,
+}
+
+impl ActiveObjectFault {
+    pub fn new(fault: ObjectFault) -> ActiveObjectFault {
+        ActiveObjectFault { fault, matched: AtomicU64::new(0), struck: AtomicU64::new(0) }
+    }
+
+    /// Returns the number of objects found, and of those changed.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.matched.load(Ordering::Relaxed), self.struck.load(Ordering::Relaxed))
+    }
+
+    /// Counts an object that was found, and whether it was changed.
+    pub fn count(&self, is_changed: bool) {
+        self.matched.fetch_add(1, Ordering::Relaxed);
+        self.struck.fetch_add(is_changed.into(), Ordering::Relaxed);
+    }
+}
+
+/// Moment at which a fault is due in a shard.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Due {
+    At(Instant),
+    /// Sum of the shard's counters of packets.
+    Packets(u64),
+}
+
+/// A shard's faults on objects.
+#[derive(Debug, Default)]
+pub(super) struct ObjectFaults {
+    pub pending: Vec<(Due, Arc<ActiveObjectFault>)>,
+    /// Whether a fault has taken the port down.
+    pub port_is_down: bool,
+}
+
+/// Returns the number of packets that a shard has sent and received.
+pub(super) fn packets(counters: &Counters) -> u64 {
+    counters.sent_pkts + counters.rcvd_pkts
+}
+
+impl ObjectFaults {
+    /// Returns the index of a fault that is due.
+    pub fn next_due(&self, now: Instant, counters: &Counters) -> Option<usize> {
+        self.pending.iter().position(|(due, _)| match *due {
+            Due::At(at) => at <= now,
+            Due::Packets(count) => count <= packets(counters),
+        })
+    }
+
+    /// Returns the time of the next turn in which a fault is due.
+    pub fn deadline(&self, counters: &Counters) -> Option<Instant> {
+        let at = |(due, _): &(Due, _)| match *due {
+            Due::At(at) => Some(at),
+            Due::Packets(count) => (count <= packets(counters)).then_some(Instant(1)),
+        };
+        self.pending.iter().filter_map(at).min()
+    }
+}

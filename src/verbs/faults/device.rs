@@ -1,0 +1,56 @@
+//! Faults of an open device.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{FaultCount, Injector};
+use crate::driver::{ActiveObjectFault, ObjectFault, Shards};
+use crate::link::faults::{FaultCounters, RuleCount};
+
+/// The faults of a device, with their counters.
+pub(in crate::verbs) struct DeviceFaults {
+    pub calls: Injector,
+    /// Counters of the packet rules, one for each shard.
+    packets: Vec<FaultCounters>,
+    objects: Mutex<Vec<Arc<ActiveObjectFault>>>,
+}
+
+impl DeviceFaults {
+    pub fn new(calls: Injector, packets: Vec<FaultCounters>) -> DeviceFaults {
+        DeviceFaults { calls, packets, objects: Mutex::default() }
+    }
+
+    /// Adds a fault on an object to all shards.
+    pub fn add(&self, fault: ObjectFault, shards: &Shards) {
+        let fault = Arc::new(ActiveObjectFault::new(fault));
+        self.objects.lock().push(fault.clone());
+        shards.add_object_fault(&fault);
+    }
+
+    /// Returns the counters: of packet rules, faults on calls and faults on objects, in this order.
+    pub fn counts(&self) -> Vec<FaultCount> {
+        let packets = RuleCount::sum(&self.packets).into_iter().map(FaultCount::from);
+        let objects = self.objects.lock();
+        let objects = objects.iter().map(|active| {
+            let (matched, struck) = active.counts();
+            FaultCount { rule: active.fault.to_string(), matched, struck, kind: "object" }
+        });
+        packets.chain(self.calls.counts()).chain(objects).collect()
+    }
+}
+
+/// Handle to the counters of a device's faults.
+#[derive(Clone)]
+pub struct DeviceFaultCounters(Arc<DeviceFaults>);
+
+impl DeviceFaultCounters {
+    pub(in crate::verbs) fn new(faults: Arc<DeviceFaults>) -> DeviceFaultCounters {
+        DeviceFaultCounters(faults)
+    }
+
+    /// Returns the counters: see [`Context::fault_counts`](crate::verbs::Context::fault_counts).
+    pub fn counts(&self) -> Vec<FaultCount> {
+        self.0.counts()
+    }
+}
