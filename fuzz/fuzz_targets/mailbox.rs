@@ -10,6 +10,7 @@ mod input;
 mod shared;
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::OwnedFd;
 
@@ -124,9 +125,10 @@ fn request(host: IpAddr, p: &mut Input<'_>) -> Vec<u8> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    thread_local!(static PROCESS: RefCell<Option<Process>> = const { RefCell::new(None) });
+    // Never dropped: the broker ends when its only client does, which is a finding before the fuzzer ends.
+    thread_local!(static PROCESS: RefCell<Option<ManuallyDrop<Process>>> = const { RefCell::new(None) });
     PROCESS.with_borrow_mut(|process| {
-        let process = process.get_or_insert_with(Process::start);
+        let process = process.get_or_insert_with(|| ManuallyDrop::new(Process::start()));
         let mut p = Input::new(data);
         let name = format!("urxe-service/{}/{:016x}", shared::address(), SERVICE.0);
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("the name is short");

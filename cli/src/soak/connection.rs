@@ -60,7 +60,7 @@ pub struct Connection {
     plant: Option<Plant>,
 }
 
-/// What an end does, with its progress.
+/// Task of an end, with its progress.
 pub enum Role {
     Initiator(Initiator),
     Target(Target),

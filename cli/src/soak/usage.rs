@@ -15,7 +15,7 @@ const WARM_UP: Duration = Duration::from_secs(20);
 /// Growth after [`WARM_UP`] that is allowed, in addition to half of the memory then in use.
 const GROWTH: u64 = 32 << 20;
 
-/// What a process uses.
+/// Memory, threads and descriptors of a process.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Resident memory in bytes.
