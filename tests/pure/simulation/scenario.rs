@@ -16,7 +16,8 @@ pub const CONTROLS: [Congestion; 5] = [
     Congestion::DELAY,
 ];
 
-/// Fault rules from which every reliable connection recovers.
+/// Fault rules from which every reliable connection recovers. None answers in place of the peer: an answer to a
+/// request behind a lost one acknowledges that too, so its success is wrong.
 const MILD: &[&str] = &[
     "drop=1",
     "drop=7",
@@ -35,8 +36,6 @@ const MILD: &[&str] = &[
     "mark=every:3",
     "dup=every:4,copies=3",
     "replay=every:6,by=500us",
-    "rx:nak=sequence@every:9",
-    "rx:rnr=4@p:0.05",
 ];
 
 /// Fault rules that may exhaust retries.
@@ -49,10 +48,6 @@ const HARSH: &[&str] = &[
     "delay=every:2,by=5ms",
     "dup=p:0.9",
     "drop=1..,time=100us..4ms",
-    "rx:nak=access@5",
-    "rx:nak=operation@p:0.05",
-    "rx:nak=invalid-request@9",
-    "rx:rnr=4,opcode=send",
 ];
 
 /// Random parameters of one simulation.

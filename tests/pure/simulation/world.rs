@@ -16,16 +16,6 @@ use crate::side::*;
 /// Bound of the virtual time until everything has completed: nothing retries for longer.
 const BOUND: Duration = Duration::from_secs(60);
 
-/// Statuses of the first work request that fails. The last three are those of rules that answer with a NAK.
-const FAILURES: [WcStatus; 6] = [
-    WcStatus::RetryExcErr,
-    WcStatus::RnrRetryExcErr,
-    WcStatus::WrFlushErr,
-    WcStatus::RemAccessErr,
-    WcStatus::RemOpErr,
-    WcStatus::RemInvReqErr,
-];
-
 struct World {
     scenario: Scenario,
     fabric: Fabric,
@@ -243,7 +233,7 @@ impl World {
             assert_eq!((c.opcode, c.byte_len as usize), (opcode, len), "side {n}: {c:?}");
         } else {
             let expected: &[WcStatus] = match end.error {
-                None => &FAILURES,
+                None => &[WcStatus::RetryExcErr, WcStatus::RnrRetryExcErr, WcStatus::WrFlushErr],
                 Some(_) => &[WcStatus::WrFlushErr],
             };
             assert!(may_fail && expected.contains(&c.status), "side {n}: {c:?}");
