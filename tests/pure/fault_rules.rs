@@ -122,7 +122,7 @@ fn time_window_begins_when_the_nic_is_opened() {
     let write_after = |pause: Duration, rule: &str| {
         let fabric = virtual_fabric(slow());
         fabric.advance(Duration::from_secs(1));
-        let (a, b) = fabric.pair_builder().faults([rule.parse().unwrap()]).build().unwrap();
+        let (a, b) = fabric.pair_builder().faults([rule.parse::<Rule>().unwrap()]).build().unwrap();
         let target = b.pd.reg_mr(LEN, Access::ALL).unwrap();
         fabric.advance(pause);
         a.qp.post_send(&SendWr::write(1, &[], target.remote(0))).unwrap();
