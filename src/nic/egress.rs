@@ -1,54 +1,10 @@
 //! Transmission within the room of a link that sends at the rate of a wire: one packet of each queue pair in
 //! turn, so that a burst of one does not delay the others, and none of a priority that is full or paused.
 
-use std::collections::VecDeque;
-
 use super::Nic;
-use super::table::Entry;
 use crate::memory::Table;
 use crate::transport::{EgressRoom, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
-
-/// Number of packets that a queue pair sends before the next one gets its turn.
-const TURN: usize = 1;
-
-/// Room of the link in the current turn, and queue pairs that wait for room.
-#[derive(Debug, Default)]
-pub(super) struct Egress {
-    /// Room that is left; `None` if the link takes whatever it gets.
-    room: Option<EgressRoom>,
-    /// Queue pairs that wait for room for packets of their priority.
-    parked: [VecDeque<Qpn>; 8],
-}
-
-impl Egress {
-    #[inline]
-    pub fn is_limited(&self) -> bool {
-        self.room.is_some()
-    }
-
-    /// Returns how many packets a queue pair may send in its turn; without a limit, `default`.
-    #[inline]
-    pub fn turn(&self, default: usize) -> usize {
-        if self.is_limited() { TURN } else { default }
-    }
-
-    /// Charges the packets that a queue pair has sent in its turn.
-    #[inline]
-    pub fn charge(&mut self, entry: &Entry, packets: usize) {
-        if let Some(room) = &mut self.room {
-            room.take(entry.qp.priority(), packets);
-        }
-    }
-
-    pub fn has_any_parked(&self) -> bool {
-        self.parked.iter().any(|parked| !parked.is_empty())
-    }
-
-    fn has_parked(&self, room: EgressRoom) -> bool {
-        self.parked.iter().enumerate().any(|(priority, parked)| room.has_room(priority) && !parked.is_empty())
-    }
-}
 
 impl Nic {
     /// Transmits like [`transmit`](Self::transmit), but only what there is room for; CNPs always. The rest must

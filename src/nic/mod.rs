@@ -45,6 +45,7 @@ mod peers;
 mod personality;
 mod port_speed;
 mod qpn_partition;
+mod room;
 mod rx;
 mod schedule;
 mod shard_id;
@@ -70,9 +71,9 @@ use crate::transport::{
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
 use cnp::NotificationPoints;
-use egress::Egress;
 use outputs::OutputQueue;
 use peers::PeerWindows;
+use room::Egress;
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};

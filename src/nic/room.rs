@@ -1,0 +1,48 @@
+//! Room of a link that sends at the rate of a wire, and queue pairs that wait for it (`egress.rs`).
+
+use std::collections::VecDeque;
+
+use super::table::Entry;
+use crate::transport::EgressRoom;
+use crate::wire::Qpn;
+
+/// Number of packets that a queue pair sends before the next one gets its turn.
+const TURN: usize = 1;
+
+/// Room of the link in the current turn, and queue pairs that wait for room.
+#[derive(Debug, Default)]
+pub(super) struct Egress {
+    /// Room that is left; `None` if the link takes whatever it gets.
+    pub room: Option<EgressRoom>,
+    /// Queue pairs that wait for room for packets of their priority.
+    pub parked: [VecDeque<Qpn>; 8],
+}
+
+impl Egress {
+    #[inline]
+    pub fn is_limited(&self) -> bool {
+        self.room.is_some()
+    }
+
+    /// Returns how many packets a queue pair may send in its turn; without a limit, `default`.
+    #[inline]
+    pub fn turn(&self, default: usize) -> usize {
+        if self.is_limited() { TURN } else { default }
+    }
+
+    /// Charges the packets that a queue pair has sent in its turn.
+    #[inline]
+    pub fn charge(&mut self, entry: &Entry, packets: usize) {
+        if let Some(room) = &mut self.room {
+            room.take(entry.qp.priority(), packets);
+        }
+    }
+
+    pub fn has_any_parked(&self) -> bool {
+        self.parked.iter().any(|parked| !parked.is_empty())
+    }
+
+    pub fn has_parked(&self, room: EgressRoom) -> bool {
+        self.parked.iter().enumerate().any(|(priority, parked)| room.has_room(priority) && !parked.is_empty())
+    }
+}
