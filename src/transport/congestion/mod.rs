@@ -19,10 +19,10 @@ use crate::wire::Mtu;
 pub use cost::packet_cost;
 #[cfg(feature = "unstable-internals")]
 pub use dcqcn::Dcqcn;
-pub use parameters::{CongestionParameter, ParameterSet};
+pub use parameters::{CongestionError, CongestionParameter, ParameterSet};
 pub use qp_controller::QpController;
 pub use rate::Rate;
-pub use selection::{Congestion, CongestionAlgorithm, CongestionError};
+pub use selection::{Congestion, CongestionAlgorithm};
 
 /// Congestion controller of one queue pair.
 pub trait Controller: std::fmt::Debug {

@@ -1,10 +1,9 @@
 //! Selection of a congestion control with its parameters, and the text form of `--congestion`.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::parameters::{CongestionParameter, ParameterSet, Values};
+use super::parameters::{CongestionError, CongestionParameter, ParameterSet, Values};
 
 /// Congestion control algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -140,33 +139,6 @@ impl FromStr for Congestion {
             congestion.with(parameter, value)
         })
     }
-}
-
-/// Error in a congestion control or its parameters.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CongestionError {
-    /// No such algorithm or parameter set.
-    #[error(
-        "unknown congestion control '{0}': use none, loss-driven, dcqcn:connectx, dcqcn:sigcomm15 or delay"
-    )]
-    Algorithm(String),
-    /// No such parameter.
-    #[error("unknown congestion control parameter '{0}': docs/guide/congestion.md lists them")]
-    Parameter(String),
-    /// A parameter without a value.
-    #[error("congestion control parameter '{0}' has no value: write NAME=VALUE")]
-    NoValue(String),
-    /// A value outside of a parameter's range.
-    #[error("{parameter} is '{value}': give a number from {} to {}", .range.start(), .range.end())]
-    Value {
-        /// Parameter to be set.
-        parameter: CongestionParameter,
-        /// Value given.
-        value: String,
-        /// Permitted values.
-        range: RangeInclusive<u32>,
-    },
 }
 
 #[cfg(test)]
