@@ -88,7 +88,7 @@ impl fmt::Display for RuleCount {
     }
 }
 
-/// Handle to the counters of a [`Faults`] link, usable from any thread.
+/// Handle to the counters of a [`Faults`](super::Faults) link, usable from any thread.
 #[derive(Clone, Debug)]
 pub struct FaultCounters(pub(super) Arc<[RuleCounter]>);
 
@@ -105,7 +105,7 @@ impl FaultCounters {
         FaultCounters(rules.iter().map(counter).collect())
     }
 
-    /// Returns the counters of each rule, in the order given to [`Faults::new`].
+    /// Returns the counters of each rule, in the order given to [`Faults::new`](super::Faults::new).
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
         self.0.iter().map(|RuleCounter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),
