@@ -51,8 +51,8 @@ pub struct LinkArgs {
     /// Inject a fault: `[tx:|rx:]ACTION=WHEN[,KEY=VALUE]...`, or those of a file: `@FILE`; may be repeated
     ///
     /// ACTION: drop, dup (,copies=N), reorder, corrupt (,at=FIELD,xor=N,icrc=repair), mark (CE),
-    ///         delay or replay (,by=2ms); answered in place of the destination: nak=CODE[@WHEN],
-    ///         rnr=TIMER[@WHEN], cm:rej=REASON[@WHEN]; on CM messages: cm:drop=rtu[@WHEN] and the like
+    ///         delay or replay (,by=2ms); answered in place of the destination: nak=CODE, rnr=TIMER,
+    ///         cm:rej=REASON; on CM messages: cm:drop=rtu and the like; here @WHEN may follow (rnr=12@3)
     /// WHEN:   3 (the third), 3..7, 3.. (from the third), every:13 or p:0.01 (a probability), of the packets
     ///         that the filters match
     /// KEY:    filters opcode=NAME or NAME|NAME, psn=N or N..M, qp=N, from=ADDRESS, to=ADDRESS, ecn=ce,
