@@ -80,7 +80,8 @@ fn run_clears_inherited_variables_that_no_option_sets() {
     let out = command.output().unwrap();
     let mut lines: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
     lines.sort();
-    let names = ["LIBRARY", "LINK", "PRELOAD", "PROGRAM", "SEED", "SYSFS"].map(|name| format!("URXE_{name}"));
+    let names = ["LIBRARY", "LINK", "PRELOAD", "PROGRAM", "SEED", "SYSFS", "WARNINGS"]
+        .map(|name| format!("URXE_{name}"));
     assert_eq!(lines[0], "/one:/two");
     assert_eq!(lines[1..], names);
     let cleared = text(&output(&["env"]));
