@@ -24,6 +24,8 @@ type Object = *mut c_void;
 unsafe extern "C" {
     #[link_name = "urxe_export_ibv_get_device_list"]
     fn get_device_list(count: *mut c_int) -> *mut Object;
+    #[link_name = "urxe_export_ibv_free_device_list"]
+    fn free_device_list(list: *mut Object);
     #[link_name = "urxe_export_ibv_open_device"]
     fn open_device(device: Object) -> Object;
     #[link_name = "urxe_export_ibv_alloc_pd"]
@@ -119,11 +121,13 @@ fn context() -> Object {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("URXE_LINK", format!("udp:{a}.{b}.{c}.{d}")) };
         let mut count = 0;
-        // SAFETY: the list has at least one device, and is never freed.
+        // SAFETY: the list has at least one device, which is opened before the list is freed.
         let context = unsafe {
             let devices = get_device_list(&mut count);
             assert!(!devices.is_null() && count > 0);
-            open_device(*devices)
+            let context = open_device(*devices);
+            free_device_list(devices);
+            context
         };
         assert!(!context.is_null(), "the device opens");
         context.expose_provenance()

@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use urxe::link::faults::Rule;
 use urxe::link::FramesConfig;
+use urxe::link::faults::Rule;
 use urxe::verbs::faults::Fault;
 use urxe::wire::Mac;
 
