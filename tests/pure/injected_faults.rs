@@ -45,7 +45,7 @@ fn qp_enters_err_at_the_time_of_the_fault_and_not_before() {
     assert_eq!((b.qp.state(), events(&b)), (QpState::Err, vec![AsyncEvent::QpFatal(b.qp.qpn())]));
     assert_eq!(status(&b), WcStatus::WrFlushErr);
     assert_eq!(counts(&b), [(1, 1)]);
-    // Its peer gets no answer any more.
+    // A queue pair in ERR answers nothing, so the peer exhausts its retries.
     a.qp.post_send(&SendWr::send(2, &[])).unwrap();
     assert_eq!(status(&a), WcStatus::RetryExcErr);
 }

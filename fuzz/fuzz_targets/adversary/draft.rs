@@ -41,7 +41,7 @@ impl Draft {
                 0 => bth.psn += (p.u8() as i8) as u32,
                 1 => bth.psn += (p.u8() as i8 >> 5) as u32,
                 2 => bth.psn += p.u64() as u32,
-                // The same service with another operation or position.
+                // Keeps the service (the three highest bits), and changes the operation or the position in the message.
                 3 => bth.opcode = Opcode(bth.opcode.0 & 0xe0 | p.u8() & 0x1f),
                 4 => bth.opcode = Opcode(bth.opcode.0 ^ 1 << p.below(8)),
                 5 => self.headers.aeth = aeth(p),

@@ -23,6 +23,7 @@ pub use alteration::{Alteration, HeaderField, Place};
 pub use counters::{FaultCounters, FaultCounts, RuleCount};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
+pub(crate) use parse::{duration, number};
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
 use super::{Link, LinkInfo, NicEvent, RxBurst};

@@ -1,5 +1,6 @@
 //! Textual form of fault rules.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::str::FromStr;
@@ -309,18 +310,22 @@ fn words(name: &str) -> Vec<String> {
 }
 
 /// Parses a number from 0 to `max`, in decimal, or in hexadecimal with the prefix `0x`.
-fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
+pub(crate) fn number<N>(key: &str, text: &str, max: N) -> Result<N, String>
+where
+    N: Copy + PartialOrd + TryFrom<u64> + fmt::Display + fmt::LowerHex,
+{
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
     };
-    match parsed {
-        Ok(n) if n <= max => Ok(n),
+    match parsed.ok().and_then(|n| N::try_from(n).ok()) {
+        Some(n) if n <= max => Ok(n),
         _ => Err(format!("{key} '{text}' is not a number from 0 to {max} ({max:#x})")),
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// Parses a duration such as `500us`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ns", 1), ("us", 1000), ("ms", 1_000_000), ("s", 1_000_000_000)];
     let parsed = units.iter().find_map(|(unit, nanos)| {
         let n: u64 = text.strip_suffix(unit)?.parse().ok()?;

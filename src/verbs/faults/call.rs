@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
-use super::parse::{duration, hint};
+use super::hint::hint;
 use super::{Call, Occurrence};
-use crate::link::faults::RuleError;
+use crate::link::faults::{RuleError, duration};
 use crate::link::rng::splitmix64;
 
 /// Effect of a fault on a call.

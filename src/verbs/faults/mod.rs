@@ -19,10 +19,10 @@ mod call_table;
 mod count;
 mod device;
 mod errno_table;
+mod hint;
 mod injector;
 mod object;
 mod occurrence;
-mod parse;
 
 use std::fmt;
 use std::str::FromStr;

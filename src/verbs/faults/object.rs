@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use super::parse::{duration, hint, number};
+use super::hint::hint;
 use crate::driver::{ObjectChange, ObjectFault, Trigger};
-use crate::link::faults::RuleError;
+use crate::link::faults::{RuleError, duration, number};
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, CqId, SrqId};
 use crate::wire::{Gid, Qpn, RKey};
@@ -93,7 +93,7 @@ fn parse(text: &str) -> Result<ObjectFault, String> {
         }
         ("mr", Some((rkey, "revoke"))) => ObjectChange::RevokeMr(one_or_all("rkey", rkey, u32::MAX, RKey)?),
         ("gid", Some((index, gid))) => {
-            ObjectChange::Gid { index: number("GID index", index, 0xff)? as usize, gid: self::gid(gid)? }
+            ObjectChange::Gid { index: number("GID index", index, 0xff_usize)?, gid: self::gid(gid)? }
         }
         ("event", None) => {
             let name = object.strip_prefix(':').ok_or_else(expected)?;
