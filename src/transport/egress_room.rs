@@ -9,7 +9,7 @@ impl EgressRoom {
     /// Room for as many packets as a turn can send.
     pub const UNLIMITED: EgressRoom = EgressRoom([u8::MAX; 8]);
 
-    /// Creates a value from the number of packets of each priority, of which 255 at most count.
+    /// Creates a value from the number of packets of each priority; a number above 255 counts as 255.
     pub fn new(packets: impl Fn(usize) -> usize) -> EgressRoom {
         EgressRoom(std::array::from_fn(|priority| packets(priority).min(u8::MAX.into()) as u8))
     }

@@ -139,7 +139,7 @@ pub struct Transmission {
     pub sent: Option<Duration>,
     /// Number of single packets that were sent again because an acknowledgement was overdue.
     pub probes: u32,
-    /// Number of equal transmissions in succession, of which this is the last.
+    /// Number of equal transmissions in succession, this one included.
     pub times: u32,
     /// Event that ended the transmission, and its time.
     pub end: Option<(Duration, TransmissionEnd)>,

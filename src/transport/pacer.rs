@@ -17,7 +17,7 @@ pub(super) struct Pacer {
     limit: u32,
     /// Bits sent beyond those that the rate has permitted by `settled`; negative after idle time.
     debt: f64,
-    /// Time as of which `debt` is known; `None` if nothing has been sent.
+    /// Time for which `debt` was computed; `None` if nothing has been sent.
     settled: Option<Instant>,
     /// Time at which waiting packets may be sent; `None` if none are waiting.
     due: Option<Instant>,

@@ -71,7 +71,7 @@ struct Endpoints {
     requester_mr: Mr,
     responder_mr: Mr,
     completions: Vec<Completion>,
-    /// CNPs for the requester, of which each batch gets one.
+    /// CNPs for the requester: one for each batch.
     cnps: Option<Cnps>,
 }
 

@@ -16,7 +16,7 @@ use urxe::verbs::*;
 
 const LEN: usize = 64;
 
-/// Returns two connected NICs, of which the first has the given rules, with a region each. The first region is
+/// Returns two connected NICs with a region each. The rules apply to the first NIC, and its region is
 /// filled with 0x11.
 fn pair(rules: &[&str], options: ConnectOptions) -> (Fabric, [TestEndpoint; 2], [Mr; 2]) {
     let rules: Vec<Rule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();

@@ -248,7 +248,7 @@ fn faults_of_the_options_begin_when_the_context_is_opened_and_include_packet_rul
     assert_eq!((counts[1].rule.as_str(), counts[1].struck), ("port=down@3ms", 1));
 }
 
-/// Returns a pair of which the first NIC has the given faults on calls.
+/// Returns a pair whose first NIC has the given faults on calls.
 fn pair_with(fabric: &Fabric, faults: &[&str]) -> (TestEndpoint, TestEndpoint) {
     let faults = faults.iter().map(|text| text.parse::<Fault>().unwrap());
     fabric.pair_builder().faults(faults).build().unwrap()

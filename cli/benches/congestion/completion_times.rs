@@ -25,7 +25,7 @@ const TIME: Duration = Duration::from_millis(5);
 const INCAST: usize = 60;
 const INCAST_LEN: usize = 500_000;
 const INCAST_INTERVAL: Duration = Duration::from_micros(1500);
-/// Largest flow, and bytes of a message, of which long flows have several.
+/// Bytes of the largest flow and of a message; longer flows consist of several messages.
 const LONGEST: usize = 30_000_000;
 const MESSAGE: usize = 1_000_000;
 

@@ -85,7 +85,7 @@ impl AddAssign<&Totals> for Totals {
     }
 }
 
-/// Connections of which one end has reported, and the incarnations that were killed, whose reports are lost.
+/// Connections with a report from one end, and the incarnations that were killed and so report nothing.
 #[derive(Default)]
 pub struct Ledger {
     initiated: HashMap<u64, Initiated>,
@@ -131,7 +131,7 @@ impl Ledger {
         self.accepted.retain(|connection, _| plan::initiator(*connection) != process);
     }
 
-    /// Checks that no successful message is left of which the target has reported nothing.
+    /// Checks that the target has reported every message that the initiator reported as successful.
     ///
     /// # Errors
     /// The text of a violation.

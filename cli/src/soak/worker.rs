@@ -102,7 +102,7 @@ struct Worker {
     faults: Vec<FaultCounters>,
     /// Connections by queue pair number.
     entries: HashMap<u32, Entry>,
-    /// TCP connections of which the initiator's message has not arrived.
+    /// TCP connections that still wait for the initiator's message.
     arriving: Vec<(Exchange, Instant)>,
     /// Times at which connections are to be made, and whether they replace one that failed.
     planned: Vec<(Instant, bool)>,

@@ -16,8 +16,8 @@ pub const CONTROLS: [Congestion; 5] = [
     Congestion::DELAY,
 ];
 
-/// Fault rules from which every reliable connection recovers. None answers in place of the peer: an answer to a
-/// request behind a lost one acknowledges that too, so its success is wrong.
+/// Fault rules from which every reliable connection recovers. None answers in place of the peer: a NAK also
+/// acknowledges earlier requests, and an earlier request that was lost would then be reported as successful.
 const MILD: &[&str] = &[
     "drop=1",
     "drop=7",

@@ -5,8 +5,8 @@ use super::queues::PRIORITIES;
 use super::state::{Deadlock, State};
 
 impl State {
-    /// Looks for a deadlock of which `direction` is a part, after it was paused or the packets behind it have
-    /// become more. A deadlock that was found before is not reported again.
+    /// Looks for a deadlock that includes `direction`, after a pause of that direction or an increase of the
+    /// packets that wait for it. A deadlock is reported once.
     pub(super) fn check_deadlock(&mut self, direction: u32, priority: usize) {
         debug_assert!(priority < PRIORITIES);
         let mut stuck = self.paused_behind(direction, priority);
