@@ -12,7 +12,7 @@ use super::rate::Rate;
 use super::{CongestionConfig, Controller, PathState};
 use crate::transport::{Instant, earliest};
 
-/// DCQCN controller. Until the first CNP the rate is not limited.
+/// DCQCN controller. Until the first CNP the rate is the maximum.
 #[derive(Debug, Default)]
 pub struct Dcqcn {
     /// Window, which losses reduce. A lossless network leaves it at the link's window.
@@ -79,9 +79,14 @@ impl Controller for Dcqcn {
     }
 
     fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        let flow = self.flow.as_mut()?;
-        flow.advance(now, config);
-        (flow.current < max_rate(config)).then(|| Rate::from_bits_per_second(flow.current))
+        let rate = match &mut self.flow {
+            None => max_rate(config),
+            Some(flow) => {
+                flow.advance(now, config);
+                flow.current.min(max_rate(config))
+            }
+        };
+        (rate < config.line_rate.bits_per_second()).then(|| Rate::from_bits_per_second(rate))
     }
 
     fn deadline(&self) -> Option<Instant> {
