@@ -8,7 +8,7 @@ use urxe::link::fabric::{Topology, Wire};
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::network::{LongFlows, STEP, contexts, jain, switch};
+use crate::network::{LongFlows, STEP, contexts, jain, mean, switch};
 use crate::plot::{Line, Panel, Plots};
 
 const WARM_UP: Duration = Duration::from_millis(60);
@@ -70,6 +70,7 @@ fn measure(case: &Case, name: &str, control: Congestion) -> Result<Panel> {
         case.names.iter().zip(&means).map(|(name, rate)| format!("{name} {rate:.1}")).collect();
     let pauses = simulation.counters().pauses - pauses;
     println!("| {} | {name} | {pauses} | {} | {:.3} |", case.name, rates.join(", "), jain(&means));
-    let lines = flows.rates.iter().zip(case.names).map(|(rates, name)| Line::over_time(name, STEP, rates));
+    let lines =
+        flows.rates.iter().zip(case.names).map(|(rates, name)| Line::over_time(name, STEP, rates, mean));
     Ok(Panel::new(&format!("{}, {name}", case.name), "ms", "Gb/s", lines.collect()))
 }

@@ -7,12 +7,15 @@ use urxe::link::fabric::{Topology, Wire};
 use urxe::verbs::*;
 
 use crate::Result;
-use crate::network::{LongFlows, PRIORITY, STEP, contexts, jain, k_range, percentile, switch};
+use crate::network::{LongFlows, PRIORITY, STEP, contexts, jain, k_range, maximum, mean, percentile, switch};
 use crate::plot::{Line, Panel, Plots};
 
 /// Time after which the rates have converged, and time of measurement.
 const WARM_UP: Duration = Duration::from_millis(60);
 const MEASURED: Duration = Duration::from_millis(40);
+
+/// Time between two samples of the queue.
+const SAMPLED: Duration = Duration::from_micros(1);
 
 /// Prints a row for each incast, and plots rates and queue.
 pub fn run(plots: &Plots) -> Result<()> {
@@ -45,7 +48,7 @@ fn incast(gigabits: u64, senders: usize, control: Congestion) -> Result<[Panel; 
     let pairs: Vec<_> = (1..=senders).map(|sender| (sender, 0)).collect();
     let mut flows = LongFlows::start(&simulation, &contexts, &pairs, |_| 0)?;
     let queue = || simulation.queue(Switch(0), Host(0), PRIORITY);
-    simulation.sample(Switch(0), Host(0), PRIORITY, Duration::from_micros(1))?;
+    simulation.sample(Switch(0), Host(0), PRIORITY, SAMPLED)?;
     flows.run(WARM_UP)?;
     let mut lengths = simulation.take_samples(Switch(0), Host(0), PRIORITY)?;
     let (sent, network) = (queue()?.bytes, simulation.counters());
@@ -70,12 +73,15 @@ fn incast(gigabits: u64, senders: usize, control: Congestion) -> Result<[Panel; 
         .rates
         .iter()
         .enumerate()
-        .map(|(i, rates)| Line::over_time(&format!("sender {}", i + 1), STEP, rates));
-    // One point for each step.
-    let lengths: Vec<f64> =
-        lengths.iter().step_by(STEP.as_micros() as usize).map(|bytes| *bytes as f64 / 1e3).collect();
+        .map(|(i, rates)| Line::over_time(&format!("sender {}", i + 1), STEP, rates, mean));
+    let lengths: Vec<f64> = lengths.iter().map(|bytes| *bytes as f64 / 1e3).collect();
     Ok([
         Panel::new(&format!("{senders}:1"), "ms", "Gb/s", rates.collect()),
-        Panel::new(&format!("{senders}:1"), "ms", "kB", vec![Line::over_time("queue", STEP, &lengths)]),
+        Panel::new(
+            &format!("{senders}:1"),
+            "ms",
+            "kB",
+            vec![Line::over_time("largest queue", SAMPLED, &lengths, maximum)],
+        ),
     ])
 }

@@ -126,6 +126,11 @@ pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
+/// Returns the largest value.
+pub fn maximum(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
 /// Returns the standard deviation in relation to the mean.
 pub fn variation(values: &[f64]) -> f64 {
     let mean = mean(values);

@@ -15,6 +15,9 @@ const BANDWIDTH: u64 = 40_000_000_000;
 const WARM_UP: Duration = Duration::from_millis(100);
 const MEASURED: Duration = Duration::from_millis(100);
 
+/// Time between two samples of the queue.
+const SAMPLED: Duration = Duration::from_micros(10);
+
 /// `rpg_time_reset` in µs, `rpg_byte_reset`, number of senders, latency of a wire in µs.
 struct Setup(u32, u32, usize, u64);
 
@@ -35,13 +38,13 @@ pub fn run(plots: &Plots) -> Result<()> {
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let mut panels = Vec::new();
     for setup in &SETUPS {
-        panels.push(measure(setup)?);
+        panels.extend(measure(setup)?);
     }
     let title = "DCQCN with the parameters of SIGCOMM 2015 but for timer and byte counter, 40 Gb/s";
     plots.write("oscillation.svg", title, 2, panels)
 }
 
-fn measure(setup: &Setup) -> Result<Panel> {
+fn measure(setup: &Setup) -> Result<[Panel; 2]> {
     let &Setup(timer, bytes, senders, latency) = setup;
     let control = Congestion::DCQCN_SIGCOMM15
         .with(CongestionParameter::RpgTimeReset, timer)?
@@ -55,7 +58,7 @@ fn measure(setup: &Setup) -> Result<Panel> {
     flows.run(WARM_UP)?;
     let (sent, pauses) =
         (simulation.queue(Switch(0), Host(0), PRIORITY)?.bytes, simulation.counters().pauses);
-    simulation.sample(Switch(0), Host(0), PRIORITY, Duration::from_micros(10))?;
+    simulation.sample(Switch(0), Host(0), PRIORITY, SAMPLED)?;
     flows.run(MEASURED)?;
     let samples = simulation.take_samples(Switch(0), Host(0), PRIORITY)?;
     let lengths: Vec<f64> = samples.iter().map(|bytes| *bytes as f64 / 1e3).collect();
@@ -75,11 +78,11 @@ fn measure(setup: &Setup) -> Result<Panel> {
         .rates
         .iter()
         .enumerate()
-        .map(|(i, rates)| Line::over_time(&format!("sender {}", i + 1), STEP, rates));
-    Ok(Panel::new(
-        &format!("timer {timer} µs, byte counter {bytes}, {senders} senders, wires of {latency} µs"),
-        "ms",
-        "Gb/s",
-        lines.collect(),
-    ))
+        .map(|(i, rates)| Line::over_time(&format!("sender {}", i + 1), STEP, rates, mean));
+    let setup = format!("timer {timer} µs, byte counter {bytes}, {senders} senders, wires of {latency} µs");
+    let queue = Line::over_time("queue", SAMPLED, &lengths, mean);
+    Ok([
+        Panel::new(&setup, "ms", "Gb/s", lines.collect()),
+        Panel::new(&setup, "ms from the end of convergence", "kB", vec![queue]),
+    ])
 }

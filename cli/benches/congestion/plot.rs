@@ -10,6 +10,9 @@ use crate::Result;
 /// Width and height of a panel in pixels.
 const PANEL: (u32, u32) = (560, 300);
 
+/// Maximum number of points of a line over time.
+const POINTS: usize = 250;
+
 /// Directory of plots.
 pub struct Plots {
     directory: PathBuf,
@@ -27,10 +30,13 @@ impl Line {
         Line { name: name.into(), points }
     }
 
-    /// Returns a line of values, one for each `step` of time, over milliseconds.
-    pub fn over_time(name: &str, step: Duration, values: &[f64]) -> Line {
-        let at = |i: usize| i as f64 * step.as_secs_f64() * 1e3;
-        Line::new(name, values.iter().enumerate().map(|(i, value)| (at(i), *value)).collect())
+    /// Returns a line of values, one for each `step` of time, over milliseconds. `combine` makes one of several values,
+    /// if there are more than a panel shows.
+    pub fn over_time(name: &str, step: Duration, values: &[f64], combine: fn(&[f64]) -> f64) -> Line {
+        let group = values.len().div_ceil(POINTS).max(1);
+        let at = |i: usize| (i * group) as f64 * step.as_secs_f64() * 1e3;
+        let combined = values.chunks(group).map(combine);
+        Line::new(name, combined.enumerate().map(|(i, value)| (at(i), value)).collect())
     }
 }
 
@@ -74,6 +80,10 @@ impl Panel {
                     .y_desc(&self.y_name)
                     .light_line_style(RGBColor(240, 240, 240))
                     .label_style(("sans-serif", 11))
+                    .x_label_formatter(&|value| value.to_string())
+                    .y_label_formatter(&|value| {
+                        format!("{:.3}", value).trim_end_matches('0').trim_end_matches('.').into()
+                    })
                     .draw()?;
                 for (i, line) in self.lines.iter().enumerate() {
                     let colour = Palette99::pick(i).to_rgba();
