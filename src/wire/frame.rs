@@ -1,11 +1,12 @@
 //! Ethernet, VLAN, IP and UDP encapsulation of RoCEv2 packets, and the few other frames that a host on
-//! Ethernet has to process: ARP, IPv6 neighbour discovery, multicast membership and echo.
+//! Ethernet has to process: ARP, IPv6 neighbour discovery, multicast membership, echo and pauses.
 //!
 //! [`parse()`] decodes a frame; the `append_...` functions encode one to the end of a buffer.
 
 mod control;
 mod membership;
 mod parse;
+mod pause;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ pub(crate) use control::{append_arp, append_echo, append_neighbor_advert, append
 pub use membership::GroupQuery;
 pub(crate) use membership::{GroupReport, MembershipState, append_group_report};
 pub use parse::parse;
+pub use pause::{PRIORITIES, PauseFrame};
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};
 
@@ -66,6 +68,8 @@ pub enum Content {
         /// Whether the ICRC is valid.
         intact: bool,
     },
+    /// A pause frame.
+    Pause(PauseFrame),
     /// A frame of none of the kinds above.
     Foreign,
 }
@@ -266,6 +270,27 @@ pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u1
 /// As for [`append_ip_udp`].
 pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16, udp_payload: &[u8]) {
     append_headers(out, dst, src, flow, id, udp_payload.len());
+    out.extend_from_slice(udp_payload);
+}
+
+/// Appends a complete frame like [`append_frame`], from the destination and the source in `macs`, with a VLAN tag if
+/// there is one.
+///
+/// # Panics
+/// As for [`append_ip_udp`].
+pub fn append_tagged_frame(
+    out: &mut Vec<u8>,
+    macs: (Mac, Mac),
+    tag: Option<VlanTag>,
+    flow: &Flow,
+    id: u16,
+    udp_payload: &[u8],
+) {
+    let start = out.len();
+    append_headers(out, macs.0, macs.1, flow, id, udp_payload.len());
+    if let Some(tag) = tag {
+        tag.insert(out, start);
+    }
     out.extend_from_slice(udp_payload);
 }
 

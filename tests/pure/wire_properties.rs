@@ -2,10 +2,12 @@
 //! parser panic.
 
 use proptest::prelude::*;
+use urxe::wire::frame::{Checksums, Content, FrameError, PauseFrame, parse};
 use urxe::wire::opcode::HeaderSet;
 use urxe::wire::{
     Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Flow, Headers, ICRC_LEN, IpIdent,
-    MAX_HEADERS_LEN, Opcode, PKey, Packet, Psn, QKey, Qpn, RKey, Reth, Syndrome, WireError, icrc, pad_count,
+    MAX_HEADERS_LEN, Mac, Opcode, PKey, Packet, Psn, QKey, Qpn, RKey, Reth, Syndrome, WireError, icrc,
+    pad_count,
 };
 
 fn valid_opcodes() -> Vec<Opcode> {
@@ -105,6 +107,33 @@ fn call_all_methods(packet: &Packet<'_>) -> usize {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn pause_frames_round_trip_and_are_rejected_if_truncated(
+        times in any::<[Option<u16>; 8]>(),
+        src in any::<[u8; 6]>(),
+        len in 14..60usize,
+    ) {
+        let pause = PauseFrame { times };
+        let mut frame = Vec::new();
+        pause.append(&mut frame, Mac(src));
+        let decoded = parse(&frame, Checksums::Verify).unwrap();
+        prop_assert_eq!((decoded.dst, decoded.src), (PauseFrame::DESTINATION, Mac(src)));
+        prop_assert_eq!(decoded.content, Content::Pause(pause));
+        match parse(&frame[..len], Checksums::Verify) {
+            Ok(decoded) => prop_assert!(len >= 34 && decoded.content == Content::Pause(pause)),
+            Err(FrameError::Truncated { .. }) => prop_assert!(len < 34),
+            Err(e) => prop_assert!(false, "{e}"),
+        }
+    }
+
+    #[test]
+    fn arbitrary_mac_control_frames_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        let mut frame = PauseFrame::DESTINATION.0.to_vec();
+        frame.extend([2, 0, 0, 0, 0, 1, 0x88, 0x08]);
+        frame.extend(bytes);
+        let _ = parse(&frame, Checksums::Verify);
+    }
 
     #[test]
     fn parsing_restores_emitted_headers(mut h in headers(), payload in payload(), padding: u8, icrc: u32) {

@@ -14,9 +14,10 @@ use etherparse::{
 };
 
 use super::membership::{igmp_query, mld_query};
+use super::pause::MAC_CONTROL;
 use super::{
     Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, IpIdent, Mac, NeighborAdvert,
-    NeighborSolicit, ROCE_PORT, RoceFrame,
+    NeighborSolicit, PauseFrame, ROCE_PORT, RoceFrame,
 };
 use crate::wire::{Flow, grh, icrc};
 
@@ -54,6 +55,10 @@ pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Frame, FrameError> {
         EtherType::IPV6 => ipv6(frame, at, checksums)?,
         EtherType::ARP => arp(&frame[at..])?,
         ROCE_V1 => roce_v1(&frame[at..])?,
+        // MAC control frames have no tag.
+        MAC_CONTROL if vlan[0].is_none() && ethernet.destination() == PauseFrame::DESTINATION.0 => {
+            PauseFrame::parse(&frame[at..])?.map_or(Content::Foreign, Content::Pause)
+        }
         _ => Content::Foreign,
     };
     Ok(Frame { dst: Mac(ethernet.destination()), src: Mac(ethernet.source()), vlan, content })
