@@ -85,7 +85,7 @@ impl Shard {
         // acknowledges the message.
         outputs.deliver(nic, now);
         match room {
-            Some(room) => nic.transmit_within(now, room, memory, tx),
+            Some(room) => nic.transmit_within(now, room, delay_acks, memory, tx),
             None if delay_acks => nic.transmit_urgent(now, memory, tx),
             None => nic.transmit(now, memory, tx),
         };

@@ -1,5 +1,6 @@
-//! Transmission within the room of a link that sends at the rate of a wire: one packet of each queue pair in
-//! turn, so that a burst of one does not delay the others, and none of a priority that is full or paused.
+//! Transmission within the room of a link that sends at the rate of a wire or whose peer pauses priorities: none
+//! of a priority that is full or paused. At the rate of a wire, each queue pair sends one packet in turn, so that
+//! a burst of one does not delay the others.
 
 use super::Nic;
 use crate::memory::Table;
@@ -7,18 +8,23 @@ use crate::transport::{EgressRoom, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Transmits like [`transmit`](Self::transmit), but only what there is room for; CNPs always. The rest must
-    /// be transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true.
+    /// Transmits like [`transmit`](Self::transmit) or, with `delay_acks`, like
+    /// [`transmit_urgent`](Self::transmit_urgent), but only what there is room for; CNPs always. The rest must be
+    /// transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true.
     pub fn transmit_within(
         &mut self,
         now: Instant,
         room: EgressRoom,
+        delay_acks: bool,
         memory: &Table,
         tx: &mut TxQueue,
     ) -> bool {
         self.unpark(room);
         self.egress.room = Some(room);
-        self.transmit(now, memory, tx);
+        match delay_acks {
+            true => self.transmit_urgent(now, memory, tx),
+            false => self.transmit(now, memory, tx),
+        };
         let left = self.egress.room.take().unwrap_or(room);
         self.wants_to_transmit_within(left)
     }

@@ -469,20 +469,21 @@ impl Nic {
                 true => entry.share.wake(),
                 false => entry.queued = false,
             }
+            let (priority, turn) = self.egress.turn(entry, self.config.tuning.turn);
             let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
             let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
             if std::mem::take(&mut entry.must_enter_error) {
                 entry.qp.fail(&mut env);
             }
             env.others_in_flight = self.peers.others(&entry.share);
-            let more = entry.qp.transmit(self.egress.turn(self.config.tuning.turn), &mut env);
+            let more = entry.qp.transmit(turn, &mut env);
             self.peers.settle_turn(entry, self.config.tuning.window);
             self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
             self.schedule.arm(entry);
-            self.egress.charge(entry, tx.packets() - before);
+            self.egress.charge(priority, tx.packets() - before);
         }
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;

@@ -1,4 +1,5 @@
-//! Room of a link that sends at the rate of a wire, and queue pairs that wait for it (`egress.rs`).
+//! Room of a link that sends at the rate of a wire or whose peer pauses priorities, and queue pairs that wait
+//! for room (`egress.rs`).
 
 use std::collections::VecDeque;
 
@@ -6,7 +7,8 @@ use super::table::Entry;
 use crate::transport::EgressRoom;
 use crate::wire::Qpn;
 
-/// Number of packets that a queue pair sends before the next one gets its turn.
+/// Number of packets that a queue pair sends before the next one gets its turn, if the number of packets of
+/// their priority is limited, or if each packet can have another priority.
 const TURN: usize = 1;
 
 /// Room of the link in the current turn, and queue pairs that wait for room.
@@ -24,17 +26,21 @@ impl Egress {
         self.room.is_some()
     }
 
-    /// Returns how many packets a queue pair may send in its turn; without a limit, `default`.
+    /// Returns the priority of the next packet of a queue pair, and how many packets it may send in its turn;
+    /// without a limit, `default`.
     #[inline]
-    pub fn turn(&self, default: usize) -> usize {
-        if self.is_limited() { TURN } else { default }
+    pub fn turn(&self, entry: &Entry, default: usize) -> (usize, usize) {
+        let Some(room) = self.room else { return (0, default) };
+        let priority = entry.qp.priority();
+        let is_connected = entry.qp.flow().is_some();
+        (priority, if is_connected && room.is_unlimited(priority) { default } else { TURN })
     }
 
     /// Charges the packets that a queue pair has sent in its turn.
     #[inline]
-    pub fn charge(&mut self, entry: &Entry, packets: usize) {
+    pub fn charge(&mut self, priority: usize, packets: usize) {
         if let Some(room) = &mut self.room {
-            room.take(entry.qp.priority(), packets);
+            room.take(priority, packets);
         }
     }
 

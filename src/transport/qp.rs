@@ -537,10 +537,11 @@ impl QueuePair {
         }
     }
 
-    /// Returns the priority of the packets that the queue pair sends; 0 for a service whose packets each have
-    /// an address vector of their own.
+    /// Returns the priority of the packet that the queue pair sends next. Only datagrams have priorities of
+    /// their own.
     pub fn priority(&self) -> usize {
-        self.flow().map_or(0, |flow| super::priority_of(flow.traffic_class))
+        let flow = self.flow().or_else(|| self.requester.next_datagram());
+        flow.map_or(0, |flow| super::priority_of(flow.traffic_class))
     }
 
     /// Handles the timers that have expired by `env.now`.
