@@ -32,7 +32,7 @@ impl ShardState {
     /// lost.
     pub fn lose_link(&mut self, reason: Arc<io::Error>, now: Instant) {
         let LinkSlot::Attached(link) = &self.link else { return };
-        self.link = LinkSlot::Lost { counters: link.counters(), reason };
+        self.link = LinkSlot::Lost { counters: Box::new(link.counters()), reason };
         self.tx.clear();
         self.nic.fail(now, &self.memory, &mut self.tx);
         self.deliver(now);

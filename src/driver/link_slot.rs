@@ -9,7 +9,7 @@ use crate::transport::Instant;
 /// A shard's link or, once the link is lost, the reason and the link's final counters.
 pub(super) enum LinkSlot {
     Attached(Box<dyn Link>),
-    Lost { reason: Arc<io::Error>, counters: LinkCounters },
+    Lost { reason: Arc<io::Error>, counters: Box<LinkCounters> },
 }
 
 impl LinkSlot {
@@ -34,7 +34,7 @@ impl LinkSlot {
     pub fn link_status(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         match self {
             LinkSlot::Attached(link) => (link.counters(), None),
-            LinkSlot::Lost { reason, counters } => (*counters, Some(reason.clone())),
+            LinkSlot::Lost { reason, counters } => (**counters, Some(reason.clone())),
         }
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Shard {
 pub(crate) struct ShardState {
     pub nic: Nic,
     pub(super) link: LinkSlot,
-    /// Whether the link sends at the rate of a wire ([`Link::egress_room`]).
+    /// Whether the link limits what the NIC may send ([`Link::egress_room`]).
     pub(super) is_paced: bool,
     pub(super) tx: TxQueue,
     /// The table of regions and windows, shared by all shards. Reading it requires the lock of any shard,
@@ -70,7 +70,7 @@ impl ShardState {
         }
     }
 
-    /// Returns the room of a link that sends at the rate of a wire.
+    /// Returns the room of a link that limits what the NIC may send.
     pub(super) fn egress_room(&self) -> Option<EgressRoom> {
         match (self.is_paced, &self.link) {
             (true, LinkSlot::Attached(link)) => link.egress_room(),

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -19,9 +20,10 @@ use super::frame_queue::FrameQueue;
 use super::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
+use super::pfc::{Pfc, PfcConfig, PfcLink};
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::sys::setters::setters;
-use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
+use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
@@ -36,6 +38,8 @@ const SEND_TIMEOUT: Duration = Duration::from_millis(200);
 const BATCH: usize = 64;
 /// Maximum number of received frames buffered while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
+/// Number of received bytes that wait for processing, for the default thresholds of priority flow control.
+const RX_CAPACITY: usize = 1 << 20;
 /// Interval between attempts to reconnect to a listener that has closed.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -57,7 +61,7 @@ pub enum FramesWire {
 
 /// Configuration of a [`FramesLink`]. In text: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`,
 /// `frames:listen:PATH,ip=...` or `frames:connect:PATH,ip=...`, with `ip=` given once or several times, and
-/// any of `mac=`, `gw=`, `vlan=`, `pcp=` and `mtu=`.
+/// any of `mac=`, `gw=`, `vlan=`, `pcp=`, `mtu=`, `speed=` (in Mb/s), `pfc=on`, `xoff=` and `xon=`.
 ///
 /// ```
 /// # use urxe::link::*;
@@ -75,14 +79,18 @@ pub struct FramesConfig {
     pub host_stack: HostStackConfig,
     /// Largest IP packet in bytes, 1500 by default.
     pub mtu: usize,
+    /// Nominal speed in bits per second; `None` for 100 Gb/s.
+    pub speed: Option<u64>,
+    /// Priority flow control; `None` if pause frames are ignored.
+    pub pfc: Option<PfcConfig>,
 }
 
-setters!(FramesConfig { mtu: usize });
+setters!(FramesConfig { mtu: usize } optional { speed: u64, pfc: PfcConfig });
 
 impl FramesConfig {
     /// Creates the configuration of a link over the given Unix socket, with an MTU of 1500 bytes.
     pub fn new(wire: FramesWire, host_stack: HostStackConfig) -> FramesConfig {
-        FramesConfig { wire, host_stack, mtu: DEFAULT_MTU }
+        FramesConfig { wire, host_stack, mtu: DEFAULT_MTU, speed: None, pfc: None }
     }
 }
 
@@ -144,7 +152,8 @@ impl FromStr for FramesConfig {
         };
         let options = Options::parse(parts)?;
         let host_stack = options.host_stack().ok_or(SpecError::NoAddress)?;
-        Ok(FramesConfig::new(wire, host_stack).mtu(options.mtu.unwrap_or(DEFAULT_MTU)))
+        let config = FramesConfig::new(wire, host_stack).mtu(options.mtu.unwrap_or(DEFAULT_MTU));
+        Ok(config.speed(options.speed).pfc(options.pfc))
     }
 }
 
@@ -162,6 +171,8 @@ pub struct FramesLink {
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
+    /// Priority flow control, if enabled.
+    pfc: Option<Box<Pfc>>,
     /// Whether the peer has accepted no data for [`SEND_TIMEOUT`]. If so, senders are not blocked again until
     /// the peer accepts data.
     stalled: bool,
@@ -174,7 +185,7 @@ impl FramesLink {
     /// # Errors
     /// [`FramesError`] if the path cannot be bound or connected to.
     pub fn open(config: FramesConfig) -> Result<FramesLink, FramesError> {
-        let FramesConfig { wire, host_stack, mtu } = config;
+        let FramesConfig { wire, host_stack, mtu, speed, pfc } = config;
         let open = || -> io::Result<FramesLink> {
             let info = LinkInfo {
                 name: wire.to_string(),
@@ -185,8 +196,16 @@ impl FramesLink {
                 src_port: None,
                 burst: BurstLimits::SEGMENTED,
                 window: 1 << 20,
-                speed: DEFAULT_SPEED,
+                speed: speed.unwrap_or(DEFAULT_SPEED),
             };
+            let properties = PfcLink {
+                mac: host_stack.mac,
+                vlan: host_stack.vlan,
+                speed: info.speed,
+                capacity: RX_CAPACITY,
+                shard: 0,
+            };
+            let pfc = pfc.map(|config| Box::new(Pfc::new(config, properties, Arc::default())));
             let mut link = FramesLink {
                 info,
                 host_stack: HostStack::new(host_stack),
@@ -197,6 +216,7 @@ impl FramesLink {
                 rx: FrameQueue::default(),
                 local: Loopback::default(),
                 counters: LinkCounters::default(),
+                pfc,
                 stalled: false,
                 reconnect_at: Instant::default(),
             };
@@ -259,19 +279,26 @@ impl FramesLink {
         }
         let mac = self.host_stack.resolve(now, flow.dst);
         let (own, tag) = (Mac(self.info.mac), self.host_stack.config().vlan);
-        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| {
-                let start = out.len();
-                frame::append_headers(out, mac.unwrap_or_default(), own, &flow, id, packet.len());
-                if let Some(tag) = tag {
-                    tag.insert(out, start);
-                }
-                out.extend_from_slice(packet);
-            };
-            match mac {
-                Some(_) => self.socket.queue(&mut self.tx, write),
-                None => _ = self.host_stack.queue_unresolved(flow.dst, write),
-            };
+        let paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
+        let packets = (0..).zip(burst.bytes().chunks(burst.segment));
+        match (mac, paused) {
+            (Some(mac), None) => packets.for_each(|(id, packet)| {
+                let write =
+                    |out: &mut Vec<u8>| frame::append_tagged_frame(out, (mac, own), tag, &flow, id, packet);
+                self.socket.queue(&mut self.tx, write);
+            }),
+            (Some(mac), Some(pfc)) => packets.for_each(|(id, packet)| {
+                let write =
+                    |out: &mut Vec<u8>| frame::append_tagged_frame(out, (mac, own), tag, &flow, id, packet);
+                self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
+            }),
+            (None, _) => packets.for_each(|(id, packet)| {
+                let unknown = Mac::default();
+                let write = |out: &mut Vec<u8>| {
+                    frame::append_tagged_frame(out, (unknown, own), tag, &flow, id, packet)
+                };
+                self.host_stack.queue_unresolved(flow.dst, write);
+            }),
         }
     }
 
@@ -279,6 +306,12 @@ impl FramesLink {
         while let Some(frame) = self.host_stack.poll_transmit() {
             self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
             self.host_stack.transmitted();
+        }
+        if let Some(pfc) = &mut self.pfc {
+            while let Some(frame) = pfc.front() {
+                self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
+                pfc.pop();
+            }
         }
         let len_before = self.tx.byte_len();
         self.counters.tx_dropped += self.socket.flush(&mut self.tx);
@@ -323,10 +356,17 @@ impl FramesLink {
         let Some(bytes) = self.rx.front() else { return 0 };
         match self.host_stack.handle_frame(now, bytes, Checksums::Verify) {
             FrameOutcome::Packet(packet) => {
+                if let Some(pfc) = &mut self.pfc {
+                    pfc.on_received(&packet.flow);
+                }
                 let data = &bytes[packet.payload];
                 sink(RxBurst { flow: packet.flow, ident: packet.ident, segment: data.len(), data });
                 return 1;
             }
+            FrameOutcome::Pause(frame) => match &mut self.pfc {
+                Some(pfc) => _ = pfc.on_frame(now, &frame),
+                None => self.counters.rx_foreign += 1,
+            },
             FrameOutcome::Foreign => self.counters.rx_foreign += 1,
             FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
             FrameOutcome::Malformed(e) => self.counters.count(&e),
@@ -354,6 +394,11 @@ impl Link for FramesLink {
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        if let Some(pfc) = &mut self.pfc {
+            // Frames that were held back precede new ones.
+            pfc.release();
+            self.flush();
+        }
         for burst in queue.bursts() {
             self.queue_burst(now, &burst);
         }
@@ -367,14 +412,20 @@ impl Link for FramesLink {
             self.reconnect_at = if due { now + RECONNECT_INTERVAL } else { self.reconnect_at };
             if due && self.socket.connect() {
                 self.interest = EpollFlags::empty();
+                self.pfc.iter_mut().for_each(|pfc| pfc.on_new_neighbour());
             }
         }
         self.host_stack.handle_timeout(now);
         let mut packets = self.local.deliver(BATCH, sink);
-        self.socket.fill(&mut self.rx, BATCH);
+        // With flow control, the frames that wait are visible here and not in the socket.
+        self.socket.fill(&mut self.rx, if self.pfc.is_some() { RX_BACKLOG } else { BATCH });
         for _ in 0..BATCH.min(self.rx.len()) {
             packets += self.handle_front(now, sink);
             self.rx.pop();
+        }
+        if let Some(pfc) = &mut self.pfc {
+            pfc.handle_timeout(now);
+            pfc.update(now, self.rx.byte_len());
         }
         self.flush();
         if !self.socket.is_connected() {
@@ -403,7 +454,12 @@ impl Link for FramesLink {
             return Some(Instant::default());
         }
         let reconnect = self.socket.wants_reconnect().then_some(self.reconnect_at);
-        self.host_stack.next_deadline().into_iter().chain(reconnect).min()
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
+        earliest([self.host_stack.next_deadline(), reconnect, pfc])
+    }
+
+    fn egress_room(&self) -> Option<EgressRoom> {
+        self.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -411,6 +467,10 @@ impl Link for FramesLink {
     }
 
     fn counters(&self) -> LinkCounters {
-        LinkCounters { tx_unresolved: self.host_stack.unresolved(), ..self.counters }
+        let mut counters = LinkCounters { tx_unresolved: self.host_stack.unresolved(), ..self.counters };
+        if let Some(pfc) = &self.pfc {
+            (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();
+        }
+        counters
     }
 }

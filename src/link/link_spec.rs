@@ -28,7 +28,7 @@ pub enum BindError {
     #[error("link {link} supports only one shard: use a udp or packet link")]
     Shards {
         /// The link.
-        link: LinkSpec,
+        link: Box<LinkSpec>,
     },
 }
 
@@ -156,7 +156,7 @@ impl LinkSpec {
     pub fn bind_with(&self, shards: usize, offload: bool) -> Result<Vec<Box<dyn Link>>, BindError> {
         let options = UdpOptions { segmentation: offload, ..UdpOptions::default() };
         if shards > 1 && !self.has_shards() {
-            return Err(BindError::Shards { link: self.clone() });
+            return Err(BindError::Shards { link: Box::new(self.clone()) });
         }
         match self {
             LinkSpec::Fabric => Err(BindError::Fabric),

@@ -58,6 +58,7 @@ mod multihomed;
 mod netlink;
 mod options;
 mod packet;
+mod pfc;
 pub(crate) mod rng;
 pub(crate) mod route;
 mod shared_address;
@@ -75,7 +76,7 @@ use std::os::fd::BorrowedFd;
 use crate::sys::setters::setters;
 pub use crate::transport::{BurstLimits, EgressRoom, Instant, RxBurst, TxBurst, TxQueue};
 use crate::wire::Qpn;
-use crate::wire::frame::FrameError;
+use crate::wire::frame::{FrameError, PRIORITIES};
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub use host_stack::{HostStackConfig, IfAddr, IfAddrError};
@@ -88,6 +89,7 @@ pub use middleware::Middleware;
 pub use multihomed::Multihomed;
 pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};
+pub use pfc::PfcConfig;
 pub use shared_address::{ClaimError, SharedAddress};
 
 /// Speed of a link without a nominal speed, in bits per second.
@@ -176,7 +178,33 @@ pub struct LinkCounters {
     pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not (yet) known.
     pub tx_unresolved: u64,
+    /// Pause frames received that name a priority, resumptions included, by priority.
+    pub rx_prio_pause: [u64; PRIORITIES],
+    /// Pause frames sent that name a priority, resumptions included, by priority.
+    pub tx_prio_pause: [u64; PRIORITIES],
 }
+
+/// Names of the counters by priority, as the driver of ConnectX adapters gives them to ethtool.
+const RX_PRIO_PAUSE: [&str; PRIORITIES] = [
+    "rx_prio0_pause",
+    "rx_prio1_pause",
+    "rx_prio2_pause",
+    "rx_prio3_pause",
+    "rx_prio4_pause",
+    "rx_prio5_pause",
+    "rx_prio6_pause",
+    "rx_prio7_pause",
+];
+const TX_PRIO_PAUSE: [&str; PRIORITIES] = [
+    "tx_prio0_pause",
+    "tx_prio1_pause",
+    "tx_prio2_pause",
+    "tx_prio3_pause",
+    "tx_prio4_pause",
+    "tx_prio5_pause",
+    "tx_prio6_pause",
+    "tx_prio7_pause",
+];
 
 impl LinkCounters {
     /// Counts a frame that was dropped because of a parse error.
@@ -218,6 +246,8 @@ impl LinkCounters {
             ("link_tx_unresolved", self.tx_unresolved),
         ]
         .into_iter()
+        .chain(RX_PRIO_PAUSE.into_iter().zip(self.rx_prio_pause))
+        .chain(TX_PRIO_PAUSE.into_iter().zip(self.tx_prio_pause))
     }
 }
 
@@ -237,6 +267,8 @@ impl AddAssign for LinkCounters {
             tx_oversized,
             tx_unreachable,
             tx_unresolved,
+            rx_prio_pause,
+            tx_prio_pause,
         } = other;
         self.rx_foreign += rx_foreign;
         self.rx_roce_v1 += rx_roce_v1;
@@ -251,6 +283,8 @@ impl AddAssign for LinkCounters {
         self.tx_oversized += tx_oversized;
         self.tx_unreachable += tx_unreachable;
         self.tx_unresolved += tx_unresolved;
+        self.rx_prio_pause.iter_mut().zip(rx_prio_pause).for_each(|(sum, n)| *sum += n);
+        self.tx_prio_pause.iter_mut().zip(tx_prio_pause).for_each(|(sum, n)| *sum += n);
     }
 }
 
@@ -312,8 +346,8 @@ pub trait Link: Send {
         None
     }
 
-    /// Returns the number of packets that the link takes now, if it sends at the rate of a wire; the NIC is then
-    /// run again when there is more room. `None` if the link takes whatever it gets. A link does not change
+    /// Returns the number of packets that the link takes now, if it sends at the rate of a wire or if its peer can
+    /// pause priorities; the NIC is then run again when there is more room. `None` if the link takes whatever it gets. A link does not change
     /// between both.
     fn egress_room(&self) -> Option<EgressRoom> {
         None

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::host_stack::{HostStackConfig, IfAddr, IfAddrError};
+use super::pfc::PfcConfig;
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
@@ -25,7 +26,7 @@ pub enum SpecError {
         form: &'static str,
     },
     /// An unknown option.
-    #[error("unknown option {option:?}: expected ip=, mac=, gw=, vlan=, pcp= or mtu=")]
+    #[error("unknown option {option:?}: expected ip=, mac=, gw=, vlan=, pcp=, mtu=, speed= or pfc=")]
     UnknownOption {
         /// The option as given.
         option: String,
@@ -68,6 +69,44 @@ pub enum SpecError {
     /// An invalid MTU.
     #[error("mtu={0}: not a number of bytes from {MIN_MTU} to {MAX_MTU}")]
     Mtu(String),
+    /// An invalid speed.
+    #[error("speed={0}: not a number of Mb/s from 1 to {MAX_SPEED}")]
+    Speed(String),
+    /// An invalid value of the option for priority flow control.
+    #[error("pfc={0}: write pfc=on or pfc=off")]
+    Pfc(String),
+    /// An invalid threshold of priority flow control.
+    #[error("{option}={text}: not a number of bytes from 1 to {}", u32::MAX)]
+    Threshold {
+        /// Name of the option.
+        option: &'static str,
+        /// Value as given.
+        text: String,
+    },
+    /// A threshold is given without priority flow control.
+    #[error("xoff= and xon= are thresholds of priority flow control: add pfc=on")]
+    ThresholdWithoutPfc,
+    /// Sending is allowed again above the threshold that pauses it.
+    #[error("xon={xon} is above xoff={xoff}: give a lower one")]
+    XonAboveXoff {
+        /// Bytes at which the neighbour may send again.
+        xon: usize,
+        /// Bytes above which the neighbour is paused.
+        xoff: usize,
+    },
+}
+
+/// Largest accepted speed, in Mb/s.
+const MAX_SPEED: u64 = 10_000_000;
+
+/// Parses a threshold of priority flow control into `to`.
+fn threshold(option: &'static str, text: &str, to: &mut Option<usize>) -> Result<(), SpecError> {
+    let bytes = text.parse().ok().filter(|bytes: &u32| *bytes > 0);
+    let bytes = bytes.ok_or_else(|| SpecError::Threshold { option, text: text.to_owned() })?;
+    match to.replace(bytes as usize) {
+        None => Ok(()),
+        Some(_) => Err(SpecError::Twice { option }),
+    }
 }
 
 /// The parsed options.
@@ -78,12 +117,16 @@ pub(crate) struct Options {
     pub mac: Option<Mac>,
     pub mtu: Option<usize>,
     pub vlan: Option<VlanTag>,
+    /// Speed in bits per second.
+    pub speed: Option<u64>,
+    pub pfc: Option<PfcConfig>,
 }
 
 impl Options {
     pub fn parse<'a>(options: impl Iterator<Item = &'a str>) -> Result<Options, SpecError> {
         let mut out = Options::default();
         let (mut vlan, mut pcp) = (None, None);
+        let (mut pfc, mut xoff, mut xon) = (None, None, None);
         for option in options {
             match option.split_once('=') {
                 Some(("ip", ip)) => out.addresses.push(ip.parse()?),
@@ -119,6 +162,25 @@ impl Options {
                         return Err(SpecError::Twice { option: "pcp" });
                     }
                 }
+                Some(("speed", speed)) => {
+                    let mbps = speed.parse().ok().filter(|mbps| (1..=MAX_SPEED).contains(mbps));
+                    let mbps = mbps.ok_or_else(|| SpecError::Speed(speed.to_owned()))?;
+                    if out.speed.replace(mbps * 1_000_000).is_some() {
+                        return Err(SpecError::Twice { option: "speed" });
+                    }
+                }
+                Some(("pfc", switch)) => {
+                    let is_on = match switch {
+                        "on" => true,
+                        "off" => false,
+                        _ => return Err(SpecError::Pfc(switch.to_owned())),
+                    };
+                    if pfc.replace(is_on).is_some() {
+                        return Err(SpecError::Twice { option: "pfc" });
+                    }
+                }
+                Some(("xoff", bytes)) => threshold("xoff", bytes, &mut xoff)?,
+                Some(("xon", bytes)) => threshold("xon", bytes, &mut xon)?,
                 _ => return Err(SpecError::UnknownOption { option: option.to_owned() }),
             }
         }
@@ -126,6 +188,14 @@ impl Options {
             return Err(SpecError::PriorityWithoutVlan);
         }
         out.vlan = vlan.map(|id| VlanTag { id, priority: pcp.unwrap_or(0) });
+        let has_pfc = pfc == Some(true);
+        match (xoff, xon) {
+            (None, None) => {}
+            _ if !has_pfc => return Err(SpecError::ThresholdWithoutPfc),
+            (Some(xoff), Some(xon)) if xon > xoff => return Err(SpecError::XonAboveXoff { xon, xoff }),
+            _ => {}
+        }
+        out.pfc = has_pfc.then(|| PfcConfig::default().xoff(xoff).xon(xon));
         Ok(out)
     }
 

@@ -1,5 +1,7 @@
 //! Tests of packet links between two network namespaces joined by a veth pair. Needs root.
 
+#[path = "link_packet/flow_control.rs"]
+mod flow_control;
 #[path = "../support/netns.rs"]
 mod netns;
 #[path = "../support/nic.rs"]
@@ -10,6 +12,8 @@ mod no_offload;
 mod numbered;
 #[path = "link_packet/offload.rs"]
 mod offload;
+#[path = "../support/pauses.rs"]
+mod pauses;
 #[path = "link_packet/shards.rs"]
 mod shards;
 #[path = "link_packet/tap.rs"]

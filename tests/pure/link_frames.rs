@@ -1,8 +1,14 @@
 //! Tests of two frames links with host stacks, connected by unix sockets: neighbours are resolved, bursts
 //! arrive, ICRCs are valid.
 
+#[path = "link_frames/flow_control.rs"]
+mod flow_control;
+#[path = "../support/nic.rs"]
+mod nic;
 #[path = "../support/numbered.rs"]
 mod numbered;
+#[path = "../support/pauses.rs"]
+mod pauses;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +42,12 @@ impl Drop for Dir {
 }
 
 fn pair(dir: &Dir, wire: &str) -> (FramesLink, FramesLink) {
-    let options = |n: u32| format!("ip=10.77.0.{n}/24,ip=fd77::{n}/64,mtu=4500");
+    pair_with(dir, wire, "")
+}
+
+/// Opens two links with further options, which begin with a comma.
+fn pair_with(dir: &Dir, wire: &str, more: &str) -> (FramesLink, FramesLink) {
+    let options = |n: u32| format!("ip=10.77.0.{n}/24,ip=fd77::{n}/64,mtu=4500{more}");
     if wire == "dgram" {
         let a = dir.open(&format!("frames:dgram:@/a,@/b,{}", options(1)));
         (a, dir.open(&format!("frames:dgram:@/b,@/a,{}", options(2))))

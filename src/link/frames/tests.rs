@@ -19,6 +19,10 @@ fn config_text_is_parsed_into_socket_and_host_stack() {
     // The MAC is derived from the address, so it is the same on every run.
     assert_eq!((c.host_stack.mac.to_string().as_str(), c.mtu), ("52:58:0a:4d:00:01", 1500));
     assert_eq!(c.host_stack.gateways, ["10.77.0.254".parse::<std::net::IpAddr>().unwrap()]);
+    assert_eq!((c.speed, c.pfc), (None, None));
+    let c = parse("frames:listen:/tmp/x,ip=10.77.0.1,speed=40000,pfc=on,xoff=9000,xon=3000").unwrap();
+    assert_eq!(c.speed, Some(40_000_000_000));
+    assert_eq!(c.pfc, Some(PfcConfig::default().xoff(9000).xon(3000)));
 }
 
 #[test]
@@ -37,7 +41,14 @@ fn error_for_invalid_config_text_explains_the_cause() {
         ("frames:listen:/a,ip=10.0.0.1,mtu=9", "from 576"),
         ("frames:listen:/a,ip=10.0.0.1,gw=x", "gw=x"),
         ("frames:listen:/a,ip=10.0.0.1,vlan=4095", "vlan=4095"),
-        ("frames:listen:/a,ip=10.0.0.1,speed=5", "unknown option \"speed=5\""),
+        ("frames:listen:/a,ip=10.0.0.1,rate=5", "unknown option \"rate=5\""),
+        ("frames:listen:/a,ip=10.0.0.1,speed=0", "speed=0: not a number of Mb/s"),
+        ("frames:listen:/a,ip=10.0.0.1,pfc=yes", "write pfc=on"),
+        ("frames:listen:/a,ip=10.0.0.1,pfc=on,pfc=on", "twice"),
+        ("frames:listen:/a,ip=10.0.0.1,xoff=1", "add pfc=on"),
+        ("frames:listen:/a,ip=10.0.0.1,pfc=off,xon=1", "add pfc=on"),
+        ("frames:listen:/a,ip=10.0.0.1,pfc=on,xoff=0", "xoff=0"),
+        ("frames:listen:/a,ip=10.0.0.1,pfc=on,xoff=1,xon=2", "xon=2 is above xoff=1"),
     ] {
         let message = parse(text).unwrap_err().to_string();
         assert!(message.contains(expected), "{text}: {message}");

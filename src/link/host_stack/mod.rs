@@ -25,7 +25,7 @@ use crate::sys::setters::setters;
 use crate::transport::Instant;
 use crate::wire::frame::{
     self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
-    NeighborSolicit, RoceFrame, VlanTag,
+    NeighborSolicit, PauseFrame, RoceFrame, VlanTag,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -67,6 +67,8 @@ pub enum FrameOutcome {
         /// Whether the ICRC is valid.
         intact: bool,
     },
+    /// Pause frame, for the link to carry out.
+    Pause(PauseFrame),
     /// The host stack has processed the frame itself.
     Handled,
     /// The frame is not addressed to the host stack, or is of an unknown kind.
@@ -177,6 +179,10 @@ impl HostStack {
 
     /// Handles a received frame that has already been parsed.
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
+        // Pause frames are for the station itself, in whatever VLAN it is.
+        if let Content::Pause(pause) = frame.content {
+            return FrameOutcome::Pause(pause);
+        }
         // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
         let is_other_vlan = vlans.next() != self.vlan_id() || vlans.next().is_some();

@@ -10,11 +10,15 @@ use libc::{
 };
 
 use crate::nic::ShardId;
+use crate::wire::frame::PauseFrame;
 use crate::wire::{Mac, ROCE_PORT};
 
 /// Maximum number of addresses that the filter checks, since a jump can skip at most 255 instructions. If
 /// there are more, addresses are checked in user space instead.
 const MAX_ADDRESSES: usize = 16;
+
+/// EtherType of MAC control frames, among them pause frames.
+const MAC_CONTROL: u16 = 0x8808;
 
 /// Recipient of the frames that the filter accepts.
 #[derive(Clone, Copy, Debug)]
@@ -87,9 +91,23 @@ fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
 
 /// Returns the socket filter for one shard of a NIC on an Ethernet interface. Requests to the host stack
 /// itself go to the first shard only, since they are for no queue pair; replies and multicast packets go to
-/// all shards.
-pub(super) fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filter> {
+/// all shards. Pause frames go to the first shard, if `takes_pauses` is set.
+pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bool) -> Vec<sock_filter> {
     let mut p = Block::new();
+    if takes_pauses && shard.is_first() {
+        // Before the check of the VLAN, because they have no tag. The sockets do not receive outgoing frames of
+        // this kind except in a fanout group before Linux 6.10, see below.
+        p.push(load_ancillary(SKF_AD_PKTTYPE));
+        if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![reject()]);
+        let [a, b, c, d, e, f] = PauseFrame::DESTINATION.0;
+        let mut pause = vec![load(BPF_W, 0)];
+        require(&mut pause, u32::from_be_bytes([a, b, c, d]));
+        pause.push(load(BPF_H, 4));
+        require(&mut pause, u16::from_be_bytes([e, f]).into());
+        pause.push(accept());
+        p.push(load(BPF_H, 12));
+        if_eq(&mut p, MAC_CONTROL.into(), pause);
+    }
     // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
     // or host stacks.
     let vlan = if let Recipient::HostStack(_, vlan) = recipient { vlan } else { None };
@@ -254,6 +272,10 @@ mod tests {
     const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
+    fn program(recipient: Recipient<'_>, shard: ShardId) -> Vec<sock_filter> {
+        super::program(recipient, shard, false)
+    }
+
     fn run(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> bool {
         result(program, frame, vlan, kind) != 0
     }
@@ -348,6 +370,32 @@ mod tests {
         // Too many addresses for the filter: packets to any address are accepted.
         let many = vec!["10.0.0.1".parse().unwrap(); MAX_ADDRESSES + 1];
         assert!(run(&program(Recipient::Interface(&many), ShardId::WHOLE), &packet("10.0.0.3", OWN), 0, 0));
+    }
+
+    #[test]
+    fn only_the_first_shard_accepts_pause_frames_and_only_with_flow_control() {
+        let mut pause = Vec::new();
+        PauseFrame::new(1, 1).append(&mut pause, PEER);
+        let multicast = libc::PACKET_MULTICAST.into();
+        for recipient in [Recipient::Interface(&[]), Recipient::HostStack(OWN, Some(5))] {
+            let [first, second] =
+                [0, 1].map(|i| super::program(recipient, ShardId::new(i, 2).unwrap(), true));
+            assert_eq!([&first, &second].map(|p| run(p, &pause, 0, multicast)), [true, false]);
+            assert!(!run(&first, &pause, 0, libc::PACKET_OUTGOING.into()));
+            assert!(!run(&program(recipient, ShardId::WHOLE), &pause, 0, multicast));
+            let mut other = pause.clone();
+            other[5] = 0x0e;
+            assert!(!run(&first, &other, 0, multicast));
+            // Packets are accepted as without flow control.
+            let with = super::program(recipient, ShardId::WHOLE, true);
+            for (dst, vlan) in [("239.1.2.3", 0), ("239.1.2.3", 5), ("fd00::1", 0)] {
+                let frame = packet(dst, OWN);
+                assert_eq!(
+                    run(&with, &frame, vlan, 0),
+                    run(&program(recipient, ShardId::WHOLE), &frame, vlan, 0)
+                );
+            }
+        }
     }
 
     #[test]

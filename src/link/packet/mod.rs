@@ -4,6 +4,7 @@
 //! Bursts are passed to the kernel as GSO super-packets, which the kernel or the hardware segments. If the
 //! kernel rejects them, packets are sent one by one.
 
+mod config;
 mod fanout;
 mod filter;
 mod kernel;
@@ -16,157 +17,28 @@ mod tests;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::str::FromStr;
+use std::sync::Arc;
 
 use pnet_datalink::NetworkInterface;
 
-use super::host_stack::{FrameOutcome, HostStack, HostStackConfig, IfAddr};
+use super::host_stack::{FrameOutcome, HostStack, IfAddr};
 use super::link_state::LinkStateMonitor;
 use super::loopback::Loopback;
-use super::options::{MIN_MTU, Options, SpecError};
+use super::options::MIN_MTU;
+use super::pfc::{Pfc, PfcLink, SharedPfc};
 use super::{
     DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls,
     system_udp,
 };
 use crate::nic::ShardId;
-use crate::sys::setters::setters;
-use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
+use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
 use crate::wire::Mac;
-use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame, VlanTag};
+use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, PauseFrame, RoceFrame, VlanTag};
+pub use config::{PacketConfig, PacketError};
 use filter::Recipient;
 use kernel::KernelNeighbours;
 use shard_group::ShardGroup;
-use socket::{RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
-
-/// Configuration of a [`PacketLink`]: `packet:eth0` on the interface's own addresses,
-/// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
-/// `gw=`, `vlan=` and `pcp=` (host stack only), `mtu=` (at most the interface's), `offload=off` (one packet
-/// per frame), `fanout=off` (each shard's socket filters all frames itself).
-///
-/// ```
-/// # use urxe::link::*;
-/// assert_eq!("packet:eth0,offload=off".parse(), Ok(PacketConfig::new("eth0").offload(false)));
-/// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PacketConfig {
-    /// Name of the interface.
-    pub interface: String,
-    /// Separate host stack on the interface; `None` to use the interface's own MAC and addresses.
-    pub host_stack: Option<HostStackConfig>,
-    /// Size of the largest IP packet, in bytes; `None` for the interface's MTU.
-    pub mtu: Option<usize>,
-    /// Whether super-packets may be passed to the kernel and accepted from it.
-    pub offload: bool,
-    /// Whether the kernel may distribute frames to the shards (`PACKET_FANOUT`), in which case it examines
-    /// each frame only once.
-    pub fanout: bool,
-}
-
-setters!(PacketConfig { offload: bool, fanout: bool } optional { host_stack: HostStackConfig, mtu: usize });
-
-impl PacketConfig {
-    /// Returns the configuration of a link on the interface's own addresses with the interface's MTU, with
-    /// offload and fanout enabled.
-    pub fn new(interface: impl Into<String>) -> PacketConfig {
-        PacketConfig { interface: interface.into(), host_stack: None, mtu: None, offload: true, fanout: true }
-    }
-}
-
-/// Error returned when a packet link cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PacketError {
-    /// The interface does not exist.
-    #[error("interface {name:?} does not exist: the interfaces are {existing}")]
-    NoInterface {
-        /// Name as given.
-        name: String,
-        /// Names of the existing interfaces.
-        existing: String,
-    },
-    /// The interface is down.
-    #[error("interface {name} is down: bring it up (ip link set {name} up)")]
-    Down {
-        /// Name of the interface.
-        name: String,
-    },
-    /// The interface is not an Ethernet interface.
-    #[error("interface {name} has no MAC address: packet links need Ethernet; use `--link udp`")]
-    NotEthernet {
-        /// Name of the interface.
-        name: String,
-    },
-    /// The interface has no IP address.
-    #[error(
-        "interface {name} has no IP address: add one (ip addr add 10.77.0.1/24 dev {name}), or give the link \
-         an address of its own (packet:{name},ip=10.77.0.1/24)"
-    )]
-    NoAddress {
-        /// Name of the interface.
-        name: String,
-    },
-    /// The process lacks CAP_NET_RAW.
-    #[error(
-        "a packet socket on {name} needs CAP_NET_RAW: run as root, grant it (setcap cap_net_raw+ep PROGRAM), \
-         or use `--link udp`, which needs no privilege"
-    )]
-    NotPermitted {
-        /// Name of the interface.
-        name: String,
-    },
-    /// The MTU of the interface is too small.
-    #[error("interface {name} has MTU {mtu}, but RoCEv2 needs {MIN_MTU}: ip link set {name} mtu 1500")]
-    Mtu {
-        /// Name of the interface.
-        name: String,
-        /// MTU of the interface, in bytes.
-        mtu: usize,
-    },
-    /// Any other system call failure.
-    #[error("cannot {what} on interface {name}: {source}")]
-    Io {
-        /// Name of the interface.
-        name: String,
-        /// The operation that failed.
-        what: &'static str,
-        /// The underlying system error.
-        source: io::Error,
-    },
-}
-
-impl FromStr for PacketConfig {
-    type Err = SpecError;
-
-    fn from_str(s: &str) -> Result<PacketConfig, SpecError> {
-        let invalid = || SpecError::Form {
-            text: s.to_owned(),
-            form: "packet:INTERFACE or packet:INTERFACE,ip=ADDRESS/PREFIX,mac=MAC",
-        };
-        let mut parts = s.strip_prefix("packet:").ok_or_else(invalid)?.split(',').peekable();
-        let interface =
-            parts.next().filter(|i| !i.is_empty() && !i.contains('=')).ok_or_else(invalid)?.to_owned();
-        let (mut offload, mut fanout) = (true, true);
-        let common = parts.filter(|option| {
-            match *option {
-                "offload=on" => offload = true,
-                "offload=off" => offload = false,
-                "fanout=on" => fanout = true,
-                "fanout=off" => fanout = false,
-                _ => return true,
-            }
-            false
-        });
-        let options = Options::parse(common)?;
-        let host_stack = options.host_stack();
-        if host_stack.is_none()
-            && (options.mac.is_some() || options.vlan.is_some() || !options.gateways.is_empty())
-        {
-            return Err(SpecError::HostStackWithoutAddress);
-        }
-        Ok(PacketConfig { interface, host_stack, mtu: options.mtu, offload, fanout })
-    }
-}
+use socket::{RX_MESSAGES, RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMessage};
 
 /// A link over a packet socket on an interface.
 #[derive(Debug)]
@@ -185,6 +57,8 @@ pub struct PacketLink {
     /// Membership in the group of the NIC's packet links; `None` if there is only one shard.
     shard_group: Option<ShardGroup>,
     counters: LinkCounters,
+    /// Priority flow control, if enabled.
+    pfc: Option<Box<Pfc>>,
     /// Link state monitor; `None` if the system does not report interface states, or if another shard
     /// monitors this interface.
     link_state: Option<LinkStateMonitor>,
@@ -323,7 +197,7 @@ impl PacketLink {
     /// [`PacketError::NoAddress`] or [`PacketError::Mtu`] for an interface that cannot carry the link;
     /// [`PacketError::Io`] if the system refuses a socket, for lack of CAP_NET_RAW for example.
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
-        let link = PacketLink::open_one(config, None)?;
+        let link = PacketLink::open_one(config, None, Arc::default())?;
         link.start(ShardId::WHOLE)?;
         Ok(link)
     }
@@ -365,16 +239,21 @@ impl PacketLink {
             what: "create an eventfd",
             source,
         })?;
+        let pfc = Arc::new(SharedPfc::default());
         shard_group
             .into_iter()
-            .map(|shard_group| PacketLink::open_one(config.clone(), Some(shard_group)))
+            .map(|shard_group| PacketLink::open_one(config.clone(), Some(shard_group), pfc.clone()))
             .collect()
     }
 
     /// Opens a link without starting reception.
-    fn open_one(config: PacketConfig, shard_group: Option<ShardGroup>) -> Result<PacketLink, PacketError> {
+    fn open_one(
+        config: PacketConfig,
+        shard_group: Option<ShardGroup>,
+        shared_pfc: Arc<SharedPfc>,
+    ) -> Result<PacketLink, PacketError> {
         let first = shard_group.as_ref().and_then(ShardGroup::shard).is_none_or(ShardId::is_first);
-        let PacketConfig { interface: name, host_stack, mtu, offload, .. } = config;
+        let PacketConfig { interface: name, host_stack, mtu, offload, speed, pfc, .. } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
             return Err(PacketError::Down { name });
@@ -416,6 +295,9 @@ impl PacketLink {
         let vlan = neighbours.vlan();
         let promiscuous = matches!(neighbours, Neighbours::HostStack(_));
         socket.bind(promiscuous).map_err(failed("bind a packet socket"))?;
+        if pfc.is_some() {
+            socket.accept_group(PauseFrame::DESTINATION).map_err(failed("receive pause frames"))?;
+        }
         let info = LinkInfo {
             name: format!("packet {name}"),
             addresses,
@@ -425,8 +307,16 @@ impl PacketLink {
             src_port: None,
             burst: BurstLimits::SEGMENTED,
             window: socket.window(),
-            speed: DEFAULT_SPEED,
+            speed: speed.unwrap_or(DEFAULT_SPEED),
         };
+        let properties = PfcLink {
+            mac,
+            vlan,
+            speed: info.speed,
+            capacity: socket.receive_buffer(),
+            shard: shard_group.as_ref().map_or(0, ShardGroup::index),
+        };
+        let pfc = pfc.map(|config| Box::new(Pfc::new(config, properties, shared_pfc)));
         Ok(PacketLink {
             info,
             mac,
@@ -438,6 +328,7 @@ impl PacketLink {
             local: Loopback::default(),
             shard_group,
             counters: LinkCounters::default(),
+            pfc,
             // One monitor suffices for all shards.
             link_state: first.then(|| LinkStateMonitor::open([interface.index]).ok()).flatten(),
         })
@@ -455,7 +346,7 @@ impl PacketLink {
         };
         let name = self.info.name.trim_start_matches("packet ");
         self.socket
-            .attach_filter(&filter::program(recipient, shard))
+            .attach_filter(&filter::program(recipient, shard, self.pfc.is_some()))
             .map_err(failed(name, "attach the packet filter"))
     }
 
@@ -492,7 +383,9 @@ impl PacketLink {
         {
             self.counters.tx_dropped += shard_group.forward_burst(burst);
         }
+        let is_paused = self.pfc.as_ref().is_some_and(|pfc| pfc.is_paused(&flow));
         match self.neighbours.resolve(now, flow.dst) {
+            Some(to) if is_paused => self.hold_burst(to, burst),
             // Bursts of tagged frames are not passed as super-packets: the tag is part of the frame, and not
             // all devices parse beyond it.
             Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
@@ -541,13 +434,19 @@ impl PacketLink {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             self.neighbours.queue_unresolved(flow.dst, |out| {
-                let start = out.len();
-                frame::append_headers(out, Mac::default(), own, &flow, id, packet.len());
-                if let Some(tag) = tag {
-                    tag.insert(out, start);
-                }
-                out.extend_from_slice(packet);
+                frame::append_tagged_frame(out, (Mac::default(), own), tag, &flow, id, packet);
             });
+        }
+    }
+
+    /// Holds the packets of a burst back until their priority is resumed.
+    fn hold_burst(&mut self, to: Mac, burst: &TxBurst<'_>) {
+        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
+        let Some(pfc) = &mut self.pfc else { return };
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
+            let write =
+                |out: &mut Vec<u8>| frame::append_tagged_frame(out, (to, own), tag, &flow, id, packet);
+            self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
         }
     }
 
@@ -596,18 +495,48 @@ impl PacketLink {
         self.send_batch().map(drop)
     }
 
-    /// Sends the pending frames of the host stack or of the kernel's neighbour resolution.
+    /// Sends the pending frames of the host stack or of the kernel's neighbour resolution, and those of flow
+    /// control.
     fn flush_outbox(&mut self) -> io::Result<()> {
+        const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac([0; 6]) };
         while self.neighbours.outbox().is_some() {
             self.batch.clear();
             while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
-                let info = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac::default() };
-                self.batch.begin(info, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
                 self.neighbours.pop_outbox();
             }
             self.send_batch()?;
         }
+        while let Some(pfc) = self.pfc.as_mut().filter(|pfc| pfc.front().is_some()) {
+            self.batch.clear();
+            while let (Some(bytes), false) = (pfc.front(), self.batch.is_full()) {
+                self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                pfc.pop();
+            }
+            self.send_batch()?;
+        }
         Ok(())
+    }
+
+    /// Carries out a pause frame.
+    fn on_pause(&mut self, now: Instant, frame: &PauseFrame) {
+        let Some(pfc) = &mut self.pfc else {
+            self.counters.rx_foreign += 1;
+            return;
+        };
+        if pfc.on_frame(now, frame) {
+            self.shard_group.iter().for_each(ShardGroup::wake_others);
+        }
+    }
+
+    /// Ends pauses whose time is over, and pauses or resumes the neighbour after a batch of frames was received.
+    /// `is_full` tells whether more may be waiting.
+    fn handle_flow_control(&mut self, now: Instant, is_full: bool) {
+        if let Some(pfc) = &mut self.pfc {
+            pfc.handle_timeout(now);
+            let waiting = if is_full { self.socket.waiting_bytes() } else { 0 };
+            pfc.update(now, waiting);
+        }
     }
 
     fn handle_frame(&mut self, now: Instant, from: Origin<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
@@ -640,6 +569,9 @@ impl PacketLink {
         };
         match outcome {
             FrameOutcome::Packet(RoceFrame { flow, ident, payload }) => {
+                if let Some(pfc) = &mut self.pfc {
+                    pfc.on_received(&flow);
+                }
                 let data = &received.bytes[payload];
                 let segment = match received.shape {
                     Shape::Single => data.len(),
@@ -653,6 +585,7 @@ impl PacketLink {
                 sink(RxBurst { flow, ident, segment, data });
                 return data.len().div_ceil(segment.max(1));
             }
+            FrameOutcome::Pause(frame) => self.on_pause(now, &frame),
             FrameOutcome::Foreign => self.counters.rx_foreign += 1,
             FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
             FrameOutcome::Malformed(e) => self.counters.count(&e),
@@ -668,6 +601,7 @@ fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutco
     match frame.content {
         Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
         Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+        Content::Pause(pause) => FrameOutcome::Pause(pause),
         _ => FrameOutcome::Foreign,
     }
 }
@@ -678,6 +612,11 @@ impl Link for PacketLink {
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        if let Some(pfc) = &mut self.pfc {
+            // Frames that were held back precede new ones.
+            pfc.release();
+            self.flush_outbox()?;
+        }
         let count = queue.bursts().len();
         let mut from = 0;
         while from < count {
@@ -710,10 +649,12 @@ impl Link for PacketLink {
                 contents.frames.pop();
             }
         }
-        for i in 0..self.socket.receive()? {
+        let count = self.socket.receive()?;
+        for i in 0..count {
             packets += self.handle_frame(now, Origin::Socket(i), sink);
         }
         self.neighbours.handle_timeout(now);
+        self.handle_flow_control(now, count == RX_MESSAGES);
         self.flush_outbox()?;
         Ok(packets)
     }
@@ -735,7 +676,15 @@ impl Link for PacketLink {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        if self.local.is_empty() { self.neighbours.next_deadline() } else { Some(Instant::default()) }
+        if !self.local.is_empty() {
+            return Some(Instant::default());
+        }
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
+        earliest([self.neighbours.next_deadline(), pfc])
+    }
+
+    fn egress_room(&self) -> Option<EgressRoom> {
+        self.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -755,6 +704,10 @@ impl Link for PacketLink {
     }
 
     fn counters(&self) -> LinkCounters {
-        LinkCounters { tx_unresolved: self.neighbours.unresolved(), ..self.counters }
+        let mut counters = LinkCounters { tx_unresolved: self.neighbours.unresolved(), ..self.counters };
+        if let Some(pfc) = &self.pfc {
+            (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();
+        }
+        counters
     }
 }

@@ -122,6 +122,16 @@ impl ShardGroup {
         ShardId::new(self.own, self.shared.inboxes.len())
     }
 
+    /// Returns the index of this link.
+    pub fn index(&self) -> usize {
+        self.own
+    }
+
+    /// Makes the other links receive, although no packet has arrived.
+    pub fn wake_others(&self) {
+        self.push_to(u64::MAX, |_| true);
+    }
+
     pub fn join(&self, group: IpAddr) {
         *self.shared.members.lock().entry(group).or_default() |= 1 << self.own;
     }

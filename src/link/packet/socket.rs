@@ -33,7 +33,7 @@ const PACKET_VNET_HDR_SZ: c_int = 24;
 /// Messages per sending call.
 const TX_MESSAGES: usize = 64;
 /// Number of messages per receive call. With more, super-packets would evict each other from the cache.
-const RX_MESSAGES: usize = 16;
+pub(super) const RX_MESSAGES: usize = 16;
 /// Size of the largest frame, in bytes: the largest IP packet and an Ethernet header with two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 /// Requested buffer sizes, in bytes; the kernel may grant less.
@@ -176,12 +176,22 @@ impl RawSocket {
             // The kernel's own memberships make the interface accept multicast frames.
             return Ok(());
         }
-        let membership = libc::packet_mreq {
+        self.add_membership(libc::PACKET_MR_PROMISC, &[])
+    }
+
+    /// Makes the interface accept frames to a group address.
+    pub fn accept_group(&self, group: Mac) -> io::Result<()> {
+        self.add_membership(libc::PACKET_MR_MULTICAST, &group.0)
+    }
+
+    fn add_membership(&self, kind: c_int, address: &[u8]) -> io::Result<()> {
+        let mut membership = libc::packet_mreq {
             mr_ifindex: self.ifindex as c_int,
-            mr_type: libc::PACKET_MR_PROMISC as u16,
-            mr_alen: 0,
+            mr_type: kind as u16,
+            mr_alen: address.len() as u16,
             mr_address: [0; 8],
         };
+        membership.mr_address[..address.len()].copy_from_slice(address);
         set_option(&self.fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
     }
 
@@ -192,8 +202,20 @@ impl RawSocket {
     /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the
     /// size that the kernel reports, half of which is the kernel's allowance for overhead.
     pub fn window(&self) -> usize {
-        let bytes = get_option(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
-        (bytes.max(0) as usize / 4).max(64 * 1024)
+        (self.receive_buffer() / 4).max(64 * 1024)
+    }
+
+    /// Returns the size of the receive buffer in bytes, of which each frame takes its length and the kernel's
+    /// overhead.
+    pub fn receive_buffer(&self) -> usize {
+        get_option::<c_int>(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0).max(0) as usize
+    }
+
+    /// Returns the number of bytes of the receive buffer that are in use.
+    pub fn waiting_bytes(&self) -> usize {
+        // The first value is SK_MEMINFO_RMEM_ALLOC.
+        get_option::<[u32; 9]>(&self.fd, libc::SOL_SOCKET, libc::SO_MEMINFO)
+            .map_or(0, |info| info[0] as usize)
     }
 
     /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) then returns
