@@ -5,9 +5,11 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
+use super::changed_objects::Changed;
 use super::object_faults::{ActiveObjectFault, Due, ObjectChange, Trigger, packets};
 use super::shard::ShardState;
-use crate::transport::{AsyncEvent, Instant, QpState};
+use crate::link::faults::{AppliedRule, FailedPackets};
+use crate::transport::{AsyncEvent, Failure, Instant, QpState};
 use crate::wire::Qpn;
 
 impl ShardState {
@@ -41,6 +43,18 @@ impl Shard {
         });
     }
 
+    /// Returns the record of a queue pair's failure, with the packet rules that may explain it.
+    pub fn failure(&self, qpn: Qpn) -> Option<(Failure, Vec<AppliedRule>)> {
+        self.with_state(|state, _| {
+            let failure = state.nic.failure(qpn)?;
+            let rules = match (FailedPackets::of(&failure), state.link.get()) {
+                (Some(packets), Some(link)) => link.applied_rules(&packets),
+                _ => Vec::new(),
+            };
+            Some((failure, rules))
+        })
+    }
+
     /// Applies the faults on objects that are due.
     #[cold]
     pub(super) fn apply_object_faults(&self, state: &mut ShardState, now: Instant) {
@@ -60,19 +74,22 @@ impl Shard {
         match fault.fault.change() {
             ObjectChange::QpError(qpn) => {
                 let chosen = |found: &Qpn| qpn.map_or(*found != Qpn::GSI, |qpn| qpn == *found);
-                let qpns: Vec<Qpn> = state.nic.qpns().filter(chosen).collect();
-                for qpn in qpns {
-                    let was_in_err = state.nic.qp_state(qpn) == Some(QpState::Err);
-                    let event = AsyncEvent::QpFatal(qpn);
-                    fault.count(
-                        state.nic.inject_event(now, event, &state.memory, &mut state.tx) && !was_in_err,
-                    );
-                }
+                let mut qpns: Vec<Qpn> = state.nic.qpns().filter(chosen).collect();
+                qpns.retain(|qpn| {
+                    let was_in_err = state.nic.qp_state(*qpn) == Some(QpState::Err);
+                    let event = AsyncEvent::QpFatal(*qpn);
+                    let is_changed =
+                        state.nic.inject_event(now, event, &state.memory, &mut state.tx) && !was_in_err;
+                    fault.count(is_changed);
+                    is_changed
+                });
+                fault.record(now, Changed::Qps(qpns));
             }
             ObjectChange::CqOverrun(id) => {
                 for cq in state.outputs.queues.matching(id) {
-                    let is_changed = state.overrun_cq(&cq);
+                    let (is_changed, qpns) = state.overrun_cq(&cq);
                     fault.count(is_changed);
+                    fault.record(now, Changed::Cq(qpns));
                 }
             }
             ObjectChange::Port { up } => {
@@ -81,7 +98,11 @@ impl Shard {
                 let link_is_up = state.link.get().is_some_and(|link| link.is_up());
                 state.update_port(link_is_up);
                 if is_first {
-                    fault.count(state.nic.port_is_up() != was_up);
+                    let is_changed = state.nic.port_is_up() != was_up;
+                    fault.count(is_changed);
+                    if is_changed {
+                        fault.record(now, Changed::Port);
+                    }
                 }
             }
             ObjectChange::Gid { index, gid } => {
@@ -99,21 +120,23 @@ impl Shard {
             ObjectChange::DeviceFatal => {
                 if is_first {
                     fault.count(state.link.is_attached());
+                    fault.record(now, Changed::Device);
                     self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
                 }
             }
             ObjectChange::RevokeMr(rkey) => {
                 if is_first {
-                    state
-                        .memory
-                        .revoke_access(rkey)
-                        .into_iter()
-                        .for_each(|is_changed| fault.count(is_changed));
+                    let mut regions = state.memory.revoke_access(rkey);
+                    regions.iter().for_each(|(_, is_changed)| fault.count(*is_changed));
+                    regions.retain(|(_, is_changed)| *is_changed);
+                    fault.record(now, Changed::Regions(regions.into_iter().map(|(key, _)| key).collect()));
                 }
             }
             ObjectChange::Event(AsyncEvent::CqError(id)) => {
-                if state.inject_cq_error(id) {
+                let qpns = state.inject_cq_error(id);
+                if !qpns.is_empty() {
                     fault.count(true);
+                    fault.record(now, Changed::Cq(qpns));
                 }
             }
             ObjectChange::Event(event) => {
@@ -122,6 +145,12 @@ impl Shard {
                     && state.nic.inject_event(now, event, &state.memory, &mut state.tx);
                 if applies {
                     fault.count(true);
+                    if let AsyncEvent::QpFatal(qpn)
+                    | AsyncEvent::QpRequestError(qpn)
+                    | AsyncEvent::QpAccessError(qpn) = event
+                    {
+                        fault.record(now, Changed::Qps(vec![qpn]));
+                    }
                 }
             }
         }

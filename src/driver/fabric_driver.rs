@@ -30,7 +30,7 @@ impl Driver for Shard {
 
     fn inject_event(&self, event: AsyncEvent) -> bool {
         self.with_state_and_send(|state, now| match event {
-            AsyncEvent::CqError(id) => state.inject_cq_error(id),
+            AsyncEvent::CqError(id) => !state.inject_cq_error(id).is_empty(),
             _ => state.nic.inject_event(now, event, &state.memory, &mut state.tx),
         })
     }

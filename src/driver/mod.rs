@@ -52,6 +52,7 @@
 
 mod apply_faults;
 mod background;
+mod changed_objects;
 mod clock;
 mod completion_queue;
 mod cq_ring;
@@ -60,6 +61,7 @@ mod events;
 mod fabric_clock;
 mod fabric_driver;
 mod fabric_kick;
+mod failure_faults;
 mod inline;
 mod link_calls;
 mod link_slot;
@@ -83,6 +85,7 @@ use drive_state::DriveState;
 #[cfg(doc)]
 use drive_state::Mode;
 pub(crate) use events::{EventListener, EventReader, EventSubject, Events};
+pub(crate) use failure_faults::faults_behind;
 pub use link_calls::AttachError;
 pub(crate) use mailbox::ShardMailbox;
 pub(crate) use object_faults::ActiveObjectFault;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::changed_objects::{Changed, Changes};
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, Counters, CqId, Instant};
 use crate::wire::{Gid, Qpn, RKey};
@@ -91,11 +92,12 @@ pub(crate) struct ActiveObjectFault {
     pub fault: ObjectFault,
     matched: AtomicU64,
     struck: AtomicU64,
+    pub(super) changes: Changes,
 }
 
 impl ActiveObjectFault {
     pub fn new(fault: ObjectFault) -> ActiveObjectFault {
-        ActiveObjectFault { fault, matched: AtomicU64::new(0), struck: AtomicU64::new(0) }
+        ActiveObjectFault { fault, matched: 0.into(), struck: 0.into(), changes: Changes::default() }
     }
 
     /// Returns the number of objects found, and of those changed.
@@ -107,6 +109,11 @@ impl ActiveObjectFault {
     pub fn count(&self, is_changed: bool) {
         self.matched.fetch_add(1, Ordering::Relaxed);
         self.struck.fetch_add(is_changed.into(), Ordering::Relaxed);
+    }
+
+    /// Records what was changed, for the reports of failures.
+    pub(super) fn record(&self, now: Instant, changed: Changed) {
+        self.changes.add(now, changed);
     }
 }
 

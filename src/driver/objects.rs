@@ -80,25 +80,24 @@ impl ShardState {
     }
 
     /// Makes a completion queue of the shard overflow, as if a completion had been lost. Returns whether it is
-    /// the queue's first overflow, which raises the event.
-    pub(super) fn overrun_cq(&mut self, cq: &CompletionQueue) -> bool {
+    /// the queue's first overflow, which raises the event, and the queue pairs that complete to the queue.
+    pub(super) fn overrun_cq(&mut self, cq: &CompletionQueue) -> (bool, Vec<Qpn>) {
         let is_first = cq.mark_overflow();
         if is_first {
             self.outputs.events.raise(AsyncEvent::CqError(cq.id()));
         }
-        if let Some(handle) = self.outputs.queues.find(cq.id()) {
-            self.nic.inject_cq_error(handle);
-        }
-        is_first
+        let handle = self.outputs.queues.find(cq.id());
+        (is_first, handle.map_or_else(Vec::new, |handle| self.nic.inject_cq_error(handle)))
     }
 
     /// Simulates a completion queue error: raises the event, and fails the queue pairs that complete to the
-    /// queue. Returns false, and does nothing, if this shard does not use the completion queue.
-    pub fn inject_cq_error(&mut self, id: CqId) -> bool {
-        let is_used = self.outputs.queues.find(id).is_some_and(|cq| self.nic.inject_cq_error(cq));
-        if is_used {
+    /// queue. Returns these queue pairs; without any, does nothing.
+    pub fn inject_cq_error(&mut self, id: CqId) -> Vec<Qpn> {
+        let handle = self.outputs.queues.find(id);
+        let qpns = handle.map_or_else(Vec::new, |handle| self.nic.inject_cq_error(handle));
+        if !qpns.is_empty() {
             self.outputs.events.raise(AsyncEvent::CqError(id));
         }
-        is_used
+        qpns
     }
 }

@@ -22,7 +22,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use super::faults::{Direction, FaultEvent};
+use super::faults::{AppliedRule, Direction, FailedPackets, FaultEvent};
 use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::sys::thread::spawn_background;
 use crate::transport::{Instant, TxQueue};
@@ -515,6 +515,10 @@ impl<L: Link> Link for Capture<L> {
 
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
         self.inner.on_nic_event(now, event);
+    }
+
+    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
+        self.inner.applied_rules(failed)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -78,6 +78,7 @@ pub use crate::transport::{BurstLimits, EgressRoom, Instant, RxBurst, TxBurst, T
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 
+use faults::{AppliedRule, FailedPackets};
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub use host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use interfaces::gid_table_order;
@@ -394,6 +395,12 @@ pub trait Link: Send {
 
     /// Informs the link of an event of the NIC above it. Only fault injection uses this.
     fn on_nic_event(&mut self, _now: Instant, _event: &NicEvent) {}
+
+    /// Returns the fault rules that were applied to packets that may explain the failure of a queue pair. Only
+    /// fault injection has any.
+    fn applied_rules(&self, _failed: &FailedPackets) -> Vec<AppliedRule> {
+        Vec::new()
+    }
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -416,5 +423,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
         (**self).on_nic_event(now, event);
+    }
+    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
+        (**self).applied_rules(failed)
     }
 }

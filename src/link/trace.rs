@@ -5,7 +5,7 @@ use std::io;
 
 use bytes::Bytes;
 
-use super::faults::Direction;
+use super::faults::{AppliedRule, Direction, FailedPackets};
 use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
@@ -114,6 +114,10 @@ impl<L: Link> Link for Trace<L> {
 
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
         self.inner.on_nic_event(now, event);
+    }
+
+    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
+        self.inner.applied_rules(failed)
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -149,6 +149,20 @@ pub enum AccessError {
     },
 }
 
+impl AccessError {
+    /// Returns the key that was used.
+    pub fn key(&self) -> u32 {
+        match *self {
+            AccessError::UnknownKey { key }
+            | AccessError::WrongPd { key, .. }
+            | AccessError::WrongQp { key, .. }
+            | AccessError::NotMapped { key, .. }
+            | AccessError::OutOfRange { key, .. }
+            | AccessError::Permission { key, .. } => key,
+        }
+    }
+}
+
 /// Reason why a memory management work request, or an invalidation by a peer, is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

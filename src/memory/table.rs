@@ -297,19 +297,20 @@ impl Table {
 
     /// Makes all accesses fail to the region that has `rkey` as its current key, or to all regions if it is
     /// `None`, and unbinds their windows. The region itself stays until it is deregistered. Returns for each
-    /// region found whether accesses could succeed before.
-    pub fn revoke_access(&self, rkey: Option<RKey>) -> Vec<bool> {
-        let is_chosen = |slot: &Slot, low_byte: u8| {
-            rkey.is_none_or(|rkey| LKey(rkey.0) == LKey::from_parts(slot.index, low_byte))
-        };
+    /// region found its key, and whether accesses could succeed before.
+    pub fn revoke_access(&self, rkey: Option<RKey>) -> Vec<(RKey, bool)> {
+        let is_chosen = |key: RKey| rkey.is_none_or(|rkey| rkey == key);
         let revoke = |(index, slot): (usize, &Slot)| {
-            let was_accessible = match slot.entry.as_ref()? {
-                Entry::Region(r) if is_chosen(slot, slot.generation) => !r.set_revoked(true),
-                Entry::Fast(r) if is_chosen(slot, r.key()) => r.revoke(),
+            let key = |low_byte| RKey::from_parts(slot.index, low_byte);
+            let (key, was_accessible) = match slot.entry.as_ref()? {
+                Entry::Region(r) if is_chosen(key(slot.generation)) => {
+                    (key(slot.generation), !r.set_revoked(true))
+                }
+                Entry::Fast(r) if is_chosen(key(r.key())) => (key(r.key()), r.revoke()),
                 _ => return None,
             };
             self.unbind_windows(index as u32);
-            Some(was_accessible)
+            Some((key, was_accessible))
         };
         self.slots.iter().enumerate().filter_map(revoke).collect()
     }

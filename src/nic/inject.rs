@@ -2,7 +2,7 @@
 
 use super::{CqHandle, Nic};
 use crate::memory::Table;
-use crate::transport::{AsyncEvent, Instant, QpState, TxQueue};
+use crate::transport::{AsyncEvent, FailureCause, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
 
 impl Nic {
@@ -25,7 +25,7 @@ impl Nic {
             | AsyncEvent::PortActive
             | AsyncEvent::PortError
             | AsyncEvent::CqError(_) => return false,
-            AsyncEvent::QpFatal(qpn) => return self.inject_qp_fatal(qpn),
+            AsyncEvent::QpFatal(qpn) => return self.inject_qp_fatal(now, qpn),
             AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) if self.srq(id).is_none() => return false,
             _ => {}
         }
@@ -33,19 +33,20 @@ impl Nic {
             let Some(state) = self.qp_state(qpn) else { return false };
             let is_error = matches!(event, AsyncEvent::QpRequestError(_) | AsyncEvent::QpAccessError(_));
             if is_error && state != QpState::Reset {
-                self.move_to_err(now, qpn, memory, tx);
+                self.move_to_err(now, qpn, FailureCause::Injected, memory, tx);
             }
         }
         self.outputs.raise(event);
         true
     }
 
-    fn inject_qp_fatal(&mut self, qpn: Qpn) -> bool {
+    fn inject_qp_fatal(&mut self, now: Instant, qpn: Qpn) -> bool {
         let Some(entry) = self.table.get_mut(qpn) else { return false };
         match entry.qp.state() {
             QpState::Reset | QpState::Err => self.outputs.raise(AsyncEvent::QpFatal(qpn)),
             // The queue pair raises the event as it fails.
             _ => {
+                entry.qp.record_injected_failure(FailureCause::Injected, now);
                 entry.must_enter_error = true;
                 self.schedule.enqueue(entry);
             }
@@ -54,15 +55,15 @@ impl Nic {
     }
 
     /// Makes all queue pairs that use the completion queue `cq` enter ERR at the next
-    /// [`transmit`](Self::transmit), as a CQ error does. Returns false if there are none. The event itself is
-    /// raised by the driver.
-    pub fn inject_cq_error(&mut self, cq: CqHandle) -> bool {
-        let mut is_used = false;
+    /// [`transmit`](Self::transmit), as a CQ error does, and returns them. The event itself is raised by the
+    /// driver.
+    pub fn inject_cq_error(&mut self, cq: CqHandle) -> Vec<Qpn> {
+        let mut qpns = Vec::new();
         for entry in self.table.iter_mut().filter(|e| e.send_cq == cq || e.recv_cq == cq) {
-            is_used = true;
+            qpns.push(entry.qp.qpn());
             entry.must_enter_error = true;
             self.schedule.enqueue(entry);
         }
-        is_used
+        qpns
     }
 }

@@ -65,8 +65,9 @@ pub use shard_id::ShardId;
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, Instant, ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit, QpState,
-    QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit,
+    QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue,
+    XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -726,11 +727,15 @@ impl Nic {
         self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
         let qpns: Vec<Qpn> = used.map(|e| e.qp.qpn()).collect();
-        qpns.into_iter().for_each(|qpn| self.move_to_err(now, qpn, memory, tx));
+        qpns.into_iter().for_each(|qpn| self.move_to_err(now, qpn, FailureCause::DeviceFatal, memory, tx));
         self.announce(AsyncEvent::DeviceFatal);
     }
 
-    fn move_to_err(&mut self, now: Instant, qpn: Qpn, memory: &Table, tx: &mut TxQueue) {
+    /// Moves a queue pair to ERR for the given cause.
+    fn move_to_err(&mut self, now: Instant, qpn: Qpn, cause: FailureCause, memory: &Table, tx: &mut TxQueue) {
+        if let Some(entry) = self.table.get(qpn) {
+            entry.qp.record_injected_failure(cause, now);
+        }
         let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         // Every state has this transition, so it cannot be rejected.
         let _ = self.change_qp(now, qpn, &to_err, memory, tx);

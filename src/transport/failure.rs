@@ -65,6 +65,10 @@ pub enum FailureCause {
     Modified,
     /// A completion queue of the queue pair was full, and a completion was lost.
     CqOverflow,
+    /// A fault rule, or [`Fabric::inject_event`](crate::verbs::Fabric::inject_event), moved the queue pair to ERR.
+    Injected,
+    /// The device failed, or was removed.
+    DeviceFatal,
     /// Another cause.
     Other(&'static str),
 }

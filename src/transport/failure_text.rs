@@ -96,6 +96,10 @@ impl fmt::Display for FailureCause {
             FailureCause::CqOverflow => {
                 f.write_str("a completion queue of the QP was full, and a completion was lost")
             }
+            FailureCause::Injected => {
+                f.write_str("an error was injected, by a fault rule or Fabric::inject_event")
+            }
+            FailureCause::DeviceFatal => f.write_str("the device failed, or was removed"),
             FailureCause::Other(cause) => f.write_str(cause),
         }
     }
@@ -238,6 +242,8 @@ fn remedy(cause: &FailureCause) -> &'static str {
         FailureCause::Refused(_) => "correct the peer's request, or the region or receive that it needs",
         FailureCause::Modified => "none needed if this was intended, as at a disconnection",
         FailureCause::CqOverflow => "make the completion queue as large as all queues that complete to it",
+        FailureCause::Injected => "none needed, if the program is to be tested with this error",
+        FailureCause::DeviceFatal => "open the device again",
         FailureCause::Other(_) => "none known",
     }
 }

@@ -184,7 +184,7 @@ impl QueuePair {
                 self.established = false;
             }
             (from, QpState::Err) if from != QpState::Err => {
-                self.record_failure_by(FailureCause::Modified, env);
+                self.record_failure_by(FailureCause::Modified, env.now);
                 self.flush(env);
             }
             _ => {}
@@ -214,7 +214,7 @@ impl QueuePair {
     pub fn fail(&mut self, env: &mut Env<'_>) {
         if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
             env.out.push(Output::Event(AsyncEvent::QpFatal(self.conn.qpn)));
-            self.record_failure_by(FailureCause::CqOverflow, env);
+            self.record_failure_by(FailureCause::CqOverflow, env.now);
             self.settle(Err(Fatal), "CQ overflow", env);
         }
     }
@@ -231,10 +231,17 @@ impl QueuePair {
         self.conn.history.failure()
     }
 
+    /// Records why the queue pair is about to enter ERR, unless it is there already.
+    pub fn record_injected_failure(&self, cause: FailureCause, now: Instant) {
+        if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
+            self.record_failure_by(cause, now);
+        }
+    }
+
     /// Records a failure that no work request caused, unless one is recorded already.
-    fn record_failure_by(&self, cause: FailureCause, env: &Env<'_>) {
+    fn record_failure_by(&self, cause: FailureCause, now: Instant) {
         if !self.conn.history.has_failure() {
-            self.conn.history.set_failure(self.conn.failure(cause, env.now));
+            self.conn.history.set_failure(self.conn.failure(cause, now));
         }
     }
 
@@ -585,7 +592,7 @@ impl QueuePair {
 
     fn settle(&mut self, result: Result<(), Fatal>, cause: &'static str, env: &mut Env<'_>) {
         if result.is_err() && self.conn.state != QpState::Err {
-            self.record_failure_by(FailureCause::Other(cause), env);
+            self.record_failure_by(FailureCause::Other(cause), env.now);
             self.conn.enter(QpState::Err, cause, env.now);
             self.flush(env);
         }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use super::{Cq, Qp};
-use crate::driver::Shard;
+use super::faults::AppliedFault;
+use super::{Context, Cq, Qp};
 use crate::transport::{Completion, Failure, FailureCause, WcStatus};
 use crate::wire::Qpn;
 
 /// Report of a failed work request or queue pair: the cause, each transmission with its time, the retries and
-/// their limits. The text form has several lines.
+/// their limits, and the fault rules that may explain the failure. The text form has several lines.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -32,6 +32,10 @@ pub struct FailureReport {
     /// Failure of the queue pair. For a flushed work request it is the first failure, for which the queue
     /// pair entered the error state.
     pub failure: Failure,
+    /// Faults of the NIC that may explain the failure: packet rules that were applied to packets of the queue pair
+    /// that are still unacknowledged, and changes of the queue pair or of an object that it uses. Rules of the
+    /// peer's NIC are not known.
+    pub faults: Vec<AppliedFault>,
 }
 
 impl FailureReport {
@@ -40,19 +44,29 @@ impl FailureReport {
         self.completion.is_some_and(|completion| completion.status == WcStatus::WrFlushErr)
     }
 
-    /// Makes the report of a failed completion from its queue pair's record.
-    fn of(completion: Completion, failure: Option<Failure>) -> Option<FailureReport> {
+    /// Makes the report of a queue pair of the device.
+    fn of_qp(context: &Context, qpn: Qpn) -> Option<FailureReport> {
+        let device = &context.0;
+        let (failure, rules) = device.shards.of(qpn).failure(qpn)?;
+        let mut faults: Vec<_> = rules.iter().map(|rule| AppliedFault::of_packets(rule, &failure)).collect();
+        faults.extend(device.faults.behind(&failure));
+        Some(FailureReport { completion: None, failure, faults })
+    }
+
+    /// Makes the report of a completion of the device.
+    fn of(context: &Context, completion: Completion) -> Option<FailureReport> {
         if completion.status == WcStatus::Success {
             return None;
         }
-        let failure =
-            failure.filter(|failure| match (completion.status, &failure.request, failure.cause) {
-                (WcStatus::WrFlushErr, _, _) => true,
-                (status, Some(request), _) => (request.wr_id, request.status) == (completion.wr_id, status),
-                (status, None, FailureCause::Refused(refusal)) => refusal.receive_status == status,
-                (_, None, _) => false,
-            })?;
-        Some(FailureReport { completion: Some(completion), failure })
+        let report = FailureReport::of_qp(context, completion.qpn)?;
+        let failure = &report.failure;
+        let is_explained = match (completion.status, &failure.request, failure.cause) {
+            (WcStatus::WrFlushErr, _, _) => true,
+            (status, Some(request), _) => (request.wr_id, request.status) == (completion.wr_id, status),
+            (status, None, FailureCause::Refused(refusal)) => refusal.receive_status == status,
+            (_, None, _) => false,
+        };
+        is_explained.then_some(FailureReport { completion: Some(completion), ..report })
     }
 }
 
@@ -62,20 +76,16 @@ impl fmt::Display for FailureReport {
             let Completion { wr_id, qpn, .. } = completion;
             writeln!(f, "work request {wr_id:#x} of QP {qpn} was flushed because of an earlier failure:")?;
         }
-        self.failure.fmt(f)
+        self.failure.fmt(f)?;
+        self.faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
     }
-}
-
-fn failure(shard: &Shard, qpn: Qpn) -> Option<Failure> {
-    shard.with_nic(|nic| nic.failure(qpn))
 }
 
 impl Qp {
     /// Explains why the queue pair failed. Returns `None` if it has not failed since RESET or RTS. The report
     /// is available until the queue pair is reset or returns to RTS.
     pub fn explain(&self) -> Option<FailureReport> {
-        let failure = failure(self.shard(), self.qpn())?;
-        Some(FailureReport { completion: None, failure })
+        FailureReport::of_qp(self.pd().context(), self.qpn())
     }
 }
 
@@ -83,7 +93,7 @@ impl Completion {
     /// Explains why the work request failed. `qp` is the queue pair to which it was posted. Returns `None` if
     /// the work request succeeded, or the queue pair has been reset since.
     pub fn explain(&self, qp: &Qp) -> Option<FailureReport> {
-        FailureReport::of(*self, failure(qp.shard(), self.qpn).filter(|_| qp.qpn() == self.qpn))
+        if qp.qpn() == self.qpn { FailureReport::of(qp.pd().context(), *self) } else { None }
     }
 }
 
@@ -91,10 +101,6 @@ impl Cq {
     /// Explains why the work request of a completion from this queue failed. Returns `None` if it succeeded,
     /// or its queue pair has been reset or destroyed since.
     pub fn explain(&self, completion: &Completion) -> Option<FailureReport> {
-        if completion.status == WcStatus::Success {
-            return None;
-        }
-        let shard = self.context().0.shards.of(completion.qpn);
-        FailureReport::of(*completion, failure(shard, completion.qpn))
+        FailureReport::of(self.context(), *completion)
     }
 }

@@ -375,11 +375,6 @@ impl Qp {
         self.qpn
     }
 
-    /// Returns the shard that has the queue pair.
-    pub(super) fn shard(&self) -> &Shard {
-        &self.shard
-    }
-
     /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd

@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use urxe::link::faults::Rule;
+use urxe::link::faults::Action;
+use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
+use urxe::wire::Operation;
 
 const WAIT: Duration = Duration::from_secs(3600);
 const LATENCY: Duration = Duration::from_micros(10);
@@ -15,9 +17,18 @@ fn fabric() -> Fabric {
     Fabric::virtual_time(FabricConfig::default().latency(LATENCY)).unwrap()
 }
 
+fn pair_on(fabric: &Fabric, options: ConnectOptions, faults: &[&str]) -> (TestEndpoint, TestEndpoint) {
+    let faults = faults.iter().map(|text| text.parse::<Fault>().unwrap());
+    fabric.pair_builder().connect(options.timeout(ACK_TIMEOUT)).faults(faults).build().unwrap()
+}
+
 fn pair(options: ConnectOptions, faults: &[&str]) -> (TestEndpoint, TestEndpoint) {
-    let faults = faults.iter().map(|text| text.parse::<Rule>().unwrap());
-    fabric().pair_builder().connect(options.timeout(ACK_TIMEOUT)).faults(faults).build().unwrap()
+    pair_on(&fabric(), options, faults)
+}
+
+/// Writes no bytes, for which the peer needs no region.
+fn write(wr_id: u64) -> SendWr<'static> {
+    SendWr::write(wr_id, &[], RemoteAddr::default())
 }
 
 /// Waits for a failed completion of `a`, and returns it with its report.
@@ -31,6 +42,11 @@ fn report(a: &TestEndpoint) -> (Completion, FailureReport) {
 
 fn lines(report: &FailureReport) -> Vec<String> {
     report.to_string().lines().map(|line| line.trim().to_string()).collect()
+}
+
+/// Returns the lines of a report that name faults.
+fn fault_lines(report: &FailureReport) -> Vec<String> {
+    lines(report).into_iter().filter(|line| line.starts_with("fault rule")).collect()
 }
 
 #[test]
@@ -246,4 +262,170 @@ fn lost_completion_is_the_cause_of_a_cq_overflow() {
     }
     fabric.run_until_idle(WAIT);
     assert_eq!(qp.explain().unwrap().failure.cause, FailureCause::CqOverflow);
+}
+
+#[test]
+fn rule_that_dropped_the_requests_is_named() {
+    let (a, b) = pair(ConnectOptions::default(), &["tx:drop=2..", "rx:drop=100", "mark=every:1"]);
+    a.qp.post_send(&write(1)).unwrap();
+    a.cq.wait(WAIT).unwrap();
+    a.qp.post_send(&write(2)).unwrap();
+    let (_, report) = report(&a);
+    assert_eq!(report.failure.cause, FailureCause::NoResponse);
+    let [fault] = &report.faults[..] else { panic!("{report}") };
+    let FaultEffect::Packets { action, count, psn, opcode } = fault.effect else { panic!("{report}") };
+    assert_eq!((fault.rule.as_str(), action), ("tx:drop=2..", Action::Drop));
+    assert_eq!((psn, opcode.row().operation), (a.qp.endpoint().psn + 1, Operation::Write));
+    let transmissions = &report.failure.transmissions;
+    assert_eq!(count, transmissions.iter().map(|t| u64::from(t.times + t.probes)).sum::<u64>());
+    assert!(Some(fault.ago) <= transmissions.last().unwrap().sent && fault.ago > Duration::ZERO);
+    let ago = fault.ago.as_secs_f64() * 1e3;
+    let expected = format!(
+        "fault rule 'tx:drop=2..' dropped {count} packets of this QP, the last with PSN {psn} (RC RDMA WRITE \
+         Only) at -{ago:.3} ms"
+    );
+    assert_eq!(fault_lines(&report), [expected]);
+    drop(b);
+}
+
+#[test]
+fn rule_that_dropped_the_acknowledgements_is_named() {
+    let (a, b) = pair(ConnectOptions::default().retry_cnt(1), &["rx:drop=1..,opcode=ack"]);
+    a.qp.post_send(&write(1)).unwrap();
+    let (completion, report) = report(&a);
+    assert_eq!(completion.status, WcStatus::RetryExcErr);
+    let [fault] = &report.faults[..] else { panic!("{report}") };
+    let FaultEffect::Packets { action: Action::Drop, psn, opcode, .. } = fault.effect else {
+        panic!("{report}")
+    };
+    assert_eq!((psn, opcode.row().operation), (a.qp.endpoint().psn, Operation::Acknowledge));
+    drop(b);
+}
+
+#[test]
+fn rule_that_answered_in_place_of_the_peer_is_named() {
+    let (a, b) = pair(ConnectOptions::default(), &["nak=access@2"]);
+    for id in 1..=2 {
+        a.qp.post_send(&write(id)).unwrap();
+    }
+    a.cq.wait(WAIT).unwrap();
+    let (completion, nak) = report(&a);
+    assert_eq!(completion.status, WcStatus::RemAccessErr);
+    let psn = a.qp.endpoint().psn + 1;
+    let expected = format!(
+        "fault rule 'nak=access@2' answered 1 packet of this QP, with PSN {psn} (RC RDMA WRITE Only) at"
+    );
+    let lines = fault_lines(&nak);
+    assert!(lines.len() == 1 && lines[0].starts_with(&expected), "{nak}");
+    drop(b);
+
+    let (a, b) = pair(ConnectOptions::default().rnr_retry(2), &["rnr=12,opcode=send"]);
+    a.qp.post_send(&SendWr::send(3, &[])).unwrap();
+    let (completion, rnr) = report(&a);
+    assert_eq!(completion.status, WcStatus::RnrRetryExcErr);
+    let [fault] = &rnr.faults[..] else { panic!("{rnr}") };
+    assert!(
+        matches!(fault.effect, FaultEffect::Packets { action: Action::RnrNak(_), count: 3, .. }),
+        "{rnr}"
+    );
+    drop(b);
+}
+
+#[test]
+fn rule_that_changed_a_request_is_named_at_the_responder() {
+    let rule = "rx:corrupt=1,at=rkey,xor=0xff,icrc=repair";
+    let (b, a) = pair(ConnectOptions::default(), &[rule]);
+    let remote = b.pd.reg_mr(8, Access::ALL).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], remote.remote(0)).inline(&[1])).unwrap();
+    let (completion, refused) = report(&a);
+    assert_eq!((completion.status, &refused.faults[..]), (WcStatus::RemAccessErr, &[][..]));
+    let report = b.qp.explain().unwrap();
+    let [fault] = &report.faults[..] else { panic!("{report}") };
+    assert_eq!(fault.rule, rule);
+    assert!(matches!(fault.effect, FaultEffect::Packets { action: Action::Alter(_), count: 1, .. }));
+}
+
+#[test]
+fn rules_on_objects_are_named() {
+    let object = |fault: &str, explained: FailureCause, text: &str| {
+        let fabric = fabric();
+        let (a, b) = pair_on(&fabric, ConnectOptions::default(), &[fault, "tx:drop=1000"]);
+        fabric.advance(Duration::from_millis(2));
+        // The failed device refuses it.
+        let _ = a.qp.post_send(&write(1));
+        fabric.run_until_idle(WAIT);
+        let report = a.qp.explain().unwrap();
+        assert_eq!(report.failure.cause, explained, "{fault}");
+        assert_eq!(fault_lines(&report).len(), 1, "{report}");
+        let expected = format!("fault rule '{fault}' {text} at -");
+        assert!(fault_lines(&report)[0].starts_with(&expected), "{report}");
+        drop(b);
+    };
+    object("qp:*=err@1ms", FailureCause::Injected, "moved this QP to ERR");
+    object("cq:*=overrun@1ms", FailureCause::CqOverflow, "made a completion queue of this QP overflow");
+    object("device=fatal@1ms", FailureCause::DeviceFatal, "made the device fail");
+    object("port=down@1ms", FailureCause::NoResponse, "took the port down");
+}
+
+#[test]
+fn event_rule_that_fails_a_queue_pair_is_named() {
+    let fabric = fabric();
+    let (a, b) = pair_on(&fabric, ConnectOptions::default(), &[]);
+    a.context.add_fault(format!("event:QP_ACCESS_ERR@1ms,qp={}", a.qp.qpn().get()).parse().unwrap());
+    fabric.advance(Duration::from_millis(1));
+    let report = a.qp.explain().unwrap();
+    assert_eq!(report.failure.cause, FailureCause::Injected);
+    assert!(matches!(report.faults[0].effect, FaultEffect::Object(ObjectChange::Event(_))), "{report}");
+    drop(b);
+}
+
+#[test]
+fn rule_that_revoked_a_region_is_named_where_the_access_failed() {
+    let fabric = fabric();
+    let (a, b) = pair_on(&fabric, ConnectOptions::default(), &["mr:*=revoke@1ms"]);
+    let (local, remote) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
+    fabric.advance(Duration::from_millis(1));
+    a.qp.post_send(&SendWr::write(1, &[local.sge(0..8)], remote.remote(0))).unwrap();
+    let (completion, denied) = report(&a);
+    assert_eq!(completion.status, WcStatus::LocProtErr);
+    assert!(
+        fault_lines(&denied)[0].starts_with("fault rule 'mr:*=revoke@1ms' revoked the region at -"),
+        "{denied}"
+    );
+
+    let (b, a) = pair_on(&fabric, ConnectOptions::default(), &["mr:*=revoke@1ms"]);
+    let remote = b.pd.reg_mr(8, Access::ALL).unwrap();
+    fabric.advance(Duration::from_millis(1));
+    a.qp.post_send(&SendWr::write(1, &[], remote.remote(0)).inline(&[1])).unwrap();
+    let (completion, refused) = report(&a);
+    assert_eq!((completion.status, &refused.faults[..]), (WcStatus::RemAccessErr, &[][..]));
+    assert_eq!(b.qp.explain().unwrap().faults.len(), 1);
+}
+
+#[test]
+fn rule_that_did_not_cause_the_failure_is_not_named() {
+    // The losses are recovered, and the port is up again, before the peer disappears.
+    let fabric = fabric();
+    let rules = ["tx:drop=1", "rx:drop=2", "rx:dup=every:1", "port=down@1ms", "port=up@2ms"];
+    let (a, b) = pair_on(&fabric, ConnectOptions::default().retry_cnt(7), &rules);
+    for id in 0..4 {
+        a.qp.post_send(&write(id)).unwrap();
+        a.cq.wait(WAIT).unwrap();
+    }
+    assert!(a.context.counters().requester_retry + a.context.counters().ack_probe > 0);
+    fabric.advance(Duration::from_millis(10));
+    drop(b);
+    a.qp.post_send(&write(9)).unwrap();
+    let (_, silent) = report(&a);
+    assert_eq!((silent.failure.cause, &silent.faults[..]), (FailureCause::NoResponse, &[][..]));
+
+    // A local check fails without the packets.
+    let (a, b) = pair(ConnectOptions::default(), &["tx:drop=1", "mr:1=revoke@1ms"]);
+    a.qp.post_send(&write(1)).unwrap();
+    let unknown = Sge { addr: 0, length: 1, lkey: LKey(1) };
+    a.qp.post_send(&SendWr::write(2, &[unknown], RemoteAddr::default())).unwrap();
+    a.cq.wait(WAIT).unwrap();
+    let (completion, denied) = report(&a);
+    assert_eq!((completion.status, &denied.faults[..]), (WcStatus::LocProtErr, &[][..]));
+    drop(b);
 }

@@ -64,3 +64,15 @@ fn program_gets_no_report_without_the_option() {
     let printed = client_of_killed_server(&[], &[]);
     assert!(!printed.contains("cause: "), "{printed}");
 }
+
+#[test]
+fn report_names_the_fault_rule_that_lost_the_packets() {
+    let ([server, client], port) = (addresses(), port().to_string());
+    let pingpong = ["ibv_rc_pingpong", "-g", "0", "-n", "1000", "-p", &port];
+    let _serving = Running::new(urxe(&[&["run", "--ip", &server, "--"], &pingpong[..]].concat()));
+    wait_for_listener(&port);
+    let run = ["run", "--ip", &client, "--explain", "--fault", "drop=100..", "--"];
+    let out = Running::new(urxe(&[&run[..], &pingpong, &["127.0.0.1"]].concat())).finish(LIMIT);
+    let printed = text(&out);
+    assert!(!out.status.success() && printed.contains("  fault rule 'drop=100..' dropped "), "{printed}");
+}

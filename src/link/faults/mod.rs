@@ -6,6 +6,7 @@
 
 mod alteration;
 mod answer;
+mod applied;
 mod counters;
 mod event;
 mod file;
@@ -20,6 +21,7 @@ mod tests;
 use std::io;
 
 pub use alteration::{Alteration, HeaderField, Place};
+pub use applied::{AppliedRule, FailedPackets};
 pub use counters::{FaultCounters, FaultCounts, RuleCount};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
@@ -178,6 +180,11 @@ impl<L: Link> Link for Faults<L> {
             }
         }
         self.inner.on_nic_event(now, event);
+    }
+
+    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
+        let own = self.tx.applied_rules(failed).chain(self.rx.applied_rules(failed));
+        own.chain(self.inner.applied_rules(failed)).collect()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

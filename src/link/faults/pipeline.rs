@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use super::alteration::Alteration;
 use super::answer::{self, Responders};
+use super::applied::{AppliedRule, FailedPackets, Record};
 use super::counters::FaultCounters;
 use super::event::{FaultEvent, Observer};
 use super::filter::Seen;
@@ -29,6 +30,7 @@ struct ActiveRule {
     index: usize,
     count: u64,
     rng: SimRng,
+    record: Record,
 }
 
 impl ActiveRule {
@@ -89,6 +91,7 @@ impl Pipeline {
             index,
             count: 0,
             rng: SimRng::new(seed, index as u64),
+            record: Record::default(),
         };
         let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == direction);
         let rules: Vec<ActiveRule> = of_direction.map(active_rule).collect();
@@ -116,6 +119,17 @@ impl Pipeline {
         if let Some(responders) = &mut self.responders {
             responders.on_connected(local, address, remote);
         }
+        for ActiveRule { rule, record, .. } in &mut self.rules {
+            record.forget(address, if rule.direction == Direction::Tx { remote } else { local });
+        }
+    }
+
+    /// Returns the rules that were applied to packets that may explain a failure.
+    pub fn applied_rules(&self, failed: &FailedPackets) -> impl Iterator<Item = AppliedRule> {
+        let find = |ActiveRule { rule, record, .. }: &ActiveRule| {
+            record.find(rule, rule.direction == Direction::Tx, failed)
+        };
+        self.rules.iter().filter_map(find)
     }
 
     pub fn is_idle(&self) -> bool {
@@ -169,6 +183,10 @@ impl Pipeline {
                 continue;
             }
             counter.struck.fetch_add(1, Ordering::Relaxed);
+            if rule.action != Action::Mark {
+                let peer = if rule.direction == Direction::Tx { flow.dst } else { flow.src };
+                active_rule.record.add(now, peer, data);
+            }
             match rule.action {
                 Action::Drop | Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_) => verdict.drop = true,
                 Action::Duplicate => verdict.copies += 1,

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{FaultCount, Injector};
-use crate::driver::{ActiveObjectFault, ObjectFault, Shards};
+use super::{AppliedFault, FaultCount, Injector};
+use crate::driver::{ActiveObjectFault, ObjectFault, Shards, faults_behind};
 use crate::link::faults::{FaultCounters, RuleCount};
+use crate::transport::Failure;
 
 /// The faults of a device, with their counters.
 pub(in crate::verbs) struct DeviceFaults {
@@ -26,6 +27,12 @@ impl DeviceFaults {
         let fault = Arc::new(ActiveObjectFault::new(fault));
         self.objects.lock().push(fault.clone());
         shards.add_object_fault(&fault);
+    }
+
+    /// Returns the faults on objects that may explain a failure.
+    pub fn behind(&self, failure: &Failure) -> Vec<AppliedFault> {
+        let faults = faults_behind(failure, &self.objects.lock());
+        faults.iter().map(|(fault, at)| AppliedFault::of_object(fault, *at, failure)).collect()
     }
 
     /// Returns the counters: of packet rules, faults on calls and faults on objects, in this order.

@@ -14,6 +14,7 @@
 //! # Ok::<(), Box<dyn Error>>(())
 //! ```
 
+mod applied;
 mod call;
 mod call_table;
 mod count;
@@ -27,6 +28,7 @@ mod occurrence;
 use std::fmt;
 use std::str::FromStr;
 
+pub use applied::{AppliedFault, FaultEffect};
 pub use call::{CallEffect, CallFault, CallFaults, CallVerdict};
 pub use call_table::Call;
 pub use count::FaultCount;
