@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use urxe::broker::Sharing;
 use urxe::link::LinkSpec;
+use urxe::link::faults::Rules;
 use urxe::nic::ShardId;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{Congestion, DeviceNames, Personality};
@@ -34,7 +35,7 @@ pub(crate) struct Settings {
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
     /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
-    /// `URXE_FAULTS`: faults, separated by semicolons.
+    /// `URXE_FAULTS`: faults, or `@FILE` for those in a file, separated by semicolons.
     pub faults: Vec<Fault>,
     /// `URXE_OFFLOAD`: whether segmentation offload is used, which exchanges batches of packets with the
     /// kernel.
@@ -94,8 +95,10 @@ impl Settings {
 /// Returns the faults of `URXE_FAULTS`.
 pub(crate) fn faults() -> Result<Vec<Fault>, String> {
     let faults = variable("URXE_FAULTS")?.unwrap_or_default();
+    let texts = faults.split(';').filter(|text| !text.is_empty());
     let parse = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
-    faults.split(';').filter(|text| !text.is_empty()).map(parse).collect()
+    let rules = texts.map(parse).collect::<Result<Vec<Rules<Fault>>, _>>()?;
+    Ok(rules.into_iter().flat_map(|Rules(faults)| faults).collect())
 }
 
 /// Returns the seed of `URXE_SEED`.

@@ -21,6 +21,12 @@ pub(crate) fn minus_one(errno: c_int) -> c_int {
     -1
 }
 
+/// Sets `errno` and returns -1, for calls that return a number of bytes.
+pub(crate) fn no_bytes(errno: c_int) -> libc::ssize_t {
+    set(errno);
+    -1
+}
+
 /// Sets the calling thread's `errno` unless the argument is 0, and returns the argument.
 pub(crate) fn store(errno: c_int) -> c_int {
     if errno != 0 {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use urxe::verbs::faults::Call as Injectable;
 
 use super::buffers::{Received, Sink, Source};
 use super::poll::{Sets, select, wait_for};
@@ -14,8 +15,9 @@ use super::socket::Socket;
 use super::stream::Phase;
 use super::table;
 use super::wait::step;
+use crate::call_faults::on_call;
 use crate::cancel::{Call, blocking};
-use crate::errno::{minus_one, set};
+use crate::errno::{minus_one, no_bytes};
 use crate::rdmacm::sockaddr::{read, write};
 
 export! {
@@ -66,14 +68,12 @@ fn number(result: Result<c_int, c_int>) -> c_int {
 fn count(result: Result<usize, c_int>) -> ssize_t {
     match result {
         Ok(bytes) => bytes as ssize_t,
-        Err(e) => {
-            set(e);
-            -1
-        }
+        Err(e) => no_bytes(e),
     }
 }
 
 extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    inject_fault!(rsocket, minus_one);
     let _uncancelled = crate::cancel::disable();
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // The arguments are checked before anything else. If a preloaded library maps `socket` to this function,
@@ -135,17 +135,20 @@ unsafe fn write_address(address: SocketAddr, to: *mut sockaddr, len: *mut sockle
 }
 
 unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    inject_fault!(rbind, minus_one);
     let _uncancelled = crate::cancel::disable();
     // SAFETY: the program passes null or an address of `len` bytes.
     result_code(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
 }
 
 extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    inject_fault!(rlisten, minus_one);
     let _uncancelled = crate::cancel::disable();
     result_code(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
 
 unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    inject_fault!(raccept, minus_one);
     let accept = |call: &mut Call| {
         let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
         if let Ok(address) = new.peer_addr() {
@@ -158,6 +161,7 @@ unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut so
 }
 
 unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    inject_fault!(rconnect, minus_one);
     let to = || {
         let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
         // SAFETY: `to` is not null, and the `len` bytes that the program passes include the family.
@@ -171,11 +175,13 @@ unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: sockle
 }
 
 extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    inject_fault!(rshutdown, minus_one);
     let _uncancelled = crate::cancel::disable();
     result_code(table::get(fd).and_then(|socket| socket.shutdown(how)))
 }
 
 extern "C" fn rclose(fd: c_int) -> c_int {
+    inject_fault!(rclose, minus_one);
     let _uncancelled = crate::cancel::disable();
     if repoll::close(fd) {
         return 0;
@@ -296,6 +302,7 @@ unsafe fn send(
 }
 
 unsafe extern "C-unwind" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    inject_fault!(rrecv, no_bytes);
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received =
         blocking(|call| step(unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }));
@@ -310,6 +317,7 @@ unsafe extern "C-unwind" fn rrecvfrom(
     peer: *mut sockaddr,
     peer_len: *mut socklen_t,
 ) -> ssize_t {
+    inject_fault!(rrecvfrom, no_bytes);
     let receive = |call: &mut Call| {
         // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
         let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
@@ -324,6 +332,7 @@ unsafe extern "C-unwind" fn rrecvfrom(
 }
 
 unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    inject_fault!(rrecvmsg, no_bytes);
     let receive = |call: &mut Call| {
         // SAFETY: the program passes null or a valid message, whose list, buffers and address buffer have the
         // lengths stated in it and are not used by other threads during the call.
@@ -343,6 +352,7 @@ unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_i
 }
 
 unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    inject_fault!(rsend, no_bytes);
     // SAFETY: this function has the same contract for the buffer; a null address is allowed.
     unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
@@ -355,6 +365,7 @@ unsafe extern "C-unwind" fn rsendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
+    inject_fault!(rsendto, no_bytes);
     let parts = [iovec { iov_base: from.cast_mut(), iov_len: len }];
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call, and
     // null or an address of `to_len` bytes. The buffer is only read, though `iovec` has a mutable pointer.
@@ -362,6 +373,7 @@ unsafe extern "C-unwind" fn rsendto(
 }
 
 unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    inject_fault!(rsendmsg, no_bytes);
     let send = |call: &mut Call| {
         // SAFETY: the program passes null or a valid message, whose list, buffers and address have the
         // lengths stated in it and do not change during the call.
@@ -379,18 +391,21 @@ unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c
 }
 
 unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    inject_fault!(rread, no_bytes);
     // SAFETY: `rread` requires of the buffer what `rrecv` requires: null, or `len` bytes that the program does
     // not use during the call.
     unsafe { rrecv(fd, to, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    inject_fault!(rwrite, no_bytes);
     // SAFETY: `rwrite` requires of the buffer what `rsend` requires: null, or `len` readable bytes that do not
     // change during the call.
     unsafe { rsend(fd, from, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    inject_fault!(rreadv, no_bytes);
     let receive = |call: &mut Call| {
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
         // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
@@ -400,6 +415,7 @@ unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) ->
 }
 
 unsafe extern "C-unwind" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    inject_fault!(rwritev, no_bytes);
     let send = |call: &mut Call| {
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
         // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
@@ -410,6 +426,7 @@ unsafe extern "C-unwind" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -
 }
 
 unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int {
+    inject_fault!(rpoll, minus_one);
     if fds.is_null() && len > 0 {
         return minus_one(libc::EFAULT);
     }
@@ -430,12 +447,14 @@ unsafe extern "C-unwind" fn rselect(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    inject_fault!(rselect, minus_one);
     let sets = Sets { read, write, except };
     // SAFETY: the program passes null or valid sets and null or a valid time.
     number(blocking(|call| step(unsafe { select(call, count, &sets, timeout) })))
 }
 
 unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    inject_fault!(rgetpeername, minus_one);
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.peer_addr());
     // SAFETY: the program passes null or a buffer for an address, with its length.
@@ -443,6 +462,7 @@ unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut sockl
 }
 
 unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    inject_fault!(rgetsockname, minus_one);
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.local_addr());
     // SAFETY: the program passes null or a buffer for an address, with its length.
@@ -456,6 +476,7 @@ unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    inject_fault!(rsetsockopt, minus_one);
     let _uncancelled = crate::cancel::disable();
     result_code(table::get(fd).and_then(|socket| {
         // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
@@ -485,6 +506,7 @@ unsafe extern "C" fn rgetsockopt(
     out: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    inject_fault!(rgetsockopt, minus_one);
     let _uncancelled = crate::cancel::disable();
     result_code(table::get(fd).and_then(|socket| {
         if out.is_null() || len.is_null() {
@@ -506,6 +528,7 @@ unsafe extern "C" fn rgetsockopt(
 /// supported platforms, variadic arguments are passed like named ones; for a command without an argument, it
 /// is not read.
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    inject_fault!(rfcntl, minus_one);
     let _uncancelled = crate::cancel::disable();
     number(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => {
@@ -537,6 +560,9 @@ unsafe extern "C" fn riomap(
     flags: c_int,
     offset: off_t,
 ) -> off_t {
+    if let Some(errno) = on_call(Injectable::riomap) {
+        return minus_one(errno).into();
+    }
     let _uncancelled = crate::cancel::disable();
     let map = || {
         let socket = table::get(fd)?;
@@ -559,6 +585,7 @@ unsafe extern "C" fn riomap(
 }
 
 extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
+    inject_fault!(riounmap, minus_one);
     let _uncancelled = crate::cancel::disable();
     result_code(table::get(fd).and_then(|socket| {
         socket.stream()?.with_state(|state| match &mut state.phase {
@@ -575,6 +602,9 @@ unsafe extern "C-unwind" fn riowrite(
     offset: off_t,
     flags: c_int,
 ) -> size_t {
+    if let Some(errno) = on_call(Injectable::riowrite) {
+        return no_bytes(errno) as size_t;
+    }
     let write = |call: &mut Call| {
         let socket = socket(call, fd)?;
         let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;

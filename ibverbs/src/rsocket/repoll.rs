@@ -71,12 +71,14 @@ fn new_set(flags: c_int) -> nix::Result<c_int> {
 }
 
 extern "C" fn create(flags: c_int) -> c_int {
+    inject_fault!(repoll_create, minus_one);
     let _uncancelled = crate::cancel::disable();
     new_set(flags).unwrap_or_else(|e| minus_one(e as c_int))
 }
 
 /// Changes a set. Returns an error number, as librdmacm does, and also stores it in `errno`.
 unsafe extern "C" fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    inject_fault!(repoll_ctl, store);
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
     let event = unsafe { event.as_ref() }.copied();
@@ -102,6 +104,7 @@ fn change(set: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Resul
 }
 
 unsafe extern "C-unwind" fn wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    inject_fault!(repoll_wait, minus_one);
     if out.is_null() || max <= 0 {
         return minus_one(libc::EINVAL);
     }

@@ -1,6 +1,12 @@
 /* Faults on calls and objects (URXE_FAULTS): one case by name. The test sets the faults that each case states. */
 
+/* RTLD_DEFAULT. */
+#define _GNU_SOURCE
+
+#include <dlfcn.h>
 #include <rdma/rdma_cma.h>
+#include <rdma/rsocket.h>
+#include <sys/epoll.h>
 #include <time.h>
 
 #include "common.h"
@@ -84,6 +90,39 @@ static void conventions(void)
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 }
 
+#define FAILS(what, why)                                  \
+	do {                                                  \
+		errno = 0;                                        \
+		CHECK((what) && errno == (why));                  \
+	} while (0)
+
+/* The first call of each of these functions of rsockets fails. */
+static void rsockets(void)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(1) };
+	socklen_t len = sizeof(to);
+	struct epoll_event event = { .events = EPOLLIN };
+	/* Newer than the headers of some distributions. */
+	int (*create)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "repoll_create");
+	int (*ctl)(int, int, int, struct epoll_event *) =
+		(int (*)(int, int, int, struct epoll_event *))dlsym(RTLD_DEFAULT, "repoll_ctl");
+	int fd;
+	CHECK(create && ctl);
+	FAILS(rsocket(AF_INET, SOCK_STREAM, 0) == -1, ENFILE);
+	CHECK((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	FAILS(rconnect(fd, (struct sockaddr *)&to, len) == -1, ECONNREFUSED);
+	FAILS(rgetpeername(fd, (struct sockaddr *)&to, &len) == -1, EIO);
+	FAILS(rgetpeername(fd, (struct sockaddr *)&to, &len) == -1, ENOTCONN);
+	FAILS(rsend(fd, memory, 1, 0) == -1, ECONNRESET);
+	FAILS(rrecv(fd, memory, 1, 0) == -1, ECONNABORTED);
+	FAILS(riomap(fd, memory, 1, PROT_WRITE, 0, -1) == -1, ENOMEM);
+	FAILS(riowrite(fd, memory, 1, 0, 0) == (size_t)-1, EIO);
+	FAILS(create(0) == -1, EMFILE);
+	FAILS(ctl(fd, EPOLL_CTL_ADD, fd, &event) == ENOSPC, ENOSPC);
+	FAILS(rclose(fd) == -1, EINTR);
+	CHECK(!rclose(fd));
+}
+
 /* call:ibv_alloc_pd=slow@2,by=200ms */
 static void slow(void)
 {
@@ -123,7 +162,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} cases[] = {
 		{ "creation", creation }, { "posts", posts }, { "conventions", conventions }, { "slow", slow }, { "closed", closed },
-		{ "port", port },
+		{ "port", port }, { "rsockets", rsockets },
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

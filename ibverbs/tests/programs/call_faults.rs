@@ -28,6 +28,35 @@ fn first_creation_of_a_cq_fails_with_the_injected_errno_and_the_second_succeeds(
 }
 
 #[test]
+fn faults_are_read_from_a_file_that_the_environment_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("faults.txt");
+    std::fs::write(&file, "# two faults\ncall:ibv_create_cq=ENOMEM@1\nmr:*=revoke@3600s\n").unwrap();
+    let printed = case("creation", &[&format!("@{}", file.display()), "rx:dup=1000"]);
+    for fault in
+        ["call:ibv_create_cq=ENOMEM@1: matched 2 calls, affected 1", "rx:dup=1000", "mr:*=revoke@3600s"]
+    {
+        assert!(printed.contains(fault), "{fault} in\n{printed}");
+    }
+}
+
+#[test]
+fn invalid_line_of_a_fault_file_is_named_and_no_device_is_listed() {
+    let (library, program) = (Library::new(), CProgram::build("call_faults"));
+    let [address, _] = addresses();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("faults.txt");
+    std::fs::write(&file, "drop=3\nlose=1\n").unwrap();
+    let mut command = library.program(program.program(), &address);
+    command.arg("closed").env("URXE_FAULTS", format!("@{}", file.display()));
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    let printed = text(&out);
+    assert!(!out.status.success(), "{printed}");
+    let expected = format!("URXE_FAULTS: {}:2: fault rule 'lose=1': unknown action", file.display());
+    assert!(printed.contains(&expected), "{printed}");
+}
+
+#[test]
 fn failed_post_points_bad_wr_at_the_first_request_and_posts_nothing() {
     case(
         "posts",
@@ -50,6 +79,27 @@ fn failed_calls_return_errors_by_the_convention_of_each_function() {
     let faults = names.map(|name| format!("call:{name}=EIO@1"));
     let printed = case("conventions", &faults.each_ref().map(|text| text.as_str()));
     for fault in &faults {
+        assert!(printed.contains(&format!("fault {fault}: matched ")), "{fault} in\n{printed}");
+    }
+    assert!(!printed.contains("had no effect"), "{printed}");
+}
+
+#[test]
+fn failed_calls_on_rsockets_return_errors_by_the_convention_of_each_function() {
+    let faults = [
+        "call:rsocket=ENFILE@1",
+        "call:rconnect=ECONNREFUSED@1",
+        "call:rgetpeername=EIO@1",
+        "call:rsend=ECONNRESET@1",
+        "call:rrecv=ECONNABORTED@1",
+        "call:riomap=ENOMEM@1",
+        "call:riowrite=EIO@1",
+        "call:repoll_create=EMFILE@1",
+        "call:repoll_ctl=ENOSPC@1",
+        "call:rclose=EINTR@1",
+    ];
+    let printed = case("rsockets", &faults);
+    for fault in faults {
         assert!(printed.contains(&format!("fault {fault}: matched ")), "{fault} in\n{printed}");
     }
     assert!(!printed.contains("had no effect"), "{printed}");

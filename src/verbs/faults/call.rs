@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::call_table::CallSet;
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
 use super::hint::hint;
@@ -32,8 +33,7 @@ pub enum CallEffect {
 pub struct CallFault {
     effect: CallEffect,
     occurrence: Occurrence,
-    /// The calls, as a set with one bit for each.
-    calls: u128,
+    calls: CallSet,
     /// The textual form; if the fault was parsed, as it was written.
     text: String,
 }
@@ -55,7 +55,7 @@ impl CallFault {
             },
             CallEffect::Slow(by) => format!("call:{name}=slow{at},by={}ns", by.as_nanos()),
         };
-        CallFault { effect, occurrence, calls: call.bit(), text }
+        CallFault { effect, occurrence, calls: CallSet::from_iter([call]), text }
     }
 
     /// Returns the effect.
@@ -70,7 +70,7 @@ impl CallFault {
 
     /// Reports whether the fault's name or group of names includes the call.
     pub fn matches(&self, call: Call) -> bool {
-        self.calls & call.bit() != 0
+        self.calls.contains(call)
     }
 }
 
@@ -120,11 +120,11 @@ fn parse(text: &str) -> Result<CallFault, String> {
 }
 
 /// Returns the set of calls with the name `text` or, if it ends with `*`, with names that begin with it.
-fn calls(text: &str) -> Result<u128, String> {
+fn calls(text: &str) -> Result<CallSet, String> {
     let prefix = text.strip_suffix('*');
-    let matches = |call: &&Call| prefix.map_or(call.name() == text, |prefix| call.name().starts_with(prefix));
-    let calls = Call::ALL.iter().filter(matches).fold(0, |set, call| set | call.bit());
-    if calls == 0 {
+    let matches = |call: &Call| prefix.map_or(call.name() == text, |prefix| call.name().starts_with(prefix));
+    let calls = Call::ALL.iter().copied().filter(matches).collect::<CallSet>();
+    if calls.is_empty() {
         let hint = hint(text, Call::ALL.iter().map(|call| call.name()));
         return Err(format!(
             "unknown call '{text}': write a function such as ibv_reg_mr, or a prefix such as ibv_create_*{hint}"
@@ -147,7 +147,7 @@ pub struct CallVerdict {
 pub struct CallFaults {
     faults: Arc<[ActiveFault]>,
     /// All calls that any of the faults matches.
-    calls: u128,
+    calls: CallSet,
 }
 
 #[derive(Debug)]
@@ -161,7 +161,8 @@ struct ActiveFault {
 impl CallFaults {
     /// Activates faults. `seed` is that of faults with a probability. Returns `None` if there are no faults.
     pub fn new(faults: Vec<CallFault>, seed: u64) -> Option<CallFaults> {
-        let calls = faults.iter().fold(0, |set, fault| set | fault.calls);
+        let is_matched = |call: &Call| faults.iter().any(|fault| fault.matches(*call));
+        let calls = Call::ALL.iter().copied().filter(is_matched).collect();
         let activate = |(index, fault)| ActiveFault {
             fault,
             seed: splitmix64(seed, index as u64 + 1),
@@ -175,7 +176,7 @@ impl CallFaults {
     /// Counts a call, and returns the faults that apply to it: the sum of all delays, and the first error.
     #[inline]
     pub fn on_call(&self, call: Call) -> CallVerdict {
-        if self.calls & call.bit() == 0 { CallVerdict::default() } else { self.evaluate(call) }
+        if self.calls.contains(call) { self.evaluate(call) } else { CallVerdict::default() }
     }
 
     #[cold]

@@ -2,7 +2,8 @@
 
 macro_rules! calls {
     ($($name:ident)*) => {
-        /// A call of libibverbs or librdmacm, and its counterpart in the Rust API, by the name in C.
+        /// A call of libibverbs or librdmacm, and its counterpart in the Rust API, by the name in C. Calls on rsockets
+        /// (`rconnect`) have no counterpart.
         #[allow(non_camel_case_types, missing_docs, reason = "the names of C functions say what the calls are")]
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
@@ -43,13 +44,33 @@ calls! {
     rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast rdma_listen rdma_migrate_id
     rdma_notify rdma_reject rdma_reject_ece rdma_resolve_addr rdma_resolve_addrinfo rdma_resolve_route
     rdma_set_option
+    raccept rbind rclose rconnect repoll_create repoll_ctl repoll_wait rfcntl rgetpeername rgetsockname
+    rgetsockopt riomap riounmap riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend
+    rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev
 }
 
-impl Call {
-    /// Returns the bit that represents the call in sets.
-    pub(super) const fn bit(self) -> u128 {
-        1 << self as u32
+/// A set of calls, with one bit for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct CallSet([u64; Call::ALL.len().div_ceil(64)]);
+
+impl CallSet {
+    /// Reports whether the set contains a call.
+    #[inline]
+    pub fn contains(&self, call: Call) -> bool {
+        self.0[call as usize / 64] & 1 << (call as usize % 64) != 0
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == CallSet::default()
     }
 }
 
-const _: () = assert!(Call::ALL.len() <= u128::BITS as usize, "a set has a bit for each call");
+impl FromIterator<Call> for CallSet {
+    fn from_iter<I: IntoIterator<Item = Call>>(calls: I) -> CallSet {
+        let mut set = CallSet::default();
+        for call in calls {
+            set.0[call as usize / 64] |= 1 << (call as usize % 64);
+        }
+        set
+    }
+}
