@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use urxe::link::faults::{FaultCounters, RuleCount};
-use urxe::verbs::{self, Access, AddressVector, Gid, QKey, Qpn};
+use urxe::link::faults::FaultCounters;
+use urxe::verbs::{self, Access, AddressVector, Gid, QKey, Qpn, faults};
 
 use crate::convert::{OrRaise, member};
 use crate::cq::{Cq, wait};
@@ -18,6 +18,7 @@ use crate::region::Region;
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Context {
     pub device: Held<()>,
+    /// Counters of the packet rules.
     pub faults: Option<FaultCounters>,
 }
 
@@ -61,9 +62,10 @@ impl Context {
         Ok(counters)
     }
 
-    /// Returns for each fault rule of the NIC the numbers of packets that matched and that were affected.
+    /// Returns the counters of the NIC's faults: those on packets, on calls and on objects, in this order.
     fn fault_counts(&self) -> Vec<FaultCount> {
-        self.faults.iter().flat_map(FaultCounters::rules).map(FaultCount).collect()
+        let packets = self.faults.iter().flat_map(FaultCounters::rules).map(faults::FaultCount::from);
+        packets.chain(self.verbs().fault_counts()).map(FaultCount).collect()
     }
 
     /// Returns the oldest queued asynchronous event, or None. Never blocks.
@@ -86,25 +88,25 @@ impl Context {
     }
 }
 
-/// Counters of a fault rule.
+/// Counters of a fault.
 #[pyclass(frozen, module = "urxe")]
-pub(crate) struct FaultCount(RuleCount);
+pub(crate) struct FaultCount(faults::FaultCount);
 
 #[pymethods]
 impl FaultCount {
-    /// The rule, as it was given.
+    /// The fault, as it was given.
     #[getter]
     fn rule(&self) -> &str {
         &self.0.rule
     }
 
-    /// Number of packets that matched the rule's filter.
+    /// Number of packets, calls or objects that matched.
     #[getter]
     fn matched(&self) -> u64 {
         self.0.matched
     }
 
-    /// Number of packets to which the fault was applied.
+    /// Number of those to which the fault was applied.
     #[getter]
     fn affected(&self) -> u64 {
         self.0.struck

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use urxe::link::capture::CaptureError;
 use urxe::link::fabric::FabricError;
-use urxe::link::faults::RuleError;
+use urxe::link::faults::{RuleError, RulesError};
 use urxe::verbs::{
     ConnectError, CqOverflow, CreateError, FabricConfig, MemoryAccessError, OpenError, PostError, QpState,
     QpType, WaitError,
@@ -73,7 +73,7 @@ raise! {
     MemoryAccessError => "MemoryAccessError",
     OpenError => "OpenError",
     PostError => "PostError",
-    RuleError => "RuleError",
+    RulesError<RuleError> => "RuleError",
 }
 
 impl Raise for WaitError {

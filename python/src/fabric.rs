@@ -10,7 +10,8 @@ use pyo3::types::{PyDict, PyTuple};
 use urxe::link::Link;
 use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
 use urxe::link::fabric::{FabricPort, Outcome};
-use urxe::link::faults::{FaultCounters, Faults, Rule};
+use urxe::link::faults::{FaultCounters, Faults, Rule, Rules};
+use urxe::verbs::faults::Fault;
 use urxe::verbs::{self, ContextOptions, FabricConfig, OpenError, Personality};
 
 use crate::context::{Context, Pd};
@@ -49,9 +50,12 @@ impl NicOptions {
     ) -> PyResult<NicOptions> {
         let personality = Personality::named(personality)
             .ok_or_else(|| invalid("personality", personality, "default, strict, mlx5 or rxe"))?;
-        let rules = faults.iter().map(|rule| rule.parse::<Rule>()).collect::<Result<_, _>>().or_raise(py)?;
+        let faults = faults.iter().map(|text| text.parse()).collect::<Result<Vec<Rules<Fault>>, _>>();
+        let faults: Vec<Fault> = faults.or_raise(py)?.into_iter().flat_map(|Rules(faults)| faults).collect();
+        let rules = Fault::packet_rules(&faults);
+        let others = faults.into_iter().filter(|fault| !matches!(fault, Fault::Packet(_)));
         Ok(NicOptions {
-            context: ContextOptions::default().personality(personality),
+            context: ContextOptions::default().personality(personality).faults(others),
             rules,
             capture: capture.map(|capture| capture.0.clone()),
         })

@@ -238,6 +238,33 @@ def test_fault_rule_drops_a_packet_that_is_sent_again():
     assert b.context.fault_counts() == []
 
 
+def test_faults_of_every_kind_are_read_from_texts_and_files(tmp_path: pathlib.Path):
+    file = tmp_path / "faults.txt"
+    file.write_text("# the second registration fails\ncall:ibv_reg_mr=ENOMEM@2\nrx:drop=100  # late\n")
+    a, b = urxe.pair(faults=["drop=1", f"@{file}", "qp:*=err@3600s"])
+    a.pd.reg_mr(8)
+    with pytest.raises(urxe.CreateError, match="injected by a fault rule: Cannot allocate memory"):
+        a.pd.reg_mr(8)
+    target = b.pd.reg_mr(8)
+    a.qp.post_write(b"again", target.remote())
+    a.cq.wait()
+    counts = [(count.rule, count.affected) for count in a.context.fault_counts()]
+    assert counts == [("drop=1", 1), ("rx:drop=100", 0), ("call:ibv_reg_mr=ENOMEM@2", 1), ("qp:*=err@3600s", 0)]
+    assert repr(a.context.fault_counts()[2]) == "<FaultCount fault call:ibv_reg_mr=ENOMEM@2: matched 2 calls, affected 1>"
+    fabric = urxe.Fabric(virtual_time=True)
+    a, _b = fabric.pair(faults=["port=down@5ms"])
+    assert a.context.wait_event().type == urxe.EventType.PORT_ERR and fabric.now_ns == 5_000_000
+
+
+def test_wrong_fault_names_its_file_and_line(tmp_path: pathlib.Path):
+    file = tmp_path / "faults.txt"
+    file.write_text("drop=1\ncall:ibv_reg_nr=EIO\n")
+    with pytest.raises(urxe.RuleError, match=rf"{file}:2: fault rule 'call:ibv_reg_nr=EIO': .*similar: ibv_reg_mr"):
+        urxe.pair(faults=[f"@{file}"])
+    with pytest.raises(urxe.RuleError, match=f"fault rules in {tmp_path}/none: No such file"):
+        urxe.pair(faults=[f"@{tmp_path}/none"])
+
+
 def test_port_and_device_raise_events():
     fabric = urxe.Fabric()
     a, _b = fabric.pair()
