@@ -96,7 +96,8 @@ fn cnps_cut_the_rate_of_the_sender_and_it_recovers() {
 #[test]
 fn maximum_rate_limits_the_sender_before_the_first_cnp() {
     for by_read in [false, true] {
-        let rate = Network::new("dcqcn:connectx,rpg_max_rate=2000".parse().unwrap()).transfer(by_read, 8, None);
+        let rate =
+            Network::new("dcqcn:connectx,rpg_max_rate=2000".parse().unwrap()).transfer(by_read, 8, None);
         assert!((1.7e9..=2.0e9).contains(&rate), "{rate}");
     }
 }
