@@ -193,12 +193,12 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// Returns the IPv4 identification of packet `i` in a burst.
+/// Returns the IPv4 identification of packet `i` in a burst, if it is known.
 fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     match burst {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
-        // The ICRC check assumes the same of an identification that is not visible.
-        IpIdent::Unknown => IpIdent::Exact { id: i, flags: IpIdent::DONT_FRAGMENT },
+        // The sender may count from any number.
+        IpIdent::Unknown => IpIdent::Unknown,
     }
 }
 

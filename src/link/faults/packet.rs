@@ -1,16 +1,31 @@
 //! Single packets, taken out of their bursts.
 
 use crate::wire::mad::Mad;
-use crate::wire::{Flow, IpIdent, Packet, Qpn, Transport};
+use crate::wire::{Flow, IpIdent, Packet, Qpn, Transport, icrc};
 
 /// A single packet of a burst.
 #[derive(Clone, Copy)]
 pub(super) struct Single<'a> {
     pub flow: Flow,
-    /// Always exact, never unknown.
+    /// Unknown only for a packet that a UDP socket has received.
     pub ident: IpIdent,
     /// Bytes from BTH to ICRC.
     pub data: &'a [u8],
+}
+
+impl Single<'_> {
+    /// Returns the packet's identification, if necessary the one for which its ICRC is correct. A packet whose ICRC is
+    /// wrong with every identification gets one of them.
+    pub fn exact_ident(&self) -> IpIdent {
+        match self.ident {
+            IpIdent::Unknown => {
+                let found = icrc::identify(&self.flow, 0, self.data);
+                let (id, flags) = found.unwrap_or((0, IpIdent::DONT_FRAGMENT));
+                IpIdent::Exact { id, flags }
+            }
+            exact => exact,
+        }
+    }
 }
 
 /// Copy of a packet being held back.

@@ -222,9 +222,11 @@ impl Pipeline {
             return;
         }
         let mut altered = std::mem::take(&mut self.altered);
-        let Single { mut flow, ident, data } = packet;
+        let Single { mut flow, mut ident, data } = packet;
         let data = match verdict.alteration {
             Some(alteration) => {
+                // Otherwise the receiver might find an identification for which the ICRC is correct again.
+                ident = packet.exact_ident();
                 altered.clear();
                 altered.extend_from_slice(data);
                 alteration.apply(&flow, ident, &mut altered);

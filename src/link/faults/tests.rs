@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::alteration::write_icrc;
 use super::pipeline::REORDER_TIMEOUT;
 use super::*;
 use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
@@ -311,6 +312,58 @@ fn faults_are_counted_and_reported_to_the_observer() {
     assert_eq!(dup.warning(), None);
     let never = RuleCount { matched: 0, ..drop };
     assert!(never.warning().unwrap().contains("'drop=every:2' matched no packet"));
+}
+
+/// Port whose received packets have the identifications of a counter and do not show them, as those of a UDP socket whose
+/// peer is rxe.
+struct HiddenCounter {
+    inner: FabricPort,
+    next: u16,
+}
+
+impl Link for HiddenCounter {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        self.inner.receive(now, &mut |burst| {
+            let mut data = burst.data.to_vec();
+            for packet in data.chunks_mut(burst.segment) {
+                write_icrc(&burst.flow, self.next, IpIdent::DONT_FRAGMENT, packet);
+                self.next += 1;
+            }
+            sink(RxBurst { ident: IpIdent::Unknown, data: &data, ..burst });
+        })
+    }
+
+    delegate_link_methods!(self => self.inner);
+}
+
+#[test]
+fn icrc_stays_correct_with_identifications_that_the_link_does_not_show_unless_the_fault_corrupts_it() {
+    let repaired = "corrupt=2,at=psn,xor=0x70,icrc=repair";
+    for (rule, expected) in [
+        ("mark=every:2", vec![1, 2, 3, 4, 5]),
+        ("drop=2", vec![1, 3, 4, 5]),
+        ("dup=2", vec![1, 2, 2, 3, 4, 5]),
+        ("reorder=2", vec![1, 3, 2, 4, 5]),
+        ("delay=2,by=1ms", vec![1, 3, 4, 5, 2]),
+        ("replay=2,by=1ms", vec![1, 2, 3, 4, 5, 2]),
+        ("corrupt=every:2", vec![1, -2, 3, -4, 5]),
+        (repaired, vec![1, 0x72, 3, 4, 5]),
+    ] {
+        let (_fabric, mut a, b) = pair();
+        let b = HiddenCounter { inner: b, next: 0x1234 };
+        let mut b = Faults::new(b, vec![format!("rx:{rule}").parse().unwrap()], 0);
+        send(&mut a, &b, Instant(0), 1..6);
+        let received = [0, 1_000_000].map(|at| read(&mut b, Instant(at)));
+        assert_eq!(received.concat(), expected, "{rule}");
+    }
 }
 
 #[test]
