@@ -24,6 +24,7 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
     let stacks = [(); 2].map(|()| vec![0u128; STACK / size_of::<u128>()]);
     let [mut first, mut second] = stacks;
     let launch = Launch {
+        clone: system_clone(),
         program: program.as_ptr(),
         arguments: arguments.as_ptr(),
         stack: second.as_mut_ptr_range().end.cast(),
@@ -46,6 +47,7 @@ const STACK: usize = 64 << 10;
 
 /// Arguments of the child processes.
 struct Launch {
+    clone: Clone,
     program: *const c_char,
     arguments: *const *const c_char,
     /// Upper end of the grandchild's stack, which grows downwards.
@@ -53,6 +55,19 @@ struct Launch {
 }
 
 type Child = extern "C" fn(*mut c_void) -> c_int;
+type Clone = unsafe extern "C" fn(Child, *mut c_void, c_int, *mut c_void, ...) -> c_int;
+
+/// Returns the C library's own `clone`. LLVM's ThreadSanitizer interposes a function that expects a child with
+/// memory of its own, and aborts the program in a child that shares it.
+fn system_clone() -> Clone {
+    // SAFETY: the names are NUL-terminated, and the C library's `clone` has this type. If the C library is not
+    // a shared library of its own, nothing can interpose its functions.
+    unsafe {
+        let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let found = if library.is_null() { library } else { libc::dlsym(library, c"clone".as_ptr()) };
+        if found.is_null() { libc::clone } else { std::mem::transmute::<*mut c_void, Clone>(found) }
+    }
+}
 
 /// Starts a child like vfork, on a separate stack. The exit signal is 0: the parent gets no SIGCHLD, and only
 /// a wait with `__WALL` or `__WCLONE` returns the child. The C library's fork handlers do not run. Debuggers
@@ -61,11 +76,11 @@ type Child = extern "C" fn(*mut c_void) -> c_int;
 ///
 /// # Safety
 /// The child shares all memory and may only make system calls. `stack` must be the end of a block of memory
-/// that nothing else uses.
+/// that nothing else uses, and `launch` must be valid.
 unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
     // SAFETY: the caller guarantees what the child does and that the stack is its own. CLONE_VFORK suspends
     // the parent until the child has ended or executed a program, so `launch` stays valid.
-    unsafe { libc::clone(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
+    unsafe { ((*launch).clone)(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
 }
 
 /// Blocks all signals of this thread and returns the previous mask, so that none of the program's signal
