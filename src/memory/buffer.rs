@@ -3,7 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Page-aligned, initially zeroed memory for a region.
 ///
@@ -96,10 +96,10 @@ impl Buffer {
     /// [`OutOfBuffer`] if the byte is beyond the end of the buffer.
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBuffer> {
         let from = self.check(offset, 1)?;
-        // SAFETY: `check` has verified that the byte is inside the buffer.
-        let byte = unsafe { from.read_volatile() };
-        std::sync::atomic::fence(Ordering::Acquire);
-        Ok(byte)
+        // SAFETY: `check` has verified that the byte is inside the buffer, and the allocation lives as long as the
+        // borrow of `self`.
+        let byte = unsafe { AtomicU8::from_ptr(from) };
+        Ok(byte.load(Ordering::Acquire))
     }
 
     /// Loads the 8 bytes at `offset` atomically with acquire ordering, in host byte order.
@@ -151,7 +151,7 @@ impl fmt::Debug for Buffer {
 
 // SAFETY: the buffer owns its allocation, which is not tied to a thread.
 unsafe impl Send for Buffer {}
-// SAFETY: the methods copy bytes, or access them by atomic or volatile operations, and never give out a
+// SAFETY: the methods copy bytes, or access them by atomic operations, and never give out a
 // reference to them; unsynchronised accesses race as with DMA.
 unsafe impl Sync for Buffer {}
 

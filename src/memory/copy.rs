@@ -16,11 +16,11 @@ pub(super) unsafe fn copy_and_crc(
     mut icrc: Icrc,
 ) -> Result<Icrc, Faulted> {
     #[cfg_attr(
-        not(all(target_arch = "x86_64", not(miri))),
+        not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))),
         expect(unused_mut, reason = "the wide copy sets it")
     )]
     let mut done = 0;
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     if len >= wide::BLOCK && wide::is_available() {
         done = len - len % wide::BLOCK;
         // SAFETY: `is_available` has found the instructions, and `done` is a non-zero multiple of `BLOCK`;
@@ -39,7 +39,7 @@ pub(super) unsafe fn copy_and_crc(
 
 /// Implementation with 512-bit carry-less multiplication (Gopal et al., "Fast CRC Computation for Generic
 /// Polynomials Using PCLMULQDQ Instruction", 2009), which leaves the load and store ports free for the copy.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod wide {
     use std::arch::asm;
     use std::arch::x86_64::*;

@@ -1,15 +1,15 @@
 //! Signal handler for [`super::guarded`]: turns faults in guarded accesses into errors, and passes every
 //! other SIGSEGV or SIGBUS to the program.
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 pub use x86_64::install_fault_handler;
 
 /// Does nothing on this target: faults in the crate's accesses to user memory become work request errors on
 /// x86-64 only, and terminate the process elsewhere.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))))]
 pub fn install_fault_handler() {}
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod x86_64 {
     use std::ffi::{c_int, c_void};
     use std::mem::MaybeUninit;

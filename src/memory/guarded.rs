@@ -5,23 +5,24 @@
 //! accessors of user memory. The signal handler in [`super::fault`] looks up the faulting instruction and
 //! resumes at the fixup, which sets a flag. Without a fault the cost is one test of that flag.
 //!
-//! On targets other than x86-64 the accesses are plain ones, and a fault ends the process.
+//! On targets other than x86-64 the accesses are plain ones, and a fault ends the process. The same holds with
+//! `--cfg urxe_plain_access`: sanitizers observe plain accesses, but not those of assembly code.
 
 /// Error for an access to memory that is not mapped, or not with the needed permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
 /// Converts the fault flag of a guarded access to a `Result`.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 #[inline(always)]
 fn check_fault(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
 }
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 pub(super) use x86_64::*;
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod x86_64 {
     use std::arch::asm;
 
@@ -263,12 +264,12 @@ mod x86_64 {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))))]
 pub(super) use plain::*;
 
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))))]
 mod plain {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
     use super::Faulted;
 
@@ -290,9 +291,8 @@ mod plain {
     /// # Safety
     /// The byte at `to` is writable.
     pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
-        std::sync::atomic::fence(Ordering::Release);
         // SAFETY: the caller guarantees that the byte is writable.
-        unsafe { to.write_volatile(byte) };
+        unsafe { AtomicU8::from_ptr(to) }.store(byte, Ordering::Release);
         Ok(())
     }
 
@@ -320,7 +320,7 @@ mod plain {
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64", not(miri)))]
+#[cfg(all(test, target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod tests {
     use super::*;
 

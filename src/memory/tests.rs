@@ -297,7 +297,7 @@ fn keys_depend_on_the_seed_and_are_not_consecutive() {
     assert!(steps.len() > 3, "{steps:?}");
 }
 
-#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 #[test]
 fn accesses_to_protected_memory_return_faulted() {
     use crate::memory::{Faulted, install_fault_handler};

@@ -142,7 +142,7 @@ impl Icrc {
     }
 
     /// Returns the current CRC register, for code that continues the computation by other means.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     #[inline]
     pub(crate) fn register(self) -> u32 {
         !self.0
@@ -150,7 +150,7 @@ impl Icrc {
 
     /// Returns the state after a message that is congruent to `bytes` modulo the polynomial. Code that has
     /// continued the computation from [`register`](Self::register) uses this to get back to an [`Icrc`].
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     #[inline]
     pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
         Icrc(short::update(!0, bytes))
@@ -158,7 +158,7 @@ impl Icrc {
 
     /// Returns x^`exponent` modulo the polynomial, in the bit order for carry-less multiplication of
     /// reflected operands.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     pub(crate) const fn power(exponent: usize) -> u64 {
         let (mut remainder, mut i) = (1 << 31, 0);
         while i < exponent {
