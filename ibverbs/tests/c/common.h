@@ -25,6 +25,22 @@
 		}                                                                                            \
 	} while (0)
 
+#ifdef __SANITIZE_ADDRESS__
+static pid_t first_process;
+
+__attribute__((constructor)) static void record_process(void)
+{
+	first_process = getpid();
+}
+
+/* Called by LeakSanitizer, which must report nothing in a forked child: the library forgets the objects of the parent
+ * there without freeing them. */
+int __lsan_is_turned_off(void)
+{
+	return getpid() != first_process;
+}
+#endif
+
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_cq *cq;

@@ -590,15 +590,16 @@ static void on_demand(void)
 	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
 	const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
 	long page = sysconf(_SC_PAGESIZE);
-	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, anonymous, -1, 0);
-	CHECK(two != MAP_FAILED && !munmap(two + page, page));
 	open_first();
 	struct ibv_device_attr_ex attr;
 	CHECK(!ibv_query_device_ex(context, NULL, &attr) && attr.odp_caps.general_caps & IBV_ODP_SUPPORT);
-	struct ibv_mr *mr = ibv_reg_mr(pd, two, 2 * page, all);
-	CHECK(mr);
 	struct ibv_qp *qp = create_qp(NULL);
 	connect_to_itself(qp);
+	/* Unmapped only now, because the start of a thread may map a page, which could take this one's place. */
+	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+	CHECK(two != MAP_FAILED && !munmap(two + page, page));
+	struct ibv_mr *mr = ibv_reg_mr(pd, two, 2 * page, all);
+	CHECK(mr);
 	strcpy(two, "on it");
 	writes(qp, mr, mr, (uintptr_t)two + 64, IBV_WC_SUCCESS);
 	CHECK(!strcmp(two + 64, "on it"));

@@ -225,13 +225,15 @@ impl CProgram {
         CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
     }
 
-    /// Builds a program, linked against the given libraries.
+    /// Builds a program, linked against the given libraries. The variable `CFLAGS` adds options, such as those of a
+    /// sanitizer.
     pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(name).to_str().unwrap().to_owned();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o", &program]).arg(source).args(libraries);
+        cc.args(std::env::var("CFLAGS").unwrap_or_default().split_whitespace());
         let built = cc.output().expect("a C compiler (apt-get install gcc)");
         assert!(built.status.success(), "{} (apt-get install librdmacm-dev libucx-dev)", text(&built));
         CProgram(dir, program)
