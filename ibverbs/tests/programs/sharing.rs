@@ -261,6 +261,16 @@ fn broker_is_not_a_child_of_the_program() {
     assert!(out.status.success(), "{:?} {}", out.status, text(&out));
 }
 
+#[test]
+fn broker_starts_in_a_program_that_interposes_clone() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let interposed = CProgram::build_with("interposed_clone", &["-shared", "-fPIC"]);
+    let mut command = library.program("ibv_devinfo", &address);
+    command.env("LD_PRELOAD", interposed.program());
+    let out = Running::new(command).finish(Duration::from_secs(30));
+    assert!(out.status.success(), "{:?} {}", out.status, text(&out));
+}
+
 /// Reports whether a program is installed. In CI, a missing program is an error.
 fn is_installed(program: &str) -> bool {
     let status = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
