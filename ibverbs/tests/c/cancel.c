@@ -18,8 +18,8 @@ static struct sockaddr *const to = (struct sockaddr *)&address;
 struct victim {
 	void (*call)(void *);
 	void *argument;
-	volatile int cleanups;
-	volatile pid_t tid;
+	int cleanups;
+	_Atomic pid_t tid;
 };
 
 static void cleans_up(void *victim)
@@ -120,8 +120,8 @@ static void get_async_event(void)
 
 /* A cancelled thread continues until it is in a call that blocks. */
 
-static volatile int was_cancelled;
-static volatile int rounds;
+static _Atomic int was_cancelled;
+static _Atomic int rounds;
 
 static void works(void *of)
 {
@@ -167,7 +167,7 @@ static void not_blocking(void)
 
 /* Threads that poll without a pause may be cancelled anywhere. */
 
-static volatile int polled;
+static _Atomic int polled;
 
 static void polls_events(void *nothing)
 {

@@ -86,8 +86,8 @@ static void signals(void)
 /* Events of queue pairs that another thread destroys at the same time: no event names a destroyed one. */
 
 #define ROUNDS 3000
-static volatile char is_there[ROUNDS];
-static volatile int last;
+static _Atomic char is_there[ROUNDS];
+static _Atomic int last;
 
 static void *read_events(void *nothing)
 {

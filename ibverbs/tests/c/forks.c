@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-static volatile int stopping;
+static _Atomic int stopping;
 
 static void *talk(void *qp)
 {

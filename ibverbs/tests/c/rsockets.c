@@ -394,7 +394,7 @@ static void hostile(void)
 /* A thread in a blocking call that is interrupted by a signal before the awaited event happens. */
 static struct waiter {
 	pthread_t thread;
-	volatile sig_atomic_t handled, ended;
+	_Atomic int handled, ended;
 	int fds[2];
 	void (*bring)(struct waiter *);
 } waiter;
