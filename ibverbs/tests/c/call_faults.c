@@ -142,6 +142,7 @@ static void closed(void)
 	CHECK(list && list[0]);
 	errno = 0;
 	CHECK(!ibv_open_device(list[0]) && errno == ENODEV);
+	ibv_free_device_list(list);
 }
 
 /* port=down@50ms */
