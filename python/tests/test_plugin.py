@@ -85,9 +85,13 @@ def test_server_and_client_exchange_messages(urxe_run, tmp_path):
     with socket.socket() as unused:
         unused.bind(("", 0))
         port = str(unused.getsockname()[1])
-    server = urxe_run.popen([program, "-g", "0", "-p", port], capture=capture)
+    # The program's ACK timeout of 67 ms is too short for a peer that a busy machine does not schedule.
+    env = {"URXE_MIN_ACK_TIMEOUT": "1"}
+    server = urxe_run.popen([program, "-g", "0", "-p", port], capture=capture, env=env)
     for _ in range(200):
-        client = urxe_run([program, "-g", "0", "-p", port, urxe_run.address], check=False, faults=["drop=10"])
+        client = urxe_run(
+            [program, "-g", "0", "-p", port, urxe_run.address], check=False, faults=["drop=10"], env=env
+        )
         if "Couldn't connect" not in client.stderr:
             break
     assert client.returncode == 0, client.stderr
