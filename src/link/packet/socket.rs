@@ -205,8 +205,7 @@ impl RawSocket {
         (self.receive_buffer() / 4).max(64 * 1024)
     }
 
-    /// Returns the size of the receive buffer in bytes, of which each frame takes its length and the kernel's
-    /// overhead.
+    /// Returns the size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
     pub fn receive_buffer(&self) -> usize {
         get_option::<c_int>(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0).max(0) as usize
     }
