@@ -188,7 +188,7 @@ pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
         what: "cannot determine the path of the urxe executable".into(),
         source,
     })?;
-    let links = Sharing { program, any_user: false }.bind(&link, 1, true)?;
+    let links = Sharing { program, any_user: false, shared_memory: false }.bind(&link, 1, true)?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 

@@ -107,6 +107,14 @@ pub struct DeviceArgs {
     /// program applies
     #[arg(long)]
     any_user: bool,
+    /// Exchange packets with other programs of this host and user through shared memory, if they have this option too;
+    /// tcpdump and Wireshark on the interface then do not show them, --capture does
+    #[arg(long)]
+    shared_memory: bool,
+    /// Compute and verify the ICRCs of all packets in shared memory, of which long ones otherwise have none; necessary at
+    /// both ends
+    #[arg(long)]
+    always_icrc: bool,
     /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
     /// the wire, instead of super-packets of up to 64 KiB. Reduces throughput; not necessary for --capture
     #[arg(long)]
@@ -321,6 +329,8 @@ impl DeviceArgs {
             ("URXE_CONGESTION", self.congestion.map(|control| control.to_string().into())),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
+            ("URXE_SHARED_MEMORY", self.shared_memory.then(|| "1".into())),
+            ("URXE_ALWAYS_ICRC", self.always_icrc.then(|| "1".into())),
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
             ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),

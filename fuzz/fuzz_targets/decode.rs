@@ -62,7 +62,7 @@ fn checksum(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
         let end = valid.len() - ICRC_LEN;
         valid[end..].copy_from_slice(&sum.to_le_bytes());
         assert_eq!(icrc::identify(flow, 0, &valid), Some((id, flags)));
-        // An exact identification never matches an ICRC with one flipped bit.
+        // The ICRC covers the last byte before it, so it detects that a bit of that byte is flipped.
         valid[end - 1] ^= 1;
         assert!(!icrc::verify(flow, IpIdent::Exact { id, flags }, 0, &valid));
     }

@@ -43,7 +43,7 @@ struct Process {
 
 impl Process {
     fn start() -> Process {
-        let mut link = shared::start_broker();
+        let mut link = shared::start_broker(false);
         link.claim(SERVICE, None).expect("no other process has the service");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let attacker = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).expect("a socket");

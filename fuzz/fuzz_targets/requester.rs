@@ -63,6 +63,9 @@ fn respond(side: &Side, request: &Packet<'_>, responses: &mut Vec<Draft>) {
         (Operation::CompareSwap | Operation::FetchAdd, _) => {
             responses.push(response(ATOMIC_ACKNOWLEDGE, bth.psn, 0));
         }
+        (Operation::Flush | Operation::AtomicWrite, _) => {
+            responses.push(response(READ_RESPONSE_ONLY, bth.psn, 0));
+        }
         (operation, _) if operation.is_request() && bth.ack_req => {
             responses.push(response(ACKNOWLEDGE, bth.psn, 0));
         }

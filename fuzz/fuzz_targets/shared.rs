@@ -17,7 +17,7 @@ pub fn address() -> Ipv4Addr {
 }
 
 /// Starts the broker in a thread. It serves processes of any user, so that the names of its sockets are abstract.
-pub fn start_broker() -> SharedUdpLink {
+pub fn start_broker(shared_memory: bool) -> SharedUdpLink {
     let ip = IpAddr::from(address());
     thread::spawn(move || {
         let result = serve(&ip.to_string(), true);
@@ -26,7 +26,7 @@ pub fn start_broker() -> SharedUdpLink {
     });
     let begin = Instant::now();
     loop {
-        match join(ip) {
+        match join(ip, shared_memory) {
             Ok(link) => return link,
             Err(e) => assert!(begin.elapsed() < START_TIMEOUT, "no lease: {e}"),
         }
@@ -35,8 +35,8 @@ pub fn start_broker() -> SharedUdpLink {
 }
 
 /// Leases a partition of the address, as an honest client does.
-pub fn join(ip: IpAddr) -> Result<SharedUdpLink, urxe::broker::SharingError> {
+pub fn join(ip: IpAddr, shared_memory: bool) -> Result<SharedUdpLink, urxe::broker::SharingError> {
     // The broker runs already: a client must not start one.
-    let sharing = Sharing { program: "/nonexistent".into(), any_user: true };
+    let sharing = Sharing { program: "/nonexistent".into(), any_user: true, shared_memory };
     SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).map(|mut links| links.swap_remove(0))
 }

@@ -1,17 +1,19 @@
 //! Fuzz target: parses arbitrary text as a fault of any kind, a frames link configuration and a MAC address. Each
-//! parser must accept the text or reject it with an error, and none may panic.
+//! parser must accept the text or reject it with an error, and none may panic. A fault that was parsed keeps its text,
+//! so an equal one is created whose text is generated; parsing that must yield an equal fault again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use urxe::link::FramesConfig;
 use urxe::link::faults::Rule;
-use urxe::verbs::faults::Fault;
+use urxe::verbs::faults::{Call, CallFault, Fault, ObjectFault};
 use urxe::wire::Mac;
 
 fuzz_target!(|text: &str| {
     match text.parse::<Rule>() {
         Ok(rule) => {
-            let parsed: Rule = rule.to_string().parse().expect("the printed form of a rule is valid");
+            let text = Rule::new(rule.direction, rule.action, rule.when).to_string();
+            let parsed: Rule = text.parse().expect("the printed form of a rule is valid");
             assert_eq!(
                 (parsed.direction, parsed.action, parsed.when),
                 (rule.direction, rule.action, rule.when)
@@ -20,7 +22,17 @@ fuzz_target!(|text: &str| {
         Err(e) => assert!(!e.to_string().is_empty()),
     }
     match text.parse::<Fault>() {
-        Ok(fault) => assert_eq!(fault.to_string(), text),
+        Ok(Fault::Call(fault)) => {
+            for call in Call::ALL.iter().filter(|call| fault.matches(**call)) {
+                let created = CallFault::new(*call, fault.effect(), fault.occurrence());
+                assert_eq!(created.to_string().parse(), Ok(created));
+            }
+        }
+        Ok(Fault::Object(fault)) => {
+            let created = ObjectFault::new(fault.change(), fault.trigger());
+            assert_eq!(created.to_string().parse(), Ok(created));
+        }
+        Ok(_) => {}
         Err(e) => assert!(!e.to_string().is_empty()),
     }
     if let Err(e) = text.parse::<FramesConfig>() {

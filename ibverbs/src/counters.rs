@@ -4,6 +4,8 @@
 //! publication to the device's totals, a file in the tree, and rewrites the files below `ports/1` whose values
 //! have changed. Readers therefore open ordinary files, whose values include processes that have ended. A killed
 //! process loses the counts since its last publication. The data path is not involved.
+//!
+//! The thread that publishes the counters also reads the device's congestion parameters (`congestion_files.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -19,7 +21,9 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use parking_lot::Mutex;
 use urxe::sys::thread::spawn_background;
-use urxe::verbs::{PUBLISHING_INTERVAL_MS, WeakContext, port_counter_files};
+use urxe::verbs::{Context, PUBLISHING_INTERVAL_MS, WeakContext, port_counter_files};
+
+use crate::congestion_files::CongestionFiles;
 
 /// Interval between publications of a device's counters.
 const INTERVAL: Duration = Duration::from_millis(PUBLISHING_INTERVAL_MS);
@@ -38,8 +42,8 @@ pub(crate) struct Publisher {
     publication: Arc<Publication>,
     /// Time of the last publication because of a destroyed queue pair.
     last_idle: Mutex<Option<Instant>>,
-    /// Ends the thread when dropped.
-    end: Option<Sender<()>>,
+    /// Ends the thread by a message.
+    end: Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -53,27 +57,33 @@ struct Publication {
 }
 
 impl Publisher {
-    /// Starts publishing the counters of a NIC opened on the device `name`. Returns `None` if the device has no
-    /// tree because the program does not run under `urxe run`.
-    pub(crate) fn start(sysfs: &str, name: &str, nic: WeakContext) -> Option<Publisher> {
+    /// Starts publishing the counters of a NIC opened on the device `name`, after changing its congestion parameters to
+    /// those of the device's files. Returns `None` if the device has no tree because the program does not run under
+    /// `urxe run`.
+    pub(crate) fn start(sysfs: &str, name: &str, nic: &Context) -> Option<Publisher> {
         let totals = PathBuf::from(format!("{sysfs}/counters/{name}"));
         if !totals.is_file() {
             return None;
         }
         let port = PathBuf::from(format!("{sysfs}/class/infiniband/{name}/ports/1"));
-        let publication = Arc::new(Publication { nic, port, totals, published: Mutex::default() });
-        let (end_tx, end_rx) = bounded::<()>(0);
+        let mut congestion = CongestionFiles::open(sysfs, name, nic);
+        let publication =
+            Arc::new(Publication { nic: nic.downgrade(), port, totals, published: Mutex::default() });
+        let (end_tx, end_rx) = bounded(1);
         let publishing = Arc::clone(&publication);
         let run = move || {
             while end_rx.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) && publishing.nic.is_open()
             {
                 publishing.publish();
+                if let Some(files) = &mut congestion {
+                    files.update(&publishing.nic, LOCK_TIMEOUT);
+                }
                 publishing.nic.update_warnings();
             }
         };
         // Without a thread, the counters are published when the device is closed.
         let thread = spawn_background("urxe-counters".into(), run).ok();
-        Some(Publisher { publication, last_idle: Mutex::new(None), end: Some(end_tx), thread })
+        Some(Publisher { publication, last_idle: Mutex::new(None), end: end_tx, thread })
     }
 
     /// Publishes the counters of a NIC whose last queue pair has been destroyed, unless this was done less than
@@ -94,9 +104,10 @@ impl Publisher {
 
 impl Drop for Publisher {
     /// Waits for the thread, because the lock on the totals does not exclude a later publisher of the same
-    /// process.
+    /// process. The channel is freed after that: ThreadSanitizer, which observes `pthread_join` but no Rust
+    /// atomics, would report a channel freed by this thread while the other one drops its end.
     fn drop(&mut self) {
-        drop(self.end.take());
+        let _ = self.end.try_send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -20,6 +20,7 @@ use crate::abi::ibv_device;
 use crate::call_faults;
 use crate::counters::Publisher;
 use crate::env::{Settings, variable};
+use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 
 export! {
@@ -266,7 +267,7 @@ impl Device {
             Some(inherited) if inherited.process != process => std::mem::forget(inherited.publisher),
             previous => drop(previous),
         }
-        let publisher = Publisher::start(&sysfs(), &self.name, nic.downgrade());
+        let publisher = Publisher::start(&sysfs(), &self.name, &nic);
         *opened = Some(OpenNic { nic: nic.downgrade(), publisher, process });
         Ok(nic)
     }
@@ -302,7 +303,16 @@ impl Device {
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
         let Settings {
-            shards, personality, congestion, seed, faults, sharing, offload, min_ack_timeout, ..
+            shards,
+            personality,
+            congestion,
+            seed,
+            faults,
+            sharing,
+            offload,
+            min_ack_timeout,
+            elide_icrcs,
+            ..
         } = &self.settings;
         let links = match sharing {
             None => self.adapter.link.bind_with(*shards, *offload)?,
@@ -323,6 +333,7 @@ impl Device {
             .personality(*personality)
             .seed(*seed)
             .min_ack_timeout(*min_ack_timeout)
+            .elide_icrcs(*elide_icrcs)
             .congestion(*congestion)
             .faults(Fault::object_faults(faults));
         let nic = Nic::open_shards(links, &options)?;
@@ -364,11 +375,6 @@ pub(crate) fn copy_text(field: &mut [c_char], text: &str) {
     for (to, from) in field.iter_mut().zip(text.bytes().take(max_len)) {
         *to = from as c_char;
     }
-}
-
-/// Writes a line to standard error, to explain what the C interface reports only as an error number.
-pub(crate) fn warn(text: &str) {
-    eprintln!("urxe: {text}");
 }
 
 /// Returns all devices. They live as long as the process.

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     /// `URXE_OFFLOAD`: whether segmentation offload is used, which exchanges batches of packets with the
     /// kernel.
     pub offload: bool,
+    /// `URXE_ALWAYS_ICRC`, negated: whether packets in shared memory may lack ICRCs.
+    pub elide_icrcs: bool,
     /// `URXE_MIN_ACK_TIMEOUT`: lower bound of the local ACK timeout, given in seconds.
     pub min_ack_timeout: Option<Duration>,
     /// `URXE_WARNINGS`: whether configurations that will cause trouble are warned of on standard error.
@@ -85,6 +87,7 @@ impl Settings {
                 let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
                 Duration::try_from_secs_f64(seconds).ok()
             })?,
+            elide_icrcs: !parse_with("URXE_ALWAYS_ICRC", "0 or 1", boolean)?.unwrap_or(false),
             warnings: parse_with("URXE_WARNINGS", "0 or 1", boolean)?.unwrap_or(false),
             explain: parse_with("URXE_EXPLAIN", "0 or 1", boolean)?.unwrap_or(false),
             sharing: sharing()?,
@@ -106,13 +109,14 @@ pub(crate) fn seed() -> Result<Option<u64>, String> {
     parse_with("URXE_SEED", "a number", |text| text.parse().ok())
 }
 
-/// Returns how addresses are shared, as specified by `URXE_PROGRAM` and `URXE_ANY_USER`.
+/// Returns how addresses are shared, as specified by `URXE_PROGRAM`, `URXE_ANY_USER` and `URXE_SHARED_MEMORY`.
 fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = parse_with("URXE_ANY_USER", "0 or 1", boolean)?;
     let any_user = any_user.unwrap_or(false);
-    Ok(named.or_else(adjacent_program).map(|program| Sharing { program, any_user }))
+    let shared_memory = parse_with("URXE_SHARED_MEMORY", "0 or 1", boolean)?.unwrap_or(false);
+    Ok(named.or_else(adjacent_program).map(|program| Sharing { program, any_user, shared_memory }))
 }
 
 /// Parses `0` or `1`.

@@ -1,14 +1,36 @@
 //! Reports of failed work requests on standard error, if `URXE_EXPLAIN` is 1 (`urxe run --explain`).
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use urxe::verbs::{Completion, Cq, FailureCause, FailureReport, Qpn, WcStatus};
 
+use crate::log::warn;
+
+/// Number of failures that are remembered.
+const REMEMBERED: usize = 64;
+
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Queue pair and time of the failure that was reported last.
-static LAST: Mutex<Option<(Qpn, u64)>> = Mutex::new(None);
+static FAILURES: Mutex<Failures> = Mutex::new(Failures(VecDeque::new()));
+
+/// Queue pairs and times of the newest failures found in completions, oldest first.
+struct Failures(VecDeque<(Qpn, u64)>);
+
+impl Failures {
+    /// Adds a failure. Returns whether it is new.
+    fn add(&mut self, qpn: Qpn, at: u64) -> bool {
+        let is_new = !self.0.contains(&(qpn, at));
+        if is_new {
+            if self.0.len() == REMEMBERED {
+                self.0.pop_front();
+            }
+            self.0.push_back((qpn, at));
+        }
+        is_new
+    }
+}
 
 /// Switches the reports on.
 pub(crate) fn enable() {
@@ -28,9 +50,26 @@ pub(crate) fn explain(cq: &Cq, completions: &[Completion]) {
 fn report(cq: &Cq, completion: &Completion) {
     let Some(report) = cq.explain(completion) else { return };
     let FailureReport { failure, .. } = &report;
-    let this = Some((failure.qpn, failure.at));
-    let is_known = std::mem::replace(&mut *LAST.lock(), this) == this;
-    if !report.is_flushed() || !is_known && failure.cause != FailureCause::Modified {
-        eprintln!("urxe: {report}");
+    let is_new = FAILURES.lock().add(failure.qpn, failure.at);
+    if !report.is_flushed() || is_new && failure.cause != FailureCause::Modified {
+        warn(&report.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_several_queue_pairs_are_remembered_and_the_oldest_is_forgotten() {
+        let mut failures = Failures(VecDeque::new());
+        let mut add = |qpn: u32, at| failures.add(Qpn::new(qpn), at);
+        assert_eq!([add(1, 10), add(2, 20), add(1, 10), add(2, 20)], [true, true, false, false]);
+        assert!(add(1, 11), "a queue pair may fail again after a reset");
+        for qpn in 3..REMEMBERED as u32 + 1 {
+            assert!(add(qpn, 30));
+        }
+        assert!(add(1, 10));
+        assert!(!add(1, 11));
     }
 }

@@ -22,6 +22,7 @@ mod buffers;
 mod cancel;
 mod channel;
 mod comp_cntr;
+mod congestion_files;
 mod context;
 mod counters;
 mod cq;

@@ -1,6 +1,6 @@
-//! Output of the library's tracing events to standard error, up to the level given by `URXE_LOG`.
+//! Output to standard error: the library's messages, and its tracing events up to the level given by `URXE_LOG`.
 
-use std::io;
+use std::io::{self, Write};
 
 use tracing_subscriber::filter::LevelFilter;
 
@@ -18,4 +18,10 @@ pub(crate) fn install() -> Result<(), String> {
         let _ = tracing_subscriber::fmt().with_max_level(level).with_writer(io::stderr).try_init();
     }
     Ok(())
+}
+
+/// Writes a line to standard error, to explain what the C interface reports only as an error number. If the line
+/// cannot be written, it is lost: `eprintln!` would panic, which ends the program.
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(io::stderr(), "urxe: {text}");
 }

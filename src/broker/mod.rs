@@ -48,6 +48,12 @@
 //! of the services, but it remembers which client recently requested which service: a client that gives up
 //! before it gets a response knows no ID of the server to name.
 //!
+//! # Shared memory
+//!
+//! Processes that both permit it exchange packets through rings in shared memory instead of the sockets
+//! (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
+//! partition.
+//!
 //! # Death of the broker
 //!
 //! The index of a socket in its group must not change while any process uses one: when a socket is closed,
@@ -96,12 +102,18 @@ pub struct Sharing {
     pub program: PathBuf,
     /// Whether processes of any user may share the address, and brokers run by other users are trusted.
     pub any_user: bool,
+    /// Whether to exchange packets with other processes of this host through shared memory, if they do so too.
+    pub shared_memory: bool,
 }
 
 /// Reports whether messages from a process of the given user are trusted. Root and this process's own user
 /// always are, because they can do anything that this process can.
 fn is_trusted(user: u32, any_user: bool) -> bool {
-    any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
+    any_user || user == 0 || is_own_user(user)
+}
+
+fn is_own_user(user: u32) -> bool {
+    user == nix::unistd::geteuid().as_raw()
 }
 
 /// Returns the user of the process at the other end of a Unix connection. The process may be in another PID

@@ -32,7 +32,11 @@ fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), Ser
     while !is_listening() {
         thread::yield_now();
     }
-    (ip.parse().unwrap(), Sharing { program: "/nonexistent".into(), any_user: false }, server)
+    (
+        ip.parse().unwrap(),
+        Sharing { program: "/nonexistent".into(), any_user: false, shared_memory: false },
+        server,
+    )
 }
 
 fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<SharedUdpLink>, SharingError> {

@@ -119,9 +119,12 @@ impl Shard {
             }
             ObjectChange::DeviceFatal => {
                 if is_first {
-                    fault.count(state.link.is_attached());
-                    fault.record(now, Changed::Device);
-                    self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
+                    let is_changed = state.link.is_attached();
+                    fault.count(is_changed);
+                    if is_changed {
+                        fault.record(now, Changed::Device);
+                        self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
+                    }
                 }
             }
             ObjectChange::RevokeMr(rkey) => {

@@ -89,8 +89,9 @@ struct Background<'a> {
 enum Next {
     /// Another turn.
     Turn,
-    /// A sleep that ends at `until`, at a wake-up or, with `watch_link`, when a packet arrives.
-    Sleep { until: Option<Instant>, watch_link: bool },
+    /// A sleep that ends at `until`, at a wake-up or, with `watch_link`, when a packet arrives. With `is_polling` and
+    /// `watch_link`, the thread polls the link again instead of sleeping.
+    Sleep { until: Option<Instant>, watch_link: bool, is_polling: bool },
 }
 
 impl Background<'_> {
@@ -114,9 +115,9 @@ impl Background<'_> {
             return self.sleep(now, Some(now + backoff), false);
         };
         match self.turn(state, must_poll_link, last_poll.is_some()) {
-            Next::Sleep { until, watch_link } if !shard.drive_state.is_doorbell_rung() => {
+            Next::Sleep { until, watch_link, is_polling } if !shard.drive_state.is_doorbell_rung() => {
                 let now = shard.clock.now();
-                if watch_link && self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT {
+                if watch_link && is_polling {
                     return self.yield_core(now);
                 }
                 self.sleep(now, until, watch_link);
@@ -149,22 +150,30 @@ impl Background<'_> {
         if received {
             self.last_packet = now;
         }
-        let more = received && must_poll_link || state.nic.wants_to_transmit_urgently();
         // While another shard's inbox is full the link is not read; it is polled again a moment later.
         let is_stalled = shard.mailbox.are_others_full();
         let retry = is_stalled.then(|| now + IDLE_TIMEOUT);
-        let until = match more {
-            true => Some(Instant(1)),
-            false => earliest([shard.deadline(&state, now), retry, self.acks_due]),
-        };
-        shard.drive_state.on_sleep(until);
+        // The deadline is read before the link's room: another shard may end a pause in between, and with it its deadline.
+        let deadline = earliest([shard.deadline(&state, now), retry, self.acks_due]);
+        let mut more = received && must_poll_link || state.wants_to_transmit();
         // The descriptor of a link that is lost may stay readable for ever.
         let watch_link = state.link.is_attached() && !is_stalled;
+        let is_polling = self.may_busy_poll(now);
+        if !more && watch_link && !is_polling {
+            more = state.link.get().is_some_and(|link| link.prepare_to_sleep());
+        }
+        let until = if more { Some(Instant(1)) } else { deadline };
+        shard.drive_state.on_sleep(until);
         drop(state);
         if let Some(fabric) = &shard.fabric {
             fabric.kick();
         }
-        if more { Next::Turn } else { Next::Sleep { until, watch_link } }
+        if more { Next::Turn } else { Next::Sleep { until, watch_link, is_polling } }
+    }
+
+    /// Reports whether the next packet may follow so soon that the thread polls for it instead of sleeping.
+    fn may_busy_poll(&self, now: Instant) -> bool {
+        self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT
     }
 
     /// Yields the core once, and stops busy-polling for a while if another thread has kept the core for too

@@ -17,7 +17,7 @@ impl Fabric {
     }
 
     /// Like [`step`](Self::step), but does nothing if the new time would be after `limit`.
-    fn step_until(&self, limit: Instant) -> Option<Instant> {
+    pub(super) fn step_until(&self, limit: Instant) -> Option<Instant> {
         let mut agenda = self.agenda()?;
         let now = self.now();
         let auxiliaries = self.auxiliaries();
@@ -51,8 +51,8 @@ impl Fabric {
         let end = self.now() + limit;
         match self.run_to(end) {
             Some(at) => Outcome::Stuck(at),
-            None if self.is_idle() => Outcome::Idle,
-            None => Outcome::Limit,
+            None if self.pass_time_until(end) => Outcome::Limit,
+            None => Outcome::Idle,
         }
     }
 
@@ -79,6 +79,16 @@ impl Fabric {
             }
         }
         None
+    }
+
+    /// Advances virtual time to `end`, up to which nothing is due. Returns false, and leaves the clock as it is, if
+    /// nothing is pending at all.
+    pub(super) fn pass_time_until(&self, end: Instant) -> bool {
+        let is_idle = self.is_idle();
+        if !is_idle {
+            self.set_time(end);
+        }
+        !is_idle
     }
 
     fn is_idle(&self) -> bool {

@@ -105,11 +105,11 @@ impl ShardMailbox {
         let ours = self.id.index() as usize;
         while from < burst.data.len() {
             let rest = &burst.data[from..];
-            let owner = self.owner(rest);
-            let len = match rest.chunks(segment).position(|packet| self.owner(packet) != owner) {
-                Some(packets) => packets * segment,
-                None => rest.len(),
-            };
+            let mut packets = rest.chunks(segment);
+            let owner = packets.next().map_or(ours, |packet| self.owner(packet));
+            // At least one packet, whatever the bytes are, which another process may change meanwhile.
+            let count = 1 + packets.take_while(|packet| self.owner(packet) == owner).count();
+            let len = (count * segment).min(rest.len());
             let run = RxBurst { data: &rest[..len], ..*burst };
             let first = (from / segment) as u16;
             if owner == ours {
@@ -123,10 +123,9 @@ impl ShardMailbox {
         handed_over
     }
 
-    /// Returns the index of the shard that owns the packet at the start of `bytes`; this shard's own index if
-    /// `bytes` is too short.
-    fn owner(&self, bytes: &[u8]) -> usize {
-        bytes.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
+    /// Returns the index of the shard that owns a packet; this shard's own index if the packet is too short.
+    fn owner(&self, packet: &[u8]) -> usize {
+        packet.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
     }
 
     /// Passes the packets in this shard's inbox to `own`, and returns their number. `spare` is swapped with
@@ -269,6 +268,19 @@ mod tests {
             0
         );
         assert_eq!(scraps, 5);
+    }
+
+    /// The kernel coalesces datagrams of any length.
+    #[test]
+    fn burst_of_packets_without_a_destination_goes_to_the_shard_that_received_it() {
+        let all = mailboxes(2);
+        for segment in 1..8 {
+            let mut own = Vec::new();
+            let data = [1; 20];
+            let burst = RxBurst { segment, ..burst("10.0.0.2", &data) };
+            assert_eq!(all[0].deliver_or_hand_off(&burst, |run, first| own.push((first, run.data.len()))), 0);
+            assert_eq!(own, [(0, 20)], "{segment}");
+        }
     }
 
     #[test]

@@ -139,12 +139,14 @@ pub(super) fn packets(counters: &Counters) -> u64 {
 }
 
 impl ObjectFaults {
-    /// Returns the index of a fault that is due.
+    /// Returns the index of the first fault that is due: those of a time in the order of their times, then those of a
+    /// number of packets in the order of their numbers.
     pub fn next_due(&self, now: Instant, counters: &Counters) -> Option<usize> {
-        self.pending.iter().position(|(due, _)| match *due {
-            Due::At(at) => at <= now,
-            Due::Packets(count) => count <= packets(counters),
-        })
+        let moment = |(index, (due, _)): (usize, &(Due, _))| match *due {
+            Due::At(at) => (at <= now).then_some(((at, 0), index)),
+            Due::Packets(count) => (count <= packets(counters)).then_some(((now, count), index)),
+        };
+        self.pending.iter().enumerate().filter_map(moment).min().map(|(_, index)| index)
     }
 
     /// Returns the time of the next turn in which a fault is due.
@@ -154,5 +156,30 @@ impl ObjectFaults {
             Due::Packets(count) => (count <= packets(counters)).then_some(Instant(1)),
         };
         self.pending.iter().filter_map(at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_that_are_due_in_one_turn_are_applied_in_the_order_of_their_moments() {
+        let times = [30, 50, 10, 20, 10].map(|at| Due::At(Instant(at)));
+        let numbers = [7, 3, 8].map(Due::Packets);
+        let fault = ObjectFault::with_text(ObjectChange::DeviceFatal, Trigger::Packets(0), String::new());
+        let active = Arc::new(ActiveObjectFault::new(fault));
+        let pending =
+            [&numbers[..], &times[..]].concat().into_iter().map(|due| (due, active.clone())).collect();
+        let mut faults = ObjectFaults { pending, port_is_down: false };
+        let counters = Counters { sent_pkts: 3, rcvd_pkts: 4, ..Counters::default() };
+        let mut applied = Vec::new();
+        while let Some(index) = faults.next_due(Instant(30), &counters) {
+            applied.push(match faults.pending.remove(index).0 {
+                Due::At(at) => at.0,
+                Due::Packets(count) => 1000 + count,
+            });
+        }
+        assert_eq!(applied, [10, 10, 20, 30, 1003, 1007]);
     }
 }

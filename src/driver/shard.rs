@@ -20,7 +20,7 @@ use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::Table;
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{Counters, EgressRoom, Instant, TxQueue, earliest};
+use crate::transport::{Congestion, Counters, EgressRoom, Instant, TxQueue, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
@@ -133,8 +133,9 @@ impl Shard {
         let state_fd = link.state_fd().filter(|_| mailbox.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
-        let is_bare_port = link.supports_deferred_icrc();
-        let mut tx = if is_bare_port { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
+        let defers_icrc = link.supports_deferred_icrc();
+        let is_bare_port = defers_icrc && fabric.is_some();
+        let mut tx = if defers_icrc { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         link.on_nic_event(clock.now(), &NicEvent::Opened);
         let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
@@ -221,6 +222,15 @@ impl Shard {
         let counters = (*state.nic.counters(), state.link.link_status().0);
         self.release(state, self.clock.now());
         Some(counters)
+    }
+
+    /// Replaces the NIC's congestion control. Returns false if another thread holds the lock for longer than
+    /// `timeout`.
+    pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
+        let Some(mut state) = self.try_lock_for(timeout) else { return false };
+        state.nic.set_congestion(congestion);
+        self.release(state, self.clock.now());
+        true
     }
 
     /// Returns the link's counters and, if the link is lost, the reason.

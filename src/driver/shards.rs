@@ -19,7 +19,7 @@ use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
-use crate::transport::Counters;
+use crate::transport::{Congestion, Counters};
 use crate::wire::{Gid, Qpn};
 
 /// All shards of a NIC and their background threads.
@@ -189,6 +189,12 @@ impl Shards {
             sum.1 += link;
             Some(sum)
         })
+    }
+
+    /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer than
+    /// `timeout`; other shards may have been changed.
+    pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
+        self.all.iter().all(|shard| shard.set_congestion_within(congestion, timeout))
     }
 
     /// Announces that the application is about to wait for the given shards.

@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use super::timing::MAX_DELAYED_ACK_PACKETS;
 use super::turn::AckDelay;
+use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Notify, RecvWr, SendWr, TestEndpoint,
+    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, Fabric, Notify, Qpn, RecvWr,
+    SendWr, TestEndpoint,
 };
 
 /// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
@@ -147,4 +149,23 @@ fn requests_posted_while_many_are_in_flight_are_sent_together_without_a_call() {
         sent == expected
     });
     assert_eq!(undisturbed.take(20).count(), 20);
+}
+
+#[test]
+fn bounded_change_of_congestion_control_fails_while_a_shard_is_locked_and_then_changes_all_shards() {
+    let links = UdpLink::bind_shards("127.88.9.1".parse().unwrap(), &UdpOptions::default(), 2).unwrap();
+    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
+    let context = Context::open_shards(links, &ContextOptions::default()).unwrap();
+    let (shards, nic) = (context.shards(), context.downgrade());
+    let (second, changed) = (shards.of(Qpn::new(1)), Congestion::DCQCN_SIGCOMM15);
+    let state = second.lock_fairly();
+    assert!(!nic.set_congestion_within(changed, Duration::from_millis(1)));
+    second.release(state, second.clock.now());
+    assert!(nic.set_congestion_within(changed, Duration::from_secs(60)));
+    let is_changed = shards.with_all_nics(|nics| {
+        nics.iter().map(|nic| nic.config().tuning.congestion.control == changed).collect::<Vec<_>>()
+    });
+    assert_eq!(is_changed, [true, true]);
+    drop(context);
+    assert!(!nic.set_congestion_within(changed, Duration::ZERO));
 }

@@ -95,13 +95,15 @@ pub(crate) fn step_until<R>(
     mut take: impl FnMut() -> Option<R>,
 ) -> Result<R, WaitEnd> {
     let deadline = fabric.now() + timeout;
-    while fabric.now() <= deadline {
+    loop {
         if let Some(taken) = take() {
             return Ok(taken);
         }
-        fabric.step().ok_or(WaitEnd::Idle)?;
+        if fabric.step_until(deadline).is_none() {
+            let has_passed = fabric.pass_time_until(deadline);
+            return Err(if has_passed { WaitEnd::TimedOut(timeout) } else { WaitEnd::Idle });
+        }
     }
-    Err(WaitEnd::TimedOut(timeout))
 }
 
 #[cfg(test)]

@@ -346,7 +346,7 @@ fn set_flags(frame: &mut [u8], flags: u16) {
 fn id_and_flags(ident: IpIdent) -> (u16, u16) {
     match ident {
         IpIdent::Exact { id, flags } => (id, flags),
-        IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
+        IpIdent::Unknown | IpIdent::Elided => (0, IpIdent::DONT_FRAGMENT),
     }
 }
 

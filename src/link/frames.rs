@@ -303,13 +303,17 @@ impl FramesLink {
     }
 
     fn flush(&mut self) {
+        let mut queue = |frame: &[u8]| match self.tx.byte_len() < BACKLOG_BYTES {
+            true => self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame)),
+            false => self.counters.tx_dropped += 1,
+        };
         while let Some(frame) = self.host_stack.poll_transmit() {
-            self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
+            queue(frame);
             self.host_stack.transmitted();
         }
         if let Some(pfc) = &mut self.pfc {
             while let Some(frame) = pfc.front() {
-                self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame));
+                queue(frame);
                 pfc.pop();
             }
         }

@@ -3,7 +3,7 @@
 //! A [`Link`] takes the whole [`TxQueue`] of one NIC turn and delivers received packets as [`RxBurst`]s.
 //! Every link guarantees two properties of the IPv4 headers that it sends: the don't-fragment flag is set,
 //! and packet `i` of a burst has the identification `i`. The ICRC covers both. The NIC above computes and
-//! checks the ICRC; a link never does.
+//! checks the ICRC, or leaves it out between NICs that exchange packets through memory ([`Link::elide_icrcs`]).
 
 /// Forwards the methods of [`Link`] that a middleware link does not change: `delegate_link_methods!(self =>
 /// self.inner)`.
@@ -36,6 +36,9 @@ macro_rules! delegate_link_methods {
         fn egress_room(&$self) -> Option<$crate::link::EgressRoom> {
             $inner.egress_room()
         }
+        fn prepare_to_sleep(&mut $self) -> bool {
+            $inner.prepare_to_sleep()
+        }
         fn counters(&$self) -> $crate::link::LinkCounters {
             $inner.counters()
         }
@@ -62,6 +65,7 @@ mod pfc;
 pub(crate) mod rng;
 pub(crate) mod route;
 mod shared_address;
+pub(crate) mod shared_memory;
 mod socket_calls;
 mod system_udp;
 pub mod trace;
@@ -324,6 +328,13 @@ pub trait Link: Send {
         false
     }
 
+    /// Permits packets without ICRCs ([`IpIdent::Elided`](crate::wire::IpIdent::Elided)) in both directions, for NICs of
+    /// one host that exchange packets through memory. Without this call, all packets have ICRCs.
+    ///
+    /// A context calls this method of its links only: middleware, which may read or change packets, does not pass the call
+    /// on.
+    fn elide_icrcs(&mut self) {}
+
     /// Passes a bounded batch of received packets to `sink`, and returns their number. Never blocks.
     ///
     /// # Errors
@@ -358,6 +369,12 @@ pub trait Link: Send {
     /// delayed delivery or an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {
         None
+    }
+
+    /// Makes the link's descriptors signal packets that arrive from now on. Returns true if some have arrived already,
+    /// which no descriptor signals. A link whose descriptors always signal packets does nothing.
+    fn prepare_to_sleep(&mut self) -> bool {
+        false
     }
 
     /// Returns a descriptor that is readable when packets may have arrived. `None` if the sender wakes the
@@ -412,6 +429,9 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn supports_deferred_icrc(&self) -> bool {
         (**self).supports_deferred_icrc()
+    }
+    fn elide_icrcs(&mut self) {
+        (**self).elide_icrcs();
     }
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst, SharedAddress};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
@@ -176,6 +176,22 @@ impl<L: Link> Link for Multihomed<L> {
             }
         }
         Ok(packets)
+    }
+
+    fn supports_deferred_icrc(&self) -> bool {
+        self.members.iter().all(|m| m.link.supports_deferred_icrc())
+    }
+
+    fn elide_icrcs(&mut self) {
+        self.members.iter_mut().for_each(|m| m.link.elide_icrcs());
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.members.iter_mut().fold(false, |is_waiting, m| m.link.prepare_to_sleep() | is_waiting)
+    }
+
+    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
+        self.members.iter_mut().for_each(|m| m.link.on_nic_event(now, event));
     }
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {

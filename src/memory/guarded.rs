@@ -5,12 +5,21 @@
 //! accessors of user memory. The signal handler in [`super::fault`] looks up the faulting instruction and
 //! resumes at the fixup, which sets a flag. Without a fault the cost is one test of that flag.
 //!
-//! On targets other than x86-64 the accesses are plain ones, and a fault ends the process. The same holds with
-//! `--cfg urxe_plain_access`: sanitizers observe plain accesses, but not those of assembly code.
+//! On targets other than x86-64 the accesses are those of Rust, some of them atomic, and a fault ends the process. The same
+//! holds with `--cfg urxe_plain_access`: sanitizers observe these accesses, but not those of assembly code.
 
 /// Error for an access to memory that is not mapped, or not with the needed permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
+
+/// Whether the source of a copy has been read just before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopySource {
+    /// It has, so it is in the cache: the ICRC of a packet has been verified, for example.
+    Read,
+    /// It has not: a packet without ICRC, for example.
+    Unread,
+}
 
 /// Converts the fault flag of a guarded access to a `Result`.
 #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
@@ -25,8 +34,9 @@ pub(super) use x86_64::*;
 #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod x86_64 {
     use std::arch::asm;
+    use std::sync::LazyLock;
 
-    use super::{Faulted, check_fault};
+    use super::{CopySource, Faulted, check_fault};
 
     /// Expands to an `asm!` block with instructions that may fault. Every use must pass the operand `fault`,
     /// which is set to 1 on a fault.
@@ -165,6 +175,48 @@ mod x86_64 {
         check_fault(fault).map(|()| word)
     }
 
+    /// Minimum length of a copy by `rep movsb`.
+    const MIN_STRING: usize = 1024;
+
+    /// Copies like [`copy`]; `source` determines the instructions for a long copy.
+    ///
+    /// # Safety
+    /// As for [`copy`].
+    #[inline]
+    pub unsafe fn copy_from(
+        source: CopySource,
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+    ) -> Result<(), Faulted> {
+        if source == CopySource::Unread && len >= MIN_STRING && has_fast_strings() {
+            let mut fault = 0_u32;
+            // SAFETY: the caller guarantees both ranges.
+            unsafe {
+                guarded!(["rep movsb"], inout("rdi") to => _, inout("rsi") from => _, inout("rcx") len => _,
+                    fault = inout(reg) fault);
+            }
+            return check_fault(fault);
+        }
+        // SAFETY: the caller guarantees both ranges.
+        unsafe { copy(from, to, len) }
+    }
+
+    /// Reports whether `rep movsb` copies unread bytes faster than vector instructions do. On Intel processors with ERMSB
+    /// (measured on Emerald Rapids): packets of 4 KiB through rings, 66 instead of 49 Gb/s, and on the fabric, 57 instead of
+    /// 41 Gb/s. Bytes that have been read are copied more slowly (packet links: 24 instead of 27 Gb/s), and so are all on
+    /// AMD's Zen 3 and 4 with some alignments (glibc, bug 30994).
+    fn has_fast_strings() -> bool {
+        is_x86_feature_detected!("ermsb") && *IS_INTEL
+    }
+
+    static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
+        // SAFETY: every x86-64 processor has CPUID.
+        #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
+        let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    });
+
     /// Copies `len` bytes. A fault may leave the copy incomplete.
     ///
     /// # Safety
@@ -271,7 +323,7 @@ pub(super) use plain::*;
 mod plain {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-    use super::Faulted;
+    use super::{CopySource, Faulted};
 
     /// # Safety
     /// The 8 bytes at `from` are readable.
@@ -312,6 +364,13 @@ mod plain {
     }
 
     /// # Safety
+    /// As for [`copy`].
+    pub unsafe fn copy_from(_: CopySource, from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
+        // SAFETY: the caller guarantees both ranges.
+        unsafe { copy(from, to, len) }
+    }
+
+    /// # Safety
     /// `from` is readable and `to` writable for `len` bytes; they do not overlap.
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         // SAFETY: the caller guarantees both ranges, and that they do not overlap.
@@ -326,10 +385,16 @@ mod tests {
 
     #[test]
     fn copy_of_any_length_writes_exactly_its_bytes() {
-        let source: Vec<u8> = (0..700u32).map(|i| (i * 7 + 3) as u8).collect();
+        let source: Vec<u8> = (0..2100u32).map(|i| (i * 7 + 3) as u8).collect();
         type Copy = unsafe fn(*const u8, *mut u8, usize) -> Result<(), Faulted>;
-        for (copy, least) in [(copy as Copy, 0), (copy_without_avx as Copy, 16)] {
-            for len in least..600 {
+        let uncached: Copy = |from, to, len| {
+            // SAFETY: as for the other functions below.
+            unsafe { copy_from(CopySource::Unread, from, to, len) }
+        };
+        for (copy, lengths) in
+            [(copy as Copy, 0..600), (copy_without_avx as Copy, 16..600), (uncached, 1000..2090)]
+        {
+            for len in lengths {
                 let mut target = vec![0xee; len + 64];
                 // SAFETY: both vectors are long enough for `len` bytes from these offsets on, and are
                 // separate allocations.

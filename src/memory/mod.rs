@@ -23,7 +23,7 @@ mod window;
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
 pub use fault::install_fault_handler;
-pub use guarded::Faulted;
+pub use guarded::{CopySource, Faulted};
 #[cfg(feature = "unstable-internals")]
 pub use mapped::{is_mapped, may_read, may_write};
 pub use mapped::{page_size, supports_populate};

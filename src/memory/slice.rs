@@ -1,7 +1,7 @@
 //! Ranges of user memory that have passed the access checks, with the operations on them.
 
 use super::copy::copy_and_crc;
-use super::guarded::{self, Faulted};
+use super::guarded::{self, CopySource, Faulted};
 use super::page_size;
 use crate::wire::icrc::Icrc;
 
@@ -100,18 +100,21 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Appends the bytes to `out`, and extends `icrc` over exactly the bytes copied. A fault leaves `out`
-    /// unchanged.
-    pub(crate) fn append_and_crc(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
+    /// Appends the bytes to `out`, and extends `icrc`, if there is one, over exactly the bytes copied. A fault leaves
+    /// both unchanged.
+    pub(crate) fn append(self, out: &mut Vec<u8>, icrc: Option<&mut Icrc>) -> Result<(), Faulted> {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
         // SAFETY: by the contract of `from_raw` the source is user memory; the capacity was just reserved,
         // and no registered memory lies in it. The copy initialises the bytes before `set_len`.
         unsafe {
-            let icrc = copy_and_crc(self.ptr(), room, self.len, icrc)?;
+            match icrc {
+                Some(icrc) => *icrc = copy_and_crc(self.ptr(), room, self.len, *icrc)?,
+                None => guarded::copy_from(CopySource::Unread, self.ptr(), room, self.len)?,
+            }
             out.set_len(out.len() + self.len);
-            Ok(icrc)
         }
+        Ok(())
     }
 
     /// Copies the bytes to `out`, and extends `icrc` over exactly the bytes copied.
@@ -140,7 +143,7 @@ impl HostSlice {
         }
         // SAFETY: by the contract of `from_raw` the source is user memory; `out` is as long, and no
         // registered memory lies in it.
-        unsafe { guarded::copy(self.ptr(), out.as_mut_ptr(), self.len) }
+        unsafe { guarded::copy_from(CopySource::Unread, self.ptr(), out.as_mut_ptr(), self.len) }
     }
 
     /// Checks that every page of the slice is readable, by loading a byte from each.
@@ -153,12 +156,12 @@ impl HostSlice {
         })
     }
 
-    /// Copies `bytes` to the start of the slice. An aligned 8-byte word is stored by a single instruction, so
-    /// that an application that polls it never reads a partial value.
+    /// Copies `bytes`, which have been read just before or not according to `source`, to the start of the slice. An aligned
+    /// 8-byte word is stored by a single instruction, so that an application that polls it never reads a partial value.
     ///
     /// # Panics
     /// If `bytes` is longer than the slice.
-    pub(crate) fn store(self, bytes: &[u8]) -> Result<(), Faulted> {
+    pub(crate) fn store(self, bytes: &[u8], source: CopySource) -> Result<(), Faulted> {
         assert!(bytes.len() <= self.len, "store of {} to {} bytes", bytes.len(), self.len);
         if let (Ok(word), true) = (<[u8; 8]>::try_from(bytes), self.addr.is_multiple_of(8)) {
             // SAFETY: by the contract of `from_raw` the target is user memory; the conditions and the
@@ -170,7 +173,7 @@ impl HostSlice {
         // SAFETY: by the contract of `from_raw` the target is user memory, and it is long enough; `bytes` is
         // a receive buffer of a link, which is never registered memory, so the two do not overlap.
         unsafe {
-            guarded::copy(head.as_ptr(), self.ptr(), head.len())?;
+            guarded::copy_from(source, head.as_ptr(), self.ptr(), head.len())?;
             guarded::store_byte(self.ptr().add(head.len()), *last)
         }
     }
@@ -229,7 +232,7 @@ mod tests {
                 // SAFETY: the slice ends within the 32 bytes of the memory, which outlives it.
                 let slice = unsafe { HostSlice::from_raw(addr + at, 20) };
                 let bytes: Vec<u8> = (1..=len).collect();
-                slice.store(&bytes).unwrap();
+                slice.store(&bytes, CopySource::Read).unwrap();
                 let after: Vec<u8> = memory.into_inner().iter().flat_map(|w| w.to_ne_bytes()).collect();
                 assert_eq!(after[at..at + bytes.len()], bytes);
                 assert_eq!(after.iter().filter(|b| **b != 0).count(), bytes.len());

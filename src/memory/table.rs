@@ -1,6 +1,7 @@
 //! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
 
 use super::extent::Extent;
 use super::region::{BoundWindows, FastRegion, Region};
@@ -309,6 +310,8 @@ impl Table {
                 Entry::Fast(r) if is_chosen(key(r.key())) => (key(r.key()), r.revoke()),
                 _ => return None,
             };
+            // Pairs with the fence in `store_binding`.
+            fence(Ordering::SeqCst);
             self.unbind_windows(index as u32);
             Some((key, was_accessible))
         };
@@ -411,6 +414,13 @@ impl Table {
             Some(region) => Some((region, self.bind_extent(bind, by)?)),
             None => return Err(ManagementError::UnknownKey { key: bind.region.0 }),
         };
+        self.store_binding(window, bind, by, part);
+        Ok(())
+    }
+
+    /// Binds a window to `part`, for which the checks have succeeded. If another shard has revoked the region since then,
+    /// the window is unbound again, as if the region had been revoked after the bind.
+    fn store_binding(&self, window: &Window, bind: &Bind, by: Accessor, part: Option<(u32, Extent)>) {
         if let Some((region, _)) = part
             && let Some(windows) = self.windows_of(region)
         {
@@ -419,7 +429,15 @@ impl Table {
         if let Some(before) = window.bind(bind.rkey, by, part) {
             self.count_unbind(before);
         }
-        Ok(())
+        if let Some((region, extent)) = part {
+            // Pairs with the fence in `revoke_access`, which revokes the region before its fence and looks for bound
+            // windows after it. Whichever fence comes second, its thread sees what the other one stored: the
+            // revocation is found here, or the binding there.
+            fence(Ordering::SeqCst);
+            if self.bind_extent(bind, by) != Ok(extent) && window.unbind(bind.rkey, by, part) {
+                self.count_unbind(region);
+            }
+        }
     }
 
     /// Checks that the region permits a bind, and returns the extent to make accessible through the window.
@@ -647,7 +665,7 @@ impl Null {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::AtomicOp;
+    use crate::memory::{AtomicOp, CopySource};
 
     const PD: PdId = PdId(1);
 
@@ -721,9 +739,12 @@ mod tests {
         let (t, info) = table(&mut buf, Access::ALL);
         t.remote(by(PD), info.rkey, 0x1000, 8, Access::REMOTE_WRITE)
             .unwrap()
-            .store(&5u64.to_ne_bytes())
+            .store(&5u64.to_ne_bytes(), CopySource::Read)
             .unwrap();
-        t.remote(by(PD), info.rkey, 0x1009, 3, Access::REMOTE_WRITE).unwrap().store(b"abc").unwrap();
+        t.remote(by(PD), info.rkey, 0x1009, 3, Access::REMOTE_WRITE)
+            .unwrap()
+            .store(b"abc", CopySource::Read)
+            .unwrap();
         let word = t.remote_word(by(PD), info.rkey, 0x1000, Access::REMOTE_ATOMIC).unwrap().unwrap();
         assert_eq!(word.atomic(AtomicOp::FetchAdd(2)), Ok(5));
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), Ok(7));
@@ -732,5 +753,21 @@ mod tests {
         let mut out = [0; 12];
         t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out).unwrap();
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);
+    }
+
+    #[test]
+    fn bind_that_a_revocation_interrupts_leaves_the_window_unbound() {
+        let mut buf = vec![0u64; 4];
+        let (mut t, info) = table(&mut buf, Access::ALL | Access::MW_BIND);
+        let rkey = t.alloc_window(PD, WindowKind::Type1).unwrap();
+        let access = Access::REMOTE_READ;
+        let bind = Bind { rkey, region: info.lkey, addr: 0x1000, len: 8, access };
+        let region = t.slot_of(info.lkey).unwrap();
+        let part = Some((region, t.bind_extent(&bind, by(PD)).unwrap()));
+        let Some((_, Entry::Window(window))) = t.entry(LKey(rkey.0)) else { panic!("no window") };
+        assert_eq!(t.revoke_access(None), [(info.rkey, true)]);
+        t.store_binding(window, &bind, by(PD), part);
+        assert!(t.remote(by(PD), rkey, 0x1000, 8, access).is_err());
+        assert_eq!(t.bound_windows(info.lkey), Ok(0));
     }
 }

@@ -216,7 +216,7 @@ fn null_region_checks_pd_and_length_and_reads_zeros() {
     assert_eq!(run(&t, OTHER_PD, 1, Access::LOCAL_READ), Err(unknown));
     assert_eq!(read(&t, US, RKey(null.0)), Err(unknown));
     // Data written to a null region cannot be read back.
-    t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]).unwrap();
+    t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4], CopySource::Read).unwrap();
     let mut zeros = [1; 4];
     t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().load(&mut zeros).unwrap();
     assert_eq!(zeros, [0; 4]);
@@ -321,10 +321,13 @@ fn accesses_to_protected_memory_return_faulted() {
             let slice = unsafe { HostSlice::from_raw(addr + page - accessible, len) };
             let (mut bytes, mut out) = (vec![5; len], Vec::new());
             assert_eq!(slice.load(&mut bytes), Err(Faulted), "{len}");
-            assert_eq!(slice.store(&bytes), Err(Faulted), "{len}");
+            for source in [CopySource::Read, CopySource::Unread] {
+                assert_eq!(slice.store(&bytes, source), Err(Faulted), "{len}");
+            }
             assert_eq!(slice.probe(), Err(Faulted), "{len}");
             assert!(slice.load_and_crc(&mut bytes, Icrc::default()).is_err(), "{len}");
-            assert!(slice.append_and_crc(&mut out, Icrc::default()).is_err() && out.is_empty(), "{len}");
+            assert!(slice.append(&mut out, Some(&mut Icrc::default())).is_err() && out.is_empty(), "{len}");
+            assert!(slice.append(&mut out, None).is_err() && out.is_empty(), "{len}");
             assert_eq!(slice.split_at(accessible).0.probe(), Ok(()));
         }
     }

@@ -45,6 +45,14 @@ struct State {
     bound: Option<Binding>,
 }
 
+impl State {
+    /// Returns the state after a bind to `part`, the table slot of a region and an extent within it.
+    fn new(rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> State {
+        let bound = part.map(|(region, extent)| Binding { extent, region, qpn: by.qpn });
+        State { key: rkey.generation(), bound }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Binding {
     extent: Extent,
@@ -118,9 +126,13 @@ impl Window {
     /// Binds the window to `part`, the table slot of a region and an extent within it, or unbinds it if
     /// `part` is `None`. Returns the slot of the region that the window was bound to before.
     pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> Option<u32> {
-        let bound = part.map(|(region, extent)| Binding { extent, region, qpn: by.qpn });
-        let before = self.state.swap(State { key: rkey.generation(), bound });
-        before.bound.map(|b| b.region)
+        self.state.swap(State::new(rkey, by, part)).bound.map(|b| b.region)
+    }
+
+    /// Reverses a bind, unless the window has changed meanwhile. Returns whether it did.
+    pub fn unbind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Extent)>) -> bool {
+        let state = State::new(rkey, by, part);
+        self.state.compare_exchange(state, State { bound: None, ..state }).is_ok()
     }
 
     /// Invalidates the window, on behalf of a work request or a peer. Returns the slot of the region that the

@@ -61,7 +61,8 @@ impl NotificationPoints {
         if due {
             // Not ECN-capable: the lowest two bits are 0.
             let traffic_class = (congestion.get(CongestionParameter::CnpDscp) << 2) as u8;
-            let flow = Flow { src: flow.dst, dst: flow.src, traffic_class, ..connection };
+            let vlan_priority = Some(congestion.get(CongestionParameter::Cnp8021pPrio) as u8);
+            let flow = Flow { src: flow.dst, dst: flow.src, traffic_class, vlan_priority, ..connection };
             let (dest, pkey) = (entry.qp.dest_qpn(), entry.qp.pkey_via(via));
             self.pending.push_back(Cnp { flow, dest, pkey });
         }
@@ -126,6 +127,8 @@ mod tests {
         assert!(!points.is_pair_due(pair(0), Instant(3999), interval), "within the interval");
         assert!(points.is_pair_due(pair(0), Instant(4000), interval));
         assert!(points.is_pair_due(pair(max), Instant(4000), interval));
-        assert_eq!((points.pairs.len(), points.pairs.capacity()), (2, capacity));
+        assert_eq!(points.pairs.len(), 2);
+        // Removed entries may leave less room than there was, by the random order of hashes, but never more.
+        assert!(points.pairs.capacity() <= capacity, "the table has not grown");
     }
 }

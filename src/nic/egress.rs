@@ -44,7 +44,11 @@ impl Nic {
             return true;
         }
         match unblocked {
-            true => entry.share.wake(),
+            true => {
+                entry.share.wake();
+                // It leaves the peer's window to the next window waiter, which may have another priority.
+                self.peers.settle(entry, self.config.tuning.window);
+            }
             false => entry.queued = false,
         }
         if !std::mem::replace(&mut entry.parked, true) {

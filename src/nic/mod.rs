@@ -62,7 +62,7 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
-use crate::memory::{HostSlice, PdId, Table};
+use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
     Failure, FailureCause, Instant, ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit,
@@ -142,6 +142,7 @@ impl Scratch {
             out: &mut self.out,
             scratch: &mut self.slices,
             bytes: &mut self.bytes,
+            payload: CopySource::Read,
             counters: &mut self.counters,
             tuning,
             others_in_flight: 0,
@@ -524,7 +525,7 @@ impl Nic {
     }
 
     /// Handles expired timers like [`handle_timeouts`](Self::handle_timeouts), but [defers](TimerDeferral)
-    /// them while packets keep arriving. `received` tells whether any have arrived in this turn.
+    /// those of loss recovery while packets keep arriving. `received` tells whether any have arrived in this turn.
     pub fn handle_timeouts_unless_deferred(
         &mut self,
         now: Instant,
@@ -532,9 +533,27 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        if self.next_deadline().is_some_and(|at| at <= now) && !self.deferral.defers(received) {
-            self.handle_timeouts(now, memory, tx);
+        if self.next_deadline().is_none_or(|at| at > now) {
+            return;
         }
+        match self.deferral.defers(received) {
+            true => self.expire_pacers(now),
+            false => self.handle_timeouts(now, memory, tx),
+        }
+    }
+
+    /// Schedules the queue pairs whose pacer permits more packets, and leaves their other timers.
+    fn expire_pacers(&mut self, now: Instant) {
+        let mut expired = self.schedule.take_expired(now);
+        for (at, qpn) in expired.drain(..) {
+            let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
+            entry.timer_at = None;
+            if entry.qp.expire_pacer(now) {
+                self.schedule.schedule_pending(entry);
+            }
+            self.schedule.arm(entry);
+        }
+        self.schedule.recycle(expired);
     }
 
     /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called. That call

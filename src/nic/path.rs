@@ -93,6 +93,7 @@ impl PortAddresses {
                 given => given,
             },
             flow_label: if to.is_ipv6() { av.flow_label & 0xf_ffff } else { 0 },
+            vlan_priority: None,
         })
     }
 }

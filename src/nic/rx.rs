@@ -3,10 +3,12 @@
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
-use crate::memory::Table;
+use crate::memory::{CopySource, Table};
 use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
-use crate::wire::{BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
+use crate::wire::{
+    BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Operation, PKey, Packet, Qpn, Transport, WireError,
+};
 
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
@@ -30,19 +32,10 @@ impl<'a> BurstPackets<'a> {
         BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }
 
-    /// Reports whether the next packet is for the queue pair that has accepted `packet`. The addresses need
-    /// no check: they are the same for the whole burst.
+    /// Reports whether the next packet is for the queue pair that has accepted `packet`.
     #[inline]
     fn continues(&self, packet: &Packet<'_>) -> bool {
-        let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
-        let Bth { opcode, dest_qp, pkey, .. } = Bth::read(bytes);
-        let transport = opcode.row().transport;
-        dest_qp == before.dest_qp
-            && pkey == before.pkey
-            && transport == packet.row().transport
-            // XRC packets each name a shared receive queue, and an XRC queue pair takes either requests or
-            // responses.
-            && transport != Transport::Xrc
+        self.rest.first_chunk::<BTH_LEN>().is_some_and(|bytes| is_same_path(&Bth::read(bytes), packet))
     }
 
     /// Takes the next packet. Returns it if it is well-formed and its ICRC is valid; otherwise counts it as
@@ -76,6 +69,19 @@ impl<'a> BurstPackets<'a> {
         }
         None
     }
+}
+
+/// Reports whether a packet with the given header is for the queue pair that has accepted `before`, which is in the same
+/// burst. The addresses need no check: they are the same for the whole burst.
+#[inline]
+fn is_same_path(bth: &Bth, before: &Packet<'_>) -> bool {
+    let transport = bth.opcode.row().transport;
+    bth.dest_qp == before.bth().dest_qp
+        && bth.pkey == before.bth().pkey
+        && transport == before.row().transport
+        // XRC packets each name a shared receive queue, and an XRC queue pair takes either requests or
+        // responses.
+        && transport != Transport::Xrc
 }
 
 /// Returns a packet's destination queue pair and the path that the packet took, if the queue pair accepts it;
@@ -196,14 +202,19 @@ impl Nic {
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        if packets.burst.ident == IpIdent::Elided {
+            env.payload = CopySource::Unread;
+        }
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         let mut accepted = 1;
         entry.qp.handle_packet(packet, &flow, via, &mut env);
         while one_path && packets.continues(packet) {
-            if let Some(packet) = packets.next(&mut self.verifier, env.counters) {
-                entry.qp.handle_packet(&packet, &flow, via, &mut env);
+            // In shared memory, the header may have changed since.
+            let next = packets.next(&mut self.verifier, env.counters);
+            if let Some(next) = next.filter(|next| is_same_path(&next.bth(), packet)) {
+                entry.qp.handle_packet(&next, &flow, via, &mut env);
                 accepted += 1;
             }
         }

@@ -19,6 +19,8 @@ pub(super) struct Schedule {
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
     /// Dirty list: queue pairs that have accepted packets from the current burst.
     dirty: VecDeque<Qpn>,
+    /// Empty buffer for expired heap entries.
+    expired: Vec<(Instant, Qpn)>,
 }
 
 impl Schedule {
@@ -28,6 +30,7 @@ impl Schedule {
             queue.reserve(queue_pairs.saturating_sub(queue.len()));
         }
         self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
+        self.expired.reserve(queue_pairs);
     }
 
     /// Schedules a queue pair if it has something to send. Must be called after every step.
@@ -102,6 +105,20 @@ impl Schedule {
             return None;
         }
         self.timers.pop().map(|Reverse(entry)| entry)
+    }
+
+    /// Takes all expired heap entries, which [`recycle`](Self::recycle) must get back.
+    pub fn take_expired(&mut self, now: Instant) -> Vec<(Instant, Qpn)> {
+        let mut expired = std::mem::take(&mut self.expired);
+        while let Some(entry) = self.next_expired(now) {
+            expired.push(entry);
+        }
+        expired
+    }
+
+    /// Keeps the buffer of [`take_expired`](Self::take_expired) for the next call.
+    pub fn recycle(&mut self, expired: Vec<(Instant, Qpn)>) {
+        self.expired = expired;
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

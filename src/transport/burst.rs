@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+pub use super::copier::Copier;
+use super::copier::{Filled, PacketBuffer, Stored};
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
@@ -42,13 +44,6 @@ pub enum Payload<'a> {
     /// Bytes in user memory. The ICRC covers the copy, so the application may write to the memory at any
     /// time.
     Host(&'a [HostSlice]),
-}
-
-/// A contiguous piece of a burst.
-#[derive(Clone, Copy, Debug)]
-enum Stored {
-    Arena { start: u32, len: u32 },
-    Host(HostSlice),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -197,9 +192,10 @@ impl TxQueue {
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
-        // A burst of its own, so that middleware that splits bursts never has to adjust such an ICRC.
-        let dest_group = if twice { ALONE } else { dest_group(headers.bth.dest_qp) };
-        let index = self.join_burst(flow, dest_group, packet_len);
+        let dest = headers.bth.dest_qp;
+        // A burst of its own: packets to QP1 may be for different processes at the peer, and middleware that splits
+        // bursts never has to adjust the ICRC of a FLUSH that covers the headers twice.
+        let index = self.join_burst(flow, dest_group(dest), twice || dest == Qpn::GSI, packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -267,7 +263,7 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             let pushed = if each > SHORT {
-                let index = self.join_burst(flow, dest_group(headers.bth.dest_qp), packet_len);
+                let index = self.join_burst(flow, dest_group(headers.bth.dest_qp), false, packet_len);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
                 self.push_host(flow, headers, &[now])
@@ -361,8 +357,8 @@ impl TxQueue {
     /// bursts. Adjusts its ICRC to the new index; a wrong ICRC stays wrong.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8]) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
-        let dest_group = if flush { ALONE } else { dest_group_of_first(packet) };
-        let new_index = self.join_burst(flow, dest_group, packet.len());
+        let dest = dest_of_first(packet);
+        let new_index = self.join_burst(flow, dest_group(dest), flush || dest == Qpn::GSI, packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -377,19 +373,16 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
-    /// Adds a whole burst from another queue unchanged, for middleware that distributes a queue's bursts.
-    ///
-    /// # Panics
-    /// If the ICRC of the burst is [deferred](TxBurst::bytes).
+    /// Adds a whole burst from another queue unchanged, for links and middleware that distribute a queue's bursts.
+    /// Deferred ICRCs are computed.
     pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
-        let TxBurst { flow, segment, packets, bytes, .. } = *burst;
+        let TxBurst { flow, segment, packets, bytes, dest_group, .. } = *burst;
         let start = self.take(bytes);
-        self.arena[start..self.used].copy_from_slice(burst.bytes());
+        burst.copy_to_slice(&mut self.arena[start..self.used]);
         self.packets += packets;
         self.bytes += bytes;
         // Closed, because its packets keep their indices.
         let first_piece = self.pieces.len();
-        let dest_group = dest_group_of_first(burst.bytes());
         self.bursts.push(Burst { flow, dest_group, segment, packets, bytes, first_piece, closed: true });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
@@ -397,12 +390,13 @@ impl TxQueue {
     /// Counts a packet as part of the last burst or, if it does not fit there, of a new one. Returns the
     /// packet's index in the burst.
     #[inline(always)]
-    fn join_burst(&mut self, flow: &Flow, dest_group: u8, packet_len: usize) -> u16 {
+    fn join_burst(&mut self, flow: &Flow, dest_group: u8, is_alone: bool, packet_len: usize) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
         let limits = self.limits;
         if let Some(b) = self.bursts.last_mut()
             && !b.closed
+            && !is_alone
             && packet_len <= b.segment
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
@@ -422,7 +416,7 @@ impl TxQueue {
             packets: 1,
             bytes: packet_len,
             first_piece: self.pieces.len(),
-            closed: dest_group == ALONE,
+            closed: is_alone,
         });
         0
     }
@@ -448,6 +442,7 @@ impl TxQueue {
                 segment: b.segment,
                 packets: b.packets,
                 bytes: b.bytes,
+                dest_group: b.dest_group,
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
             }
@@ -455,22 +450,18 @@ impl TxQueue {
     }
 }
 
-/// Group of packets that each form a burst of their own: packets to QP1, which may be for different processes
-/// at the peer, and FLUSHes whose ICRC covers their headers twice.
-const ALONE: u8 = u8::MAX;
-
 /// Returns the group of a destination. Packets in different groups cannot be in the same burst.
 #[inline]
 fn dest_group(dest: Qpn) -> u8 {
-    if dest == Qpn::GSI { ALONE } else { (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8 }
+    (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8
 }
 
-/// Returns the [`dest_group`] of the first packet.
-fn dest_group_of_first(packets: &[u8]) -> u8 {
+/// Returns the destination of the first packet; QP0 if there is none.
+fn dest_of_first(packets: &[u8]) -> Qpn {
     /// Offset of the BTH word whose low bytes are the destination QPN.
     const DEST_QP: usize = 4;
     let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
-    word.map_or(0, |word| dest_group(Qpn::new(u32::from_be_bytes(*word))))
+    word.map_or(Qpn::default(), |word| Qpn::new(u32::from_be_bytes(*word)))
 }
 
 /// Writes the headers to the start of `packet`, with the pad count `pad`.
@@ -493,11 +484,18 @@ pub struct TxBurst<'a> {
     pub packets: usize,
     /// Total UDP payload length of all packets, in bytes.
     pub bytes: usize,
+    dest_group: u8,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
+    /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs have in
+    /// common.
+    pub(crate) fn dest_group(&self) -> u8 {
+        self.dest_group
+    }
+
     /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRC is deferred.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
         match *self.pieces {
@@ -516,102 +514,47 @@ impl<'a> TxBurst<'a> {
 
     /// Appends the bytes of all packets to `out`, with packet `i` at `i * segment` of the appended bytes.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
+        self.copy_all(out);
+    }
+
+    /// Copies the bytes of all packets to `out`, with packet `i` at `i * segment`.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`bytes`](Self::bytes).
+    pub(crate) fn copy_to_slice(&self, out: &mut [u8]) {
+        self.copy_all(&mut Filled::new(out));
+    }
+
+    /// Copies the bytes of all packets to `out` like [`copy_to_slice`](Self::copy_to_slice), but without the ICRCs if they
+    /// are deferred. Reports whether the copy is [without ICRCs](IpIdent::Elided).
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`bytes`](Self::bytes).
+    pub(crate) fn copy_eliding_icrcs(&self, out: &mut [u8]) -> bool {
+        if self.as_bytes().is_none() {
+            let (mut copier, mut filled) = (self.copier().eliding_icrcs(), Filled::new(out));
+            while copier.copy_packet(&mut filled) {}
+            if !copier.has_faulted() {
+                return true;
+            }
+        }
+        self.copy_to_slice(out);
+        false
+    }
+
+    fn copy_all(&self, out: &mut impl PacketBuffer) {
         match self.as_bytes() {
-            Some(bytes) => out.extend_from_slice(bytes),
+            Some(bytes) => out.put(bytes),
             None => {
                 let mut copier = self.copier();
-                while copier.copy_next(out) {}
+                while copier.copy_packet(out) {}
             }
         }
     }
 
     /// Returns a copier that writes out the packets one at a time, with their ICRCs.
     pub fn copier(&self) -> Copier<'a> {
-        Copier {
-            flow: self.flow,
-            segment: self.segment,
-            left: self.bytes,
-            index: 0,
-            prefixes: Prefixes::default(),
-            arena: self.arena,
-            pieces: self.pieces.iter(),
-            rest: &[],
-        }
-    }
-}
-
-/// Copier that writes out the packets of a burst one at a time.
-#[derive(Debug)]
-pub struct Copier<'a> {
-    flow: Flow,
-    segment: usize,
-    /// Number of remaining bytes.
-    left: usize,
-    /// Index of the next packet.
-    index: u16,
-    prefixes: Prefixes,
-    arena: &'a [u8],
-    pieces: std::slice::Iter<'a, Stored>,
-    /// Bytes of the current piece not yet copied.
-    rest: &'a [u8],
-}
-
-impl Copier<'_> {
-    /// Appends the next packet to `out`, and computes its ICRC if it is deferred. Returns false if there are
-    /// no more packets.
-    pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
-        let packet_len = self.left.min(self.segment);
-        if packet_len == 0 {
-            return false;
-        }
-        self.left -= packet_len;
-        let index = self.index;
-        self.index += 1;
-        let end = out.len() + packet_len;
-        if self.rest.is_empty() {
-            self.gather(|_| {});
-        }
-        // The headers, or the complete packet.
-        let (first, later) = self.rest.split_at(self.rest.len().min(packet_len));
-        out.extend_from_slice(first);
-        self.rest = later;
-        if first.len() == packet_len {
-            return true;
-        }
-        let prefix = self.prefixes.of(&self.flow, packet_len);
-        let mut icrc = prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first);
-        let mut gone = false;
-        self.gather(|slice| match slice.append_and_crc(out, icrc) {
-            Ok(after) => icrc = after,
-            Err(Faulted) => {
-                out.resize(out.len() + slice.len(), 0);
-                gone = true;
-            }
-        });
-        let (pad, later) = self.rest.split_at(end - ICRC_LEN - out.len());
-        if !pad.is_empty() {
-            icrc.update(pad);
-            out.extend_from_slice(pad);
-        }
-        // The receiver must not accept the zeros as the sender's data.
-        let value = if gone { !icrc.value() } else { icrc.value() };
-        out.extend_from_slice(&value.to_le_bytes());
-        self.rest = &later[ICRC_LEN..];
-        true
-    }
-
-    /// Passes slices of user memory to `each`, up to the next arena piece.
-    #[inline]
-    fn gather(&mut self, mut each: impl FnMut(HostSlice)) {
-        for piece in self.pieces.by_ref() {
-            match *piece {
-                Stored::Host(slice) => each(slice),
-                Stored::Arena { start, len } => {
-                    self.rest = &self.arena[start as usize..][..len as usize];
-                    return;
-                }
-            }
-        }
+        Copier::new(self.flow, self.segment, self.bytes, self.arena, self.pieces)
     }
 }
 
@@ -629,6 +572,27 @@ pub struct RxBurst<'a> {
 }
 
 impl<'a> RxBurst<'a> {
+    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided).
+    pub(crate) fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> RxBurst<'s>
+    where
+        'a: 's,
+    {
+        if self.ident != IpIdent::Elided {
+            return self;
+        }
+        scratch.clear();
+        scratch.extend_from_slice(self.data);
+        for (index, packet) in scratch.chunks_mut(self.segment.max(1)).enumerate() {
+            // Anything shorter has no ICRC.
+            if packet.len() >= BTH_LEN + ICRC_LEN {
+                let icrc = icrc::compute(&self.flow, index as u16, IpIdent::DONT_FRAGMENT, packet);
+                let start = packet.len() - ICRC_LEN;
+                packet[start..].copy_from_slice(&icrc.to_le_bytes());
+            }
+        }
+        RxBurst { ident: IpIdent::SENT, data: scratch, ..self }
+    }
+
     /// Iterates over the packets, with the index of each in the burst.
     pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))

@@ -1,7 +1,7 @@
 //! Context in which a queue pair executes a step ([`Env`]).
 
 use super::{Counters, Instant, Output, SharedReceives, Tuning, TxQueue};
-use crate::memory::{HostSlice, Table};
+use crate::memory::{CopySource, HostSlice, Table};
 
 /// Step context: everything outside the queue pair that one of its steps reads or changes.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub struct Env<'a> {
     pub scratch: &'a mut Vec<HostSlice>,
     /// Scratch buffer for inline data; empty between uses.
     pub bytes: &'a mut Vec<u8>,
+    /// Whether the payload of the packet being processed has been read.
+    pub payload: CopySource,
     /// Counters of the NIC.
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.

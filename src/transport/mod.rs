@@ -9,6 +9,7 @@ mod burst;
 mod comp_counter;
 mod congestion;
 mod connection;
+mod copier;
 mod counters;
 mod credits;
 mod egress_room;

@@ -7,7 +7,7 @@ use super::{Instant, earliest};
 use crate::wire::Mtu;
 
 /// Minimum rate, in bytes per millisecond, that every peer is assumed to sustain.
-const LEAST: usize = 64 << 10;
+const MIN_BYTES_PER_MS: usize = 64 << 10;
 
 /// Pacer of a queue pair. It keeps a debt of bits, which sending increases and time reduces at the current rate, so
 /// the average rate is exact, and a change of the rate takes effect at once.
@@ -26,7 +26,7 @@ pub(super) struct Pacer {
 /// Returns the default rate of unacknowledged services: one per-peer window per millisecond. The peer's receive
 /// buffer holds several such windows.
 pub(super) fn unacknowledged(tuning: &Tuning) -> Rate {
-    Rate::from_bits_per_second((tuning.window.max(LEAST) * 8 * 1000) as f64)
+    Rate::from_bits_per_second((tuning.window.max(MIN_BYTES_PER_MS) * 8 * 1000) as f64)
 }
 
 impl Pacer {
@@ -78,10 +78,12 @@ impl Pacer {
         self.due.and_then(|due| earliest([Some(due), rate_change]))
     }
 
-    /// Clears the waiting state if its deadline has passed.
-    pub fn expire(&mut self, rate_change: Option<Instant>, now: Instant) {
-        if self.deadline(rate_change).is_some_and(|at| at <= now) {
+    /// Clears the waiting state if its deadline has passed, and reports whether it has.
+    pub fn expire(&mut self, rate_change: Option<Instant>, now: Instant) -> bool {
+        let has_expired = self.deadline(rate_change).is_some_and(|at| at <= now);
+        if has_expired {
             self.due = None;
         }
+        has_expired
     }
 }

@@ -175,7 +175,7 @@ impl QueuePair {
                 self.responder.start(&self.conn);
                 self.requester.congestion = QpController::new(&env.tuning.congestion);
             }
-            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn, &env.tuning.congestion),
+            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn),
             (_, QpState::Reset) => {
                 self.requester.clear();
                 self.responder.clear();
@@ -482,7 +482,7 @@ impl QueuePair {
 
     /// Sends pending replies. READ responses are data, which congestion control paces like requests.
     fn transmit_replies(&mut self, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
-        let rate = self.requester.congestion.rate(env.now, &env.tuning.congestion);
+        let rate = self.requester.congestion.response_rate(env.now, &env.tuning.congestion);
         if rate.is_none() || !self.responder.has_read_replies() {
             return self.responder.transmit(&self.conn, budget, usize::MAX, env);
         }
@@ -553,12 +553,17 @@ impl QueuePair {
 
     /// Handles the timers that have expired by `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
-        self.pacer.expire(self.requester.congestion.deadline(), env.now);
+        self.expire_pacer(env.now);
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             let result = self.requester.handle_timeout(&self.conn, env);
             self.migrate_if_due(env);
             self.settle(result, "exhausted retries", env);
         }
+    }
+
+    /// Serves the pacer alone, and reports whether packets that waited for it may now be sent.
+    pub fn expire_pacer(&mut self, now: Instant) -> bool {
+        self.pacer.expire(self.requester.congestion.deadline(), now)
     }
 
     /// Returns the time at which `handle_timeout` must be called next.

@@ -3,7 +3,7 @@
 use super::fifo::Fifo;
 use super::sge_list::gather;
 use super::{PostError, RecvCaps, RecvWr, Sge};
-use crate::memory::{Access, AccessError, Accessor, Table};
+use crate::memory::{Access, AccessError, Accessor, CopySource, Table};
 
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {
@@ -88,15 +88,23 @@ impl Receive {
         self.sges.iter().find_map(denied)
     }
 
-    /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have
-    /// been stored.
-    pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {
+    /// Stores `data`, which has been read just before or not according to `source`, at byte offset `at` of the receive's buffers. If this
+    /// fails, part of the data may have been stored.
+    pub fn scatter(
+        &self,
+        at: u32,
+        data: &[u8],
+        source: CopySource,
+        by: Accessor,
+        memory: &Table,
+    ) -> Result<(), AccessError> {
         let mut rest = data;
         gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {
             let (now, later) = rest.split_at(n as usize);
             rest = later;
             let slice = memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE)?;
-            slice.store(now).map_err(|_| AccessError::NotMapped { key: sge.lkey.0, addr, len: n.into() })
+            let not_mapped = |_| AccessError::NotMapped { key: sge.lkey.0, addr, len: n.into() };
+            slice.store(now, source).map_err(not_mapped)
         })
     }
 }

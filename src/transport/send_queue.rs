@@ -5,7 +5,7 @@ use super::connection::Connection;
 use super::fifo::Fifo;
 use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
-use super::{Destination, PostError, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
+use super::{Destination, Env, PostError, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
@@ -358,15 +358,14 @@ impl SendQueue {
         at: u32,
         data: &[u8],
         by: Accessor,
-        memory: &Table,
-        slices: &mut Vec<HostSlice>,
+        env: &mut Env<'_>,
     ) -> Result<(), Faulted> {
-        slices.clear();
-        self.gather(wqe, at, data.len() as u32, by, memory, slices).map_err(|_| Faulted)?;
+        env.scratch.clear();
+        self.gather(wqe, at, data.len() as u32, by, env.memory, env.scratch).map_err(|_| Faulted)?;
         let mut rest = data;
-        for slice in slices.iter() {
+        for slice in env.scratch.iter() {
             let (now, later) = rest.split_at(slice.len());
-            slice.store(now)?;
+            slice.store(now, env.payload)?;
             rest = later;
         }
         Ok(())

@@ -1,6 +1,8 @@
 //! Congestion control of a device: selection and parameters.
 
-use super::Context;
+use std::time::Duration;
+
+use super::{Context, WeakContext};
 use crate::transport::Congestion;
 
 impl Context {
@@ -24,5 +26,14 @@ impl Context {
     /// ```
     pub fn set_congestion(&self, congestion: Congestion) {
         self.0.shards.with_all_nics(|nics| nics.iter_mut().for_each(|nic| nic.set_congestion(congestion)));
+    }
+}
+
+impl WeakContext {
+    /// Replaces the device's congestion control, like [`Context::set_congestion`]. Returns false if the device is no
+    /// longer open or a shard's lock is held for longer than `timeout`; other shards may have been changed.
+    #[doc(hidden)]
+    pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
+        self.get().is_some_and(|device| device.shards.set_congestion_within(congestion, timeout))
     }
 }

@@ -47,6 +47,10 @@ pub struct ContextOptions {
     /// Lower bound for the local ACK timeouts of all queue pairs, so that a temporarily stopped peer is not
     /// treated as failed. `None` stands for the personality's bound, and lower values have no effect.
     pub min_ack_timeout: Option<Duration>,
+    /// Whether packets between NICs of this host that exchange them through memory (on a fabric in real time, or through
+    /// rings in shared memory) go without ICRCs if they have more than 512 bytes of payload, and are not verified; true by
+    /// default. Captures and fault injection always see ICRCs. To have all verified, set this to false at both ends.
+    pub elide_icrcs: bool,
     /// Congestion control of the queue pairs; [`Congestion::LOSS_DRIVEN`] by default.
     pub congestion: Congestion,
     /// Faults to inject. Packet rules apply between the links and the NIC; the time of a fault on an object
@@ -54,7 +58,7 @@ pub struct ContextOptions {
     pub faults: Vec<Fault>,
 }
 
-setters!(ContextOptions { personality: Personality, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
+setters!(ContextOptions { personality: Personality, elide_icrcs: bool, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
 
 impl ContextOptions {
     /// Adds faults to inject: see [`faults`](Self#structfield.faults).
@@ -89,6 +93,7 @@ impl Default for ContextOptions {
             seed: None,
             window: None,
             min_ack_timeout: None,
+            elide_icrcs: true,
             congestion: Congestion::default(),
             faults: Vec::new(),
         }
@@ -249,7 +254,10 @@ impl Context {
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let calls = Injector::new(CallFaults::new(Fault::call_faults(&options.faults), seed), &clock);
         calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
-        let (links, packet_counters) = inject_on_packets(links, &options.faults, seed);
+        let (mut links, packet_counters) = inject_on_packets(links, &options.faults, seed);
+        if options.elide_icrcs {
+            links.iter_mut().for_each(|link| link.elide_icrcs());
+        }
         // A peer may have only one receive buffer for the packets of all shards.
         let window = options.window.unwrap_or(info.window) / links.len();
         let config = NicConfig {

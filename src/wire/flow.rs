@@ -33,12 +33,14 @@ pub struct Flow {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits; 0 for IPv4.
     pub flow_label: u32,
+    /// Priority in the VLAN tag, on links that add one; `None` for the link's own. `None` in received packets.
+    pub vlan_priority: Option<u8>,
 }
 
 impl Flow {
     /// Creates a flow with traffic class 0, hop limit 64 and flow label 0.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Flow {
-        Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0 }
+        Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0, vlan_priority: None }
     }
 
     /// Returns the ECN bits of the traffic class.
@@ -77,6 +79,9 @@ pub enum IpIdent {
     },
     /// The values are not visible, or the packet has none (IPv6).
     Unknown,
+    /// The packets have never left the memory of this host, and are not verified: long ones have no ICRC, and the last four
+    /// bytes of each are unspecified. See [`Link::elide_icrcs`](crate::link::Link::elide_icrcs).
+    Elided,
 }
 
 impl IpIdent {

@@ -87,6 +87,11 @@ impl VlanTag {
     /// Length of a tag in bytes.
     pub const LEN: usize = 4;
 
+    /// Returns the tag for a packet: with the priority that its flow demands, if any.
+    pub fn of_flow(self, flow: &Flow) -> VlanTag {
+        VlanTag { priority: flow.vlan_priority.unwrap_or(self.priority), ..self }
+    }
+
     /// Inserts the tag after the MAC addresses of the frame that begins at offset `start` in `out`.
     pub fn insert(self, out: &mut Vec<u8>, start: usize) {
         let [high, low] = (u16::from(self.priority) << 13 | self.id).to_be_bytes();
@@ -289,7 +294,7 @@ pub fn append_tagged_frame(
     let start = out.len();
     append_headers(out, macs.0, macs.1, flow, id, udp_payload.len());
     if let Some(tag) = tag {
-        tag.insert(out, start);
+        tag.of_flow(flow).insert(out, start);
     }
     out.extend_from_slice(udp_payload);
 }

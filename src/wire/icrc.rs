@@ -240,6 +240,7 @@ fn icrc_matches(
 ) -> bool {
     let Some(received) = received(udp_payload) else { return false };
     match ident {
+        IpIdent::Elided => true,
         IpIdent::Exact { id, flags } => {
             received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)
         }
@@ -279,6 +280,7 @@ fn flush_twice_matches(
         icrc.value()
     };
     match ident {
+        IpIdent::Elided => true,
         IpIdent::Exact { id, flags } => received == twice(id.wrapping_add(index), flags),
         IpIdent::Unknown => {
             let difference = received ^ twice(index, IpIdent::DONT_FRAGMENT);
@@ -300,7 +302,8 @@ fn flush_twice_matches(
 /// identification that explains the ICRC is accepted, with don't-fragment set or clear, which checks 15 bits.
 /// A [`Verifier`] checks at least 26 bits once it knows the sender.
 ///
-/// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails.
+/// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails. Packets whose ICRCs are
+/// [elided](IpIdent::Elided) pass.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
     icrc_matches(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }

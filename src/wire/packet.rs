@@ -1,7 +1,7 @@
 //! Zero-copy view of one RoCEv2 packet: the UDP payload from the BTH to the ICRC.
 
 use super::headers::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Headers, Reth, Syndrome, be32,
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Headers, MAX_HEADERS_LEN, Reth, Syndrome, be32,
 };
 use super::opcode::{HeaderSet, OpcodeRow};
 use super::{Opcode, QKey, Qpn, RKey};
@@ -45,12 +45,35 @@ pub const fn pad_count(payload: usize) -> usize {
 }
 
 /// Packet with a valid opcode, and long enough for the headers and the padding that its BTH specifies.
+///
+/// The headers are copied: in shared memory, another process could change them after a check. They are copied as bytes
+/// and decoded at each use, because a load of several decoded fields has to wait for the stores of all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Bytes from the BTH to the end of the padding.
+    /// Bytes from the payload to the end of the padding.
     body: &'a [u8],
     icrc: [u8; ICRC_LEN],
-    bth: Bth,
+    /// BTH and extension headers, and unspecified bytes behind them.
+    headers: [u8; MAX_HEADERS_LEN],
+}
+
+/// Returns the first bytes of a packet, with zeros behind its end. The packet has at least 16 bytes.
+#[inline]
+fn copy_headers(packet: &[u8]) -> [u8; MAX_HEADERS_LEN] {
+    /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.
+    #[inline(always)]
+    fn copy_ends<const N: usize>(packet: &[u8]) -> Option<[u8; MAX_HEADERS_LEN]> {
+        let (first, last) = (packet.first_chunk::<N>()?, packet.last_chunk::<N>()?);
+        let mut headers = [0; MAX_HEADERS_LEN];
+        headers[..N].copy_from_slice(first);
+        headers[packet.len() - N..packet.len()].copy_from_slice(last);
+        Some(headers)
+    }
+    let whole = packet.first_chunk().copied();
+    whole
+        .or_else(|| copy_ends::<32>(packet))
+        .or_else(|| copy_ends::<16>(packet))
+        .unwrap_or([0; MAX_HEADERS_LEN])
 }
 
 impl<'a> Packet<'a> {
@@ -58,13 +81,15 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// [`WireError`] if the bytes are not a complete packet of an assigned opcode.
+    #[inline]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let len = udp_payload.len();
         if len < BTH_LEN + ICRC_LEN {
             let opcode = Opcode(udp_payload.first().copied().unwrap_or(0));
             return Err(WireError::Truncated { len, need: BTH_LEN + ICRC_LEN, opcode });
         }
-        let bth = Bth::read(udp_payload);
+        let headers = copy_headers(udp_payload);
+        let bth = Bth::read(&headers);
         if bth.version != 0 {
             return Err(WireError::Version(bth.version));
         }
@@ -79,18 +104,21 @@ impl<'a> Packet<'a> {
         if !len.is_multiple_of(4) {
             return Err(WireError::Unaligned(len));
         }
-        let (body, icrc) = udp_payload.split_at(len - ICRC_LEN);
-        Ok(Packet { body, icrc: [icrc[0], icrc[1], icrc[2], icrc[3]], bth })
+        let (before, icrc) = udp_payload.split_at(len - ICRC_LEN);
+        let body = &before[BTH_LEN + row.headers.wire_len()..];
+        Ok(Packet { body, icrc: [icrc[0], icrc[1], icrc[2], icrc[3]], headers })
     }
 
     /// Returns the base transport header.
-    pub fn bth(&self) -> &Bth {
-        &self.bth
+    #[inline]
+    pub fn bth(&self) -> Bth {
+        Bth::read(&self.headers)
     }
 
     /// Returns the opcode's table row.
+    #[inline]
     pub fn row(&self) -> &'static OpcodeRow {
-        self.bth.opcode.row()
+        self.bth().opcode.row()
     }
 
     /// Returns the ICRC as received, decoded from little-endian.
@@ -100,28 +128,27 @@ impl<'a> Packet<'a> {
 
     /// Returns the length of the whole packet in bytes, from BTH to ICRC.
     pub fn wire_len(&self) -> usize {
-        self.body.len() + ICRC_LEN
+        BTH_LEN + self.row().headers.wire_len() + self.body.len() + ICRC_LEN
     }
 
     /// Returns the payload without its padding.
     pub fn payload(&self) -> &'a [u8] {
-        let start = BTH_LEN + self.row().headers.wire_len();
-        &self.body[start..self.body.len() - self.bth.pad as usize]
+        &self.body[..self.body.len() - self.bth().pad as usize]
     }
 
     /// Returns the padding bytes, whose values are unspecified.
     pub fn padding(&self) -> &'a [u8] {
-        &self.body[self.body.len() - self.bth.pad as usize..]
+        &self.body[self.body.len() - self.bth().pad as usize..]
     }
 
     /// Returns the bytes of extension header `header`, which is `N` bytes long, if the opcode has it.
     #[inline]
-    fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
+    fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&[u8; N]> {
         let set = self.row().headers;
         if !set.contains(header) {
             return None;
         }
-        self.body.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
+        self.headers.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
     }
 
     /// Returns the value of extension header `header`, which is one word long, if the opcode has it.
@@ -200,7 +227,7 @@ impl<'a> Packet<'a> {
     /// Returns all headers as owned values. Headers that the opcode does not have get default values.
     pub fn headers(&self) -> Headers {
         Headers {
-            bth: self.bth,
+            bth: self.bth(),
             rdeth: self.rdeth().unwrap_or_default(),
             deth: self.deth().unwrap_or_default(),
             xrceth: self.xrceth().unwrap_or_default(),

@@ -75,7 +75,8 @@ fn port_shared_by_a_broker_is_ok() {
         return;
     }
     let netns = Netns::new();
-    let sharing = Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false };
+    let sharing =
+        Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: false };
     let links = netns.run(|| sharing.bind(&"udp:127.0.0.1".parse().unwrap(), 1, true).unwrap());
     let (_, checks) = doctor(&netns);
     let ports = named(&checks, "port");

@@ -25,7 +25,17 @@ impl Net {
         net.set("addr add 10.77.0.1/24 dev v0");
         net.set("link set v1 up");
         net.set("link set v0 up");
+        net.wait_for_carrier();
         net
+    }
+
+    /// Waits until the kernel has noticed that both ends are up, which it does in a thread.
+    fn wait_for_carrier(&self) {
+        let start = std::time::Instant::now();
+        while !self.0.is_up("v0") {
+            assert!(start.elapsed() < TIMEOUT, "v0 has no carrier");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn set(&self, args: &str) {

@@ -166,11 +166,14 @@ fn device_fails_with_its_qps_and_creates_no_more_objects() {
     let (a, _b) = fabric.pair().unwrap();
     a.qp.post_recv(&RecvWr::empty(1)).unwrap();
     inject(&a, "device=fatal@1ms");
+    inject(&a, "event:DEVICE_FATAL@1ms");
     fabric.advance(MS);
     assert_eq!((events(&a), status(&a)), (vec![AsyncEvent::DeviceFatal], WcStatus::WrFlushErr));
     assert_eq!(a.context.alloc_pd().unwrap_err(), CreateError::DeviceFatal);
     assert_eq!(a.qp.post_recv(&RecvWr::empty(2)), Err(PostError::DeviceFatal));
-    assert_eq!(counts(&a), [(1, 1)]);
+    assert_eq!(counts(&a), [(1, 1), (1, 0)], "the device fails only once");
+    let report = a.qp.explain().unwrap();
+    assert_eq!(report.faults.iter().map(|fault| &fault.rule).collect::<Vec<_>>(), ["device=fatal@1ms"]);
 }
 
 #[test]

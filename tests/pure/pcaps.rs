@@ -81,7 +81,7 @@ fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
     encoded.extend_from_slice(&[0; ICRC_LEN]);
     let (id, flags) = match roce.ident {
         IpIdent::Exact { id, flags } => (id, flags),
-        IpIdent::Unknown => (0, 0),
+        IpIdent::Unknown | IpIdent::Elided => (0, 0),
     };
     let sum = icrc::compute(&roce.flow, id, flags, &encoded);
     let end = encoded.len() - ICRC_LEN;

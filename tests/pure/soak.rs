@@ -16,8 +16,17 @@ fn failure(plant: &str) -> String {
 }
 
 #[test]
-fn soak_of_three_seconds_passes_and_leaves_no_process() {
-    let output = soak(&["--seconds", "3", "--seed", "1", "--processes", "4", "--json"]);
+fn soak_of_three_seconds_over_sockets_passes_and_leaves_no_process() {
+    check_soak_passes("4");
+}
+
+#[test]
+fn soak_of_three_seconds_over_rings_in_shared_memory_passes_and_leaves_no_process() {
+    check_soak_passes("1");
+}
+
+fn check_soak_passes(seed: &str) {
+    let output = soak(&["--seconds", "3", "--seed", seed, "--processes", "4", "--json"]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{stderr}");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -29,7 +38,7 @@ fn soak_of_three_seconds_passes_and_leaves_no_process() {
     let workers = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| {
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).into_owned();
-        line.contains("\0soak-worker\0") && line.contains("\"seed\":1,")
+        line.contains("\0soak-worker\0") && line.contains(&format!("\"seed\":{seed},"))
     });
     assert_eq!(workers.count(), 0);
 }

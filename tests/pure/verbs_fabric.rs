@@ -9,6 +9,23 @@ use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+#[test]
+fn wait_in_virtual_time_ends_at_its_timeout_even_if_the_next_event_is_later() {
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let (a, b) = fabric.pair().unwrap();
+    let [from, to] = [&a, &b].map(|end| end.pd.reg_mr(8, Access::ALL).unwrap());
+    // The cable of the peer is unplugged: the next event is the ACK timeout.
+    fabric.set_port_up(b.context.address().unwrap(), false).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[from.sge(0..8)], to.remote(0))).unwrap();
+    let (start, timeout) = (fabric.now(), Duration::from_micros(1));
+    for n in 1..4 {
+        assert!(matches!(a.cq.wait(timeout), Err(WaitError::TimedOut(_))));
+        assert_eq!(fabric.now(), start + n * timeout);
+    }
+    assert_eq!(a.context.counters().local_ack_timeout_err, 0);
+    a.cq.wait_any(TIMEOUT).unwrap();
+}
+
 fn check_every_operation(fabric: &Fabric, lossy: bool) {
     let (a, b) = fabric.pair().unwrap();
     let len = 100_000;

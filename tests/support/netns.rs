@@ -95,7 +95,7 @@ impl Netns {
     }
 
     /// Reports whether the interface is up and has a carrier.
-    fn is_up(&self, device: &str) -> bool {
+    pub fn is_up(&self, device: &str) -> bool {
         let out = Command::new("ip").args(["-n", &self.name, "-o", "link", "show", device]).output();
         String::from_utf8_lossy(&out.expect("`ip` was run before").stdout).contains("state UP")
     }

@@ -16,7 +16,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
-    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false }
+    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: true }
 }
 
 pub fn open_shared(ip: IpAddr, wrap: impl Fn(SharedUdpLink) -> Box<dyn Link>) -> Context {

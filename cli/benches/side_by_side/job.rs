@@ -42,6 +42,10 @@ pub enum Task {
         interfaces: [String; 2],
         train: Train,
     },
+    /// Round trips through a word of shared memory in each direction.
+    RawMemoryPing {
+        rounds: usize,
+    },
     Stream {
         link: LinkAddrs,
         stream: Stream,
@@ -89,6 +93,7 @@ impl Task {
             Task::RawUdpStream { .. }
                 | Task::RawUdpPing { .. }
                 | Task::RawPacketStream { .. }
+                | Task::RawMemoryPing { .. }
                 | Task::Stream { .. }
                 | Task::Ping { .. }
         )
@@ -122,6 +127,8 @@ impl Train {
 #[derive(Clone, Serialize, Deserialize)]
 pub enum LinkAddrs {
     Udp([IpAddr; 2]),
+    /// UDP on shared addresses, with rings in shared memory.
+    SharedMemory([IpAddr; 2]),
     Packet([String; 2]),
 }
 
@@ -164,6 +171,8 @@ pub struct Stream {
     pub polled: bool,
     /// Probability that either end drops a received packet; `None` for a link without fault injection.
     pub loss: Option<f64>,
+    /// Whether packets in memory have ICRCs too.
+    pub always_icrc: bool,
 }
 
 impl Stream {
@@ -171,7 +180,8 @@ impl Stream {
     /// posted in lists of an eighth of that number with one completion per list.
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
-        Stream { op, size, mtu, qps: 1, list: (in_flight / 8).max(1), in_flight, polled: false, loss: None }
+        let (qps, list) = (1, (in_flight / 8).max(1));
+        Stream { op, size, mtu, qps, list, in_flight, polled: false, loss: None, always_icrc: false }
     }
 
     /// Spreads the stream over `qps` queue pairs, each with one message in flight.

@@ -13,12 +13,14 @@ mod namespace;
 #[path = "../../../tests/support/netns.rs"]
 mod netns;
 mod nic;
+mod perftest;
 mod ping;
 mod plan;
 mod plot;
 mod print;
 mod processes;
 mod progress;
+mod raw_memory;
 mod raw_packet;
 mod raw_udp;
 mod report;
@@ -74,6 +76,7 @@ fn run(job: &Job, control: &Control) -> Result<Metrics> {
         Task::RawUdpStream { ips, train } => raw_udp::stream(job, control, *ips, *train),
         Task::RawUdpPing { ips, rounds } => raw_udp::ping(job, control, *ips, *rounds),
         Task::RawPacketStream { interfaces, train } => raw_packet::stream(job, control, interfaces, *train),
+        Task::RawMemoryPing { rounds } => raw_memory::ping(job, control, *rounds),
         Task::Stream { link, stream } => stream::run(job, control, link, stream),
         Task::Ping { link, op, rounds } => ping::run(job, control, link, *op, *rounds),
         Task::Memcpy { size } => single_thread::memcpy(*size, job.seconds),

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use urxe::broker::Sharing;
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::link::{Link, LinkSpec, PacketConfig, PacketLink};
 use urxe::verbs::*;
 
 use crate::Result;
@@ -44,9 +45,14 @@ impl ConnInfo {
 }
 
 /// Opens the NIC of one end; `loss` is the probability that it drops a received packet.
-pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>) -> Result<Context> {
+pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>, options: &ContextOptions) -> Result<Context> {
     let link: Box<dyn Link> = match link {
         LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[role as usize], &UdpOptions::default())?),
+        LinkAddrs::SharedMemory(ips) => {
+            let program = env!("CARGO_BIN_EXE_urxe").into();
+            let sharing = Sharing { program, any_user: false, shared_memory: true };
+            sharing.bind(&LinkSpec::Udp(Some(ips[role as usize])), 1, true)?.swap_remove(0)
+        }
         LinkAddrs::Packet(interfaces) => {
             let config: PacketConfig = format!("packet:{}", interfaces[role as usize]).parse()?;
             Box::new(PacketLink::open(config)?)
@@ -59,7 +65,7 @@ pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>) -> Result<Context> 
             Box::new(Faults::new(link, vec![rule], 0x5eed + role as u64))
         }
     };
-    Ok(Context::open(link, &ContextOptions::default())?)
+    Ok(Context::open(link, options)?)
 }
 
 /// Opens the NIC of one end over UDP with `shards` shards.

@@ -111,7 +111,7 @@ impl<'a> PingPongEnd<'a> {
 
 /// Runs one end of a ping-pong between two processes.
 pub fn run(job: &Job, control: &Control, link: &LinkAddrs, op: Op, rounds: usize) -> Result<Metrics> {
-    let nic = Nic::new(nic::open(link, job.role, None)?, QpType::Rc, 1, 4096)?;
+    let nic = Nic::new(nic::open(link, job.role, None, &ContextOptions::default())?, QpType::Rc, 1, 4096)?;
     let peer: ConnInfo = control.exchange(&nic.conn_info())?;
     nic.connect(&peer, 1024)?;
     let mut end = PingPongEnd::new(&nic, &peer, op)?;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use crate::args::Args;
 use crate::job::{LinkAddrs, Op, Stream, Task, Train};
 use crate::namespace::Net;
+use crate::perftest::Perftest;
 use crate::table::Key;
 
 pub const RAW_UDP: &str = "raw UDP, UDP_SEGMENT/UDP_GRO";
@@ -13,6 +14,8 @@ pub const RAW_UDP_PING: &str = "raw UDP, busy-polled";
 pub const RAW_PACKET: &str = "raw packet sockets over veth, USO";
 pub const IPERF3: &str = "TCP by iperf3, one stream";
 pub const UCX_PUT: &str = "ucx_perftest over tcp, put";
+pub const UCX_PUT_POSIX: &str = "ucx_perftest over shared memory, put";
+pub const RAW_MEMORY_PING: &str = "bare shared memory, busy-polled";
 pub const UCX_PING: &str = "ucx_perftest over tcp, tag_lat";
 pub const MEMCPY: &str = "memcpy";
 pub const CONNECTIONS: &str = "10,000 connected RC QPs over udp";
@@ -36,6 +39,7 @@ const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
 pub enum LinkKind {
     Udp4,
     Udp6,
+    SharedMemory,
     Veth,
     Fabric,
 }
@@ -45,6 +49,7 @@ impl LinkKind {
         match self {
             LinkKind::Udp4 => "udp/IPv4",
             LinkKind::Udp6 => "udp/IPv6",
+            LinkKind::SharedMemory => "shared memory",
             LinkKind::Veth => "packet over veth",
             LinkKind::Fabric => "fabric, one thread",
         }
@@ -64,8 +69,9 @@ pub enum Placement {
 pub enum Measurement {
     Urxe(Task, Placement),
     Iperf3 { len: Option<usize> },
-    UcxPut { size: usize },
+    UcxPut { transport: &'static str, size: usize },
     UcxPing { rounds: usize },
+    Perftest(Perftest),
 }
 
 /// An item to measure.
@@ -101,9 +107,34 @@ pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
 }
 
+/// Returns the row key for a stream through memory whose packets all have ICRCs.
+pub fn always_icrc(kind: LinkKind, size: usize) -> Key {
+    Key::new(format!("urxe {}, RC WRITE, always ICRCs", kind.name()), size)
+}
+
 /// Returns the row key for urxe's half round trips.
 pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
+}
+
+/// Programs of perftest with their options.
+pub const PERFTEST: [Perftest; 7] = {
+    let write = Perftest { program: "ib_write_bw", size: MESSAGE, events: false, shared_memory: false };
+    let send = Perftest { program: "ib_send_bw", ..write };
+    [
+        write,
+        Perftest { shared_memory: true, ..write },
+        send,
+        Perftest { events: true, ..send },
+        Perftest { shared_memory: true, ..send },
+        Perftest { shared_memory: true, events: true, ..send },
+        Perftest { program: "ib_write_lat", size: 2, shared_memory: true, ..write },
+    ]
+};
+
+/// Returns the row key for a program of perftest.
+pub fn perftest(program: Perftest) -> Key {
+    Key::new(program.series(), program.size)
 }
 
 fn ips(pair: [&str; 2]) -> [IpAddr; 2] {
@@ -114,6 +145,7 @@ fn link_addrs(kind: LinkKind) -> Option<(LinkAddrs, Placement)> {
     match kind {
         LinkKind::Udp4 => Some((LinkAddrs::Udp(ips(LOOPBACK)), Placement::Current)),
         LinkKind::Udp6 => Some((LinkAddrs::Udp(ips(Net::LOOPBACK_V6)), Placement::FirstNamespace)),
+        LinkKind::SharedMemory => Some((LinkAddrs::SharedMemory(ips(LOOPBACK)), Placement::Current)),
         LinkKind::Veth => {
             Some((LinkAddrs::Packet(Net::INTERFACES.map(String::from)), Placement::BothNamespaces))
         }
@@ -163,6 +195,11 @@ impl Plan {
         self.stream_as(key, kind, Stream::new(op, size, mtu));
     }
 
+    fn always_icrc(&mut self, kind: LinkKind, size: usize) {
+        let stream = Stream { always_icrc: true, ..Stream::new(Op::Write, size, 4096) };
+        self.stream_as(always_icrc(kind, size), kind, stream);
+    }
+
     fn lossy(&mut self, op: Op, loss: f64) {
         let stream = Stream { loss: Some(loss), ..Stream::new(op, MESSAGE, 4096) };
         self.stream_as(lossy(op, loss), LinkKind::Udp4, stream);
@@ -174,6 +211,28 @@ impl Plan {
             None => (Task::FabricPing { op, rounds }, Placement::Current),
         };
         self.add(ping(kind, op), Measurement::Urxe(task, placement));
+    }
+
+    /// Adds the items of processes that exchange packets through shared memory, next to what they are compared with.
+    fn shared_memory(&mut self, round_trips: usize) {
+        self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
+        for size in [MESSAGE, 1 << 20] {
+            self.stream(LinkKind::SharedMemory, Op::Write, size, 4096);
+            self.always_icrc(LinkKind::SharedMemory, size);
+            let put = Measurement::UcxPut { transport: "posix", size };
+            self.add(Key::new(UCX_PUT_POSIX, size), put);
+        }
+        for op in [Op::Read, Op::Send] {
+            self.stream(LinkKind::SharedMemory, op, MESSAGE, 4096);
+        }
+        self.stream(LinkKind::SharedMemory, Op::Write, 8, 4096);
+        self.task(RAW_MEMORY_PING, 8, Task::RawMemoryPing { rounds: round_trips });
+        for op in [Op::Write, Op::Send] {
+            self.ping(LinkKind::SharedMemory, op, round_trips);
+        }
+        for program in PERFTEST {
+            self.add(perftest(program), Measurement::Perftest(program));
+        }
     }
 
     /// Adds the items that targets refer to.
@@ -206,6 +265,7 @@ impl Plan {
         self.ping(LinkKind::Udp4, Op::Send, round_trips);
         self.task(MEMCPY, 1 << 20, Task::Memcpy { size: 1 << 20 });
         self.stream(LinkKind::Fabric, Op::Write, 1 << 20, 4096);
+        self.always_icrc(LinkKind::Fabric, 1 << 20);
         self.stream(LinkKind::Fabric, Op::Write, 8, 4096);
         for payload in [4096, 64] {
             self.task(ICRC, payload, Task::Icrc { payload });
@@ -244,7 +304,7 @@ impl Plan {
             if size <= 1 << 20 {
                 self.add(Key::new(IPERF3, size), Measurement::Iperf3 { len: Some(size) });
             }
-            self.add(Key::new(UCX_PUT, size), Measurement::UcxPut { size });
+            self.add(Key::new(UCX_PUT, size), Measurement::UcxPut { transport: "tcp", size });
         }
         for kind in [LinkKind::Udp6, LinkKind::Veth, LinkKind::Fabric] {
             for op in [Op::Write, Op::Send] {
@@ -270,12 +330,14 @@ pub fn plan(args: &Args) -> Vec<Item> {
     if args.quick {
         (plan.rounds, plan.seconds) = (3, 0.2);
         plan.targets(10_000);
+        plan.shared_memory(10_000);
         (plan.rounds, plan.seconds) = (1, 2.0);
         plan.many_qps();
         plan.seconds = 0.1;
         plan.sweep(&[8, MESSAGE], 3000);
     } else {
         plan.targets(50_000);
+        plan.shared_memory(50_000);
         (plan.rounds, plan.seconds) = (3, 5.0);
         plan.many_qps();
         plan.seconds = 0.3;

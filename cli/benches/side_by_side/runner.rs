@@ -15,6 +15,7 @@ pub struct Runner {
     net: Result<Net>,
     iperf3: bool,
     ucx: bool,
+    perftest: bool,
 }
 
 impl Runner {
@@ -23,6 +24,7 @@ impl Runner {
             net: Net::new(),
             iperf3: tools::is_installed("iperf3"),
             ucx: tools::is_installed("ucx_perftest"),
+            perftest: tools::is_installed("ib_write_bw"),
         }
     }
 
@@ -35,6 +37,9 @@ impl Runner {
             (Measurement::Iperf3 { .. }, _) if !self.iperf3 => Some("iperf3 is not installed".into()),
             (Measurement::UcxPut { .. } | Measurement::UcxPing { .. }, _) if !self.ucx => {
                 Some("ucx_perftest is not installed (Debian: ucx-utils)".into())
+            }
+            (Measurement::Perftest(_), _) if !self.perftest => {
+                Some("ib_write_bw is not installed (Debian: perftest)".into())
             }
             _ => None,
         }
@@ -52,7 +57,8 @@ impl Runner {
                 processes::measure(task, item.seconds, namespaces)
             }
             Measurement::Iperf3 { len } => tools::iperf3(*len),
-            Measurement::UcxPut { size } => tools::ucx_put(*size, item.seconds),
+            Measurement::UcxPut { transport, size } => tools::ucx_put(transport, *size, item.seconds),
+            Measurement::Perftest(program) => program.measure(),
             Measurement::UcxPing { rounds } => tools::ucx_ping(*rounds),
         }
     }

@@ -24,7 +24,9 @@ struct NicPair {
 impl NicPair {
     fn new(ips: [IpAddr; 2], count: usize) -> Result<NicPair> {
         let link = LinkAddrs::Udp(ips);
-        let contexts = [nic::open(&link, Role::Active, None)?, nic::open(&link, Role::Passive, None)?];
+        let options = ContextOptions::default();
+        let open = |role| nic::open(&link, role, None, &options);
+        let contexts = [open(Role::Active)?, open(Role::Passive)?];
         let [a, b] = &contexts;
         let pds = [a.alloc_pd()?, b.alloc_pd()?];
         let cqs = [a.create_cq(count + 64)?, b.create_cq(64)?];

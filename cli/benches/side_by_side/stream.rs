@@ -31,6 +31,10 @@ pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
     Nic::new(context, qp_type(s.op), s.qps, s.size + GRH)
 }
 
+pub fn context_options(s: &Stream) -> ContextOptions {
+    ContextOptions::default().elide_icrcs(!s.always_icrc)
+}
+
 pub fn connect(nic: &Nic, peer: &ConnInfo, s: &Stream) -> Result<()> {
     match s.op {
         Op::Datagram => Ok(nic.qps[0].activate(QKEY)?),
@@ -41,7 +45,7 @@ pub fn connect(nic: &Nic, peer: &ConnInfo, s: &Stream) -> Result<()> {
 /// Runs one end of a stream between two processes.
 pub fn run(job: &Job, control: &Control, link: &LinkAddrs, s: &Stream) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
-    let nic = nic(nic::open(link, job.role, s.loss)?, s)?;
+    let nic = nic(nic::open(link, job.role, s.loss, &context_options(s))?, s)?;
     let peer = control.exchange(&nic.conn_info())?;
     connect(&nic, &peer, s)?;
     let mut metrics = Metrics::new();

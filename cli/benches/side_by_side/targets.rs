@@ -89,6 +89,31 @@ pub fn targets() -> Vec<Target> {
             target(&what, ours, Some(raw), AtMost(limit));
         }
     }
+    for (size, name) in [(MESSAGE, "64 KiB"), (1 << 20, "1 MiB")] {
+        let write = gbps(stream(LinkKind::SharedMemory, Op::Write, size));
+        let datagrams = gbps(raw(plan::RAW_UDP, plan::DATAGRAM));
+        let what = format!("shared memory, RC WRITE {name} ÷ raw UDP with offload");
+        target(&what, write.clone(), Some(datagrams), AtLeast(1.5));
+        let put = gbps(raw(plan::UCX_PUT_POSIX, size));
+        let what = format!("shared memory, RC WRITE {name} ÷ UCX over shared memory");
+        target(&what, write, Some(put), AtLeast(0.2));
+    }
+    let small = (stream(LinkKind::SharedMemory, Op::Write, 8), "M/s");
+    target("shared memory, 8-byte RC WRITEs, millions per second", small, None, AtLeast(5.0));
+    let ping = (plan::ping(LinkKind::SharedMemory, Op::Write), "p50");
+    let bare = (raw(plan::RAW_MEMORY_PING, 8), "p50");
+    let what = "shared memory, half round trip of an 8-byte WRITE ÷ bare memory, p50";
+    target(what, ping, Some(bare), AtMost(8.0));
+    let [_, write_memory, send, send_events, send_memory, send_events_memory, latency] =
+        plan::PERFTEST.map(plan::perftest);
+    let datagrams = gbps(raw(plan::RAW_UDP, plan::DATAGRAM));
+    let what = "ib_write_bw -s 65536 over shared memory ÷ raw UDP with offload";
+    target(what, gbps(write_memory), Some(datagrams), AtLeast(1.2));
+    target("ib_write_lat -s 2 over shared memory, ns", (latency, "p50"), None, AtMost(1000.0));
+    let what = "ib_send_bw -e -s 65536 over udp ÷ the same without -e";
+    target(what, gbps(send_events), Some(gbps(send)), AtLeast(0.8));
+    let what = "ib_send_bw -e -s 65536 over shared memory ÷ the same without -e";
+    target(what, gbps(send_events_memory), Some(gbps(send_memory)), AtLeast(0.8));
     let fabric = gbps(stream(LinkKind::Fabric, Op::Write, 1 << 20));
     let memcpy = gbps(raw(plan::MEMCPY, 1 << 20));
     target("fabric, RC WRITE 1 MiB ÷ memcpy", fabric, Some(memcpy), AtLeast(0.45));

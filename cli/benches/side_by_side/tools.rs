@@ -1,4 +1,4 @@
-//! Alternatives to RDMA, measured by other programs: TCP by iperf3, and UCX over TCP by ucx_perftest.
+//! Alternatives to RDMA, measured by other programs: TCP by iperf3, and UCX over TCP and shared memory by ucx_perftest.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -11,10 +11,10 @@ use crate::Result;
 use crate::job::Metrics;
 
 /// Server process, killed when this handle is dropped.
-struct Server(Child);
+pub struct Server(Child);
 
 impl Server {
-    fn start(command: &mut Command) -> Result<Server> {
+    pub fn start(command: &mut Command) -> Result<Server> {
         Ok(Server(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?))
     }
 }
@@ -32,12 +32,12 @@ pub fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-fn free_port() -> Result<String> {
+pub fn free_port() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
 }
 
 /// Runs the client repeatedly until it reaches the server, and returns what `parse` extracts from its output.
-fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
+pub fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output()?;
@@ -71,15 +71,18 @@ pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), rate / 1e9)]))
 }
 
-/// Runs a `ucx_perftest` test over TCP on loopback and returns two fields from the last line of output: a
-/// latency percentile in microseconds, and MiB per second.
-fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
+/// Runs a `ucx_perftest` test on loopback and returns two fields from the last line of output: a latency percentile in
+/// microseconds, and MiB per second. `transport` is `tcp` or `posix`, UCX's shared memory.
+fn ucx(transport: &str, test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
     let port = free_port()?;
     let ucx = || {
         let mut command = Command::new("ucx_perftest");
         command.args(["-p", &port]);
         let quiet = [("UCX_WARN_UNUSED_ENV_VARS", "n"), ("UCX_LOG_LEVEL", "error")];
-        command.envs([("UCX_TLS", "tcp"), ("UCX_NET_DEVICES", "lo")]).envs(quiet);
+        command.envs([("UCX_TLS", transport)]).envs(quiet);
+        if transport == "tcp" {
+            command.env("UCX_NET_DEVICES", "lo");
+        }
         command
     };
     let _server = Server::start(&mut ucx())?;
@@ -97,12 +100,12 @@ fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f6
 }
 
 /// Measures PUTs of `size` bytes for about `seconds`.
-pub fn ucx_put(size: usize, seconds: f64) -> Result<Metrics> {
+pub fn ucx_put(transport: &str, size: usize, seconds: f64) -> Result<Metrics> {
     let messages = |rate: f64, seconds: f64| ((rate * seconds) as usize).clamp(10, 10_000_000);
     let rate = |mib: f64| mib * f64::from(1 << 20) / size as f64;
     // A short run determines how many messages to request.
-    let probe = ucx("ucp_put_bw", size, messages((500e6 / size as f64).min(500e3), 0.02), "50")?.1;
-    let mib = ucx("ucp_put_bw", size, messages(rate(probe), seconds), "50")?.1;
+    let probe = ucx(transport, "ucp_put_bw", size, messages((500e6 / size as f64).min(500e3), 0.02), "50")?.1;
+    let mib = ucx(transport, "ucp_put_bw", size, messages(rate(probe), seconds), "50")?.1;
     let messages = rate(mib);
     Ok(Metrics::from([("Gb/s".into(), messages * size as f64 * 8.0 / 1e9), ("M/s".into(), messages / 1e6)]))
 }
@@ -111,7 +114,7 @@ pub fn ucx_put(size: usize, seconds: f64) -> Result<Metrics> {
 pub fn ucx_ping(rounds: usize) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for (name, percentile) in [("p50", "50"), ("p99", "99")] {
-        metrics.insert(name.into(), ucx("tag_lat", 8, rounds, percentile)?.0 * 1e3);
+        metrics.insert(name.into(), ucx("tcp", "tag_lat", 8, rounds, percentile)?.0 * 1e3);
     }
     Ok(metrics)
 }

@@ -1,17 +1,17 @@
 //! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
 //! devices there and not only through libibverbs. Each device is a PCI function. A tree is a snapshot, which
-//! does not reflect later changes to the devices, except for the counters: libibverbs writes them while
-//! programs run.
+//! does not reflect later changes to the devices, except for the counters, which libibverbs writes while
+//! programs run, and the congestion parameters, which any program may write and libibverbs reads.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::congestion_files::View;
+use super::congestion_files::{CNP_PRIO_MODE, View, debugfs_name, ecn_name};
 use super::pci::{self, Slot};
 use super::{create_private_dir, unique_suffix};
 use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
@@ -25,6 +25,9 @@ const PKEYS: [&str; 1] = ["0xffff"];
 
 /// Directory of the counter totals, a file for each device, which libibverbs writes.
 const COUNTERS: &str = "counters";
+/// Directory of the congestion parameters, a directory for each device. The files in `/sys/class/net` and debugfs are
+/// further names of these, so that they always agree, and libibverbs needs only the name of the device.
+const CONGESTION: &str = "congestion";
 /// PCI class of RoCE NICs: Ethernet controller.
 const PCI_CLASS: u32 = 0x02_0000;
 /// Speed and width of the PCI link: 252 Gb/s, above the rate of the port.
@@ -44,10 +47,12 @@ pub struct Tree {
 
 #[derive(Hash)]
 enum Entry {
-    /// A file with the given text, followed by a newline.
+    /// A file with the given text, followed by a newline, which programs can only read.
     Text(String),
     /// A file that programs change: created with the given text, and never overwritten.
-    Initial(&'static str),
+    Initial(String),
+    /// A further name of an earlier file, whose path relative to the root is given.
+    HardLink(String),
     /// A symbolic link.
     Link(String),
 }
@@ -72,8 +77,8 @@ impl Tree {
             );
             tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
             tree.uverbs(n, &name, &slot);
-            tree.congestion(&slot, identity, adapter, congestion);
-            tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial("")));
+            tree.congestion(&name, &slot, identity, adapter, congestion);
+            tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial(String::new())));
         }
         tree
     }
@@ -145,19 +150,31 @@ impl Tree {
         let port = format!("{directory}/ports/1");
         self.port(&port, adapter);
         for (file, _) in port_counter_files(|_| 0) {
-            self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n")));
+            self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n".into())));
         }
     }
 
-    fn congestion(&mut self, slot: &Slot, identity: &Identity, adapter: &Adapter, congestion: &View) {
-        let ecn = format!("class/net/{}/ecn", adapter.interface);
-        let is_listed = self.entries.iter().any(|(path, _)| path.starts_with(&ecn));
-        if !adapter.interface.is_empty() && !is_listed {
-            congestion.ecn().for_each(|(file, value)| self.line(format!("{ecn}/{file}"), value));
+    fn congestion(&mut self, name: &str, slot: &Slot, identity: &Identity, adapter: &Adapter, view: &View) {
+        let has_interface = !adapter.interface.is_empty();
+        let ecn = has_interface.then(|| format!("class/net/{}/ecn", adapter.interface));
+        let has_debugfs = *identity == Identity::CONNECTX_5;
+        let cc_params = has_debugfs.then(|| format!("kernel/debug/mlx5/{}/cc_params", slot.address()));
+        self.line(format!("{CONGESTION}/{name}/initial"), view.congestion.to_string());
+        for (parameter, value) in view.parameters() {
+            let file = format!("{CONGESTION}/{name}/{parameter}");
+            self.entries.push((file.clone().into(), Entry::Initial(format!("{value}\n"))));
+            let in_ecn = ecn.iter().map(|directory| format!("{directory}/{}", ecn_name(parameter)));
+            let in_debugfs =
+                cc_params.iter().map(|directory| format!("{directory}/{}", debugfs_name(parameter)));
+            let link = |path: String| (path.into(), Entry::HardLink(file.clone()));
+            self.entries.extend(in_ecn.chain(in_debugfs).map(link));
         }
-        if *identity == Identity::CONNECTX_5 {
-            let directory = format!("kernel/debug/mlx5/{}/cc_params", slot.address());
-            congestion.cc_params().for_each(|(file, value)| self.line(format!("{directory}/{file}"), value));
+        if let Some(directory) = ecn {
+            view.enabled().for_each(|(file, value)| self.line(format!("{directory}/{file}"), value));
+        }
+        if let Some(directory) = cc_params {
+            let (file, value) = CNP_PRIO_MODE;
+            self.line(format!("{directory}/{file}"), value);
         }
     }
 
@@ -278,13 +295,16 @@ fn is_in_use(tree: &Path) -> bool {
 
 impl Entry {
     fn write(&self, path: &Path, root: &Path) -> io::Result<()> {
-        if self.is_at(path) {
+        if self.is_at(path, root) {
             return Ok(());
         }
         // Created outside the tree, where no program mistakes it for a device.
         let new = root.with_extension(format!("new.{}", unique_suffix()));
         match self {
-            Entry::Text(text) => fs::write(&new, format!("{text}\n"))?,
+            Entry::Text(text) => {
+                fs::write(&new, format!("{text}\n"))?;
+                fs::set_permissions(&new, fs::Permissions::from_mode(0o444))?;
+            }
             // Never replaced, because a program may be writing to the file already.
             Entry::Initial(text) => {
                 fs::write(&new, text)?;
@@ -295,15 +315,26 @@ impl Entry {
                     _ => Err(e),
                 });
             }
+            Entry::HardLink(to) => {
+                fs::hard_link(root.join(to), &new)?;
+                let renamed = fs::rename(&new, path);
+                // Still there if another process has just created the same link: renaming does nothing then.
+                let _ = fs::remove_file(&new);
+                return renamed;
+            }
             Entry::Link(to) => symlink(to, &new)?,
         }
         fs::rename(&new, path)
     }
 
-    fn is_at(&self, path: &Path) -> bool {
+    fn is_at(&self, path: &Path, root: &Path) -> bool {
         match self {
             Entry::Text(text) => fs::read_to_string(path).is_ok_and(|t| t.strip_suffix('\n') == Some(text)),
             Entry::Initial(_) => path.is_file(),
+            Entry::HardLink(to) => {
+                let inode = |file: &Path| fs::metadata(file).map(|m| (m.dev(), m.ino())).ok();
+                inode(path).is_some_and(|own| Some(own) == inode(&root.join(to)))
+            }
             Entry::Link(to) => fs::read_link(path).is_ok_and(|t| t == Path::new(to)),
         }
     }
@@ -445,6 +476,39 @@ mod tests {
         fs::write(&counter, "17\n").unwrap();
         tree.write(&root).unwrap();
         assert_eq!(fs::read_to_string(&counter).unwrap(), "17\n");
+    }
+
+    #[test]
+    fn names_of_a_congestion_parameter_are_one_file_which_write_never_reverts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut adapters = adapters();
+        adapters[0].interface = "eth7".into();
+        let tree = tree_of(&adapters, "mlx5_0");
+        let root = dir.path().join("tree");
+        tree.write(&root).unwrap();
+        let functions: Vec<_> = fs::read_dir(root.join("kernel/debug/mlx5")).unwrap().flatten().collect();
+        let cc_params = functions[0].path().join("cc_params");
+        let ecn = root.join("class/net/eth7/ecn");
+        let names = [
+            root.join("congestion/mlx5_0/rpg_ai_rate"),
+            ecn.join("roce_rp/rpg_ai_rate"),
+            cc_params.join("rp_ai_rate"),
+        ];
+        let values = || names.each_ref().map(|name| fs::read_to_string(name).unwrap());
+        assert_eq!(values(), ["5\n"; 3]);
+        fs::write(&names[1], "20\n").unwrap();
+        // A name that a program has replaced.
+        fs::remove_file(&names[2]).unwrap();
+        fs::write(&names[2], "30\n").unwrap();
+        tree.write(&root).unwrap();
+        assert_eq!(values(), ["20\n"; 3]);
+        fs::write(&names[2], "40\n").unwrap();
+        assert_eq!(values(), ["40\n"; 3]);
+        assert_eq!(fs::read_to_string(root.join("congestion/mlx5_0/initial")).unwrap(), "loss-driven\n");
+        for file in [ecn.join("roce_np/enable/7"), cc_params.join("np_cnp_prio_mode")] {
+            assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o444, "{}", file.display());
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the tree remains");
     }
 
     #[test]

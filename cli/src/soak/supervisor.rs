@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -81,18 +81,29 @@ impl Worker {
         }
     }
 
-    fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            // Fails only if the process has ended.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+    /// Kills the process, if it has been started.
+    ///
+    /// # Errors
+    /// The exit status, if the process has ended by itself.
+    fn kill(&mut self) -> Result<(), String> {
+        self.child.take().map_or(Ok(()), kill_child)
     }
+}
+
+fn kill_child(mut child: Child) -> Result<(), String> {
+    // Fails only if the process has ended.
+    let _ = child.kill();
+    let status = child.wait();
+    let was_killed = status.as_ref().is_ok_and(|status| status.signal() == Some(Signal::SIGKILL as i32));
+    if was_killed { Ok(()) } else { Err(format!("ended before it was killed: {status:?}")) }
 }
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.workers.iter_mut().for_each(Worker::kill);
+        for worker in &mut self.workers {
+            // The result of the run is known by now, so the status of the worker is not needed.
+            let _ = worker.kill();
+        }
     }
 }
 
@@ -234,7 +245,7 @@ impl Supervisor {
                 let worker = &mut self.workers[process];
                 if worker.is_ready && worker.child.is_some() {
                     summary.kills += 1;
-                    worker.kill();
+                    worker.kill().map_err(|reason| format!("process {process} {reason}"))?;
                     (worker.restart_at, worker.stalled_until) = (Some(Instant::now() + restart), None);
                     let killed = (process, worker.incarnation);
                     // Reports from before the kill are still compared.
@@ -377,6 +388,26 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    #[test]
+    fn process_that_ended_before_it_was_killed_is_reported() {
+        let start = |command: &str| {
+            Command::new("sh")
+                .args(["-c", command])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap()
+        };
+        assert_eq!(kill_child(start("read line")), Ok(()));
+        for command in ["kill -s ABRT $$", "exit 3", "exit 0"] {
+            let mut child = start(command);
+            // The output ends with the process.
+            std::io::copy(&mut child.stdout.take().unwrap(), &mut std::io::sink()).unwrap();
+            let reason = kill_child(child).unwrap_err();
+            assert!(reason.starts_with("ended before it was killed: Ok(ExitStatus("), "{command}: {reason}");
+        }
+    }
 
     #[test]
     fn two_of_every_four_processes_share_an_address_and_supervisors_share_none() {

@@ -155,6 +155,11 @@ fn report(report: &Report) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
+/// Reports whether processes that share an address exchange packets through rings in shared memory.
+fn uses_shared_memory(seed: u64) -> bool {
+    !seed.is_multiple_of(2)
+}
+
 fn system(e: impl std::error::Error) -> Violation {
     e.to_string()
 }
@@ -168,7 +173,10 @@ impl Worker {
         let program = std::env::current_exe()
             .map_err(|source| CliError::Io { what: "cannot find the urxe command".into(), source })?;
         let links = match is_shared {
-            true => Sharing { program, any_user: false }.bind(&spec, 1, true)?,
+            true => {
+                let shared_memory = uses_shared_memory(seed);
+                Sharing { program, any_user: false, shared_memory }.bind(&spec, 1, true)?
+            }
             false => spec.bind_with(1, true)?,
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);

@@ -14,9 +14,9 @@ use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
 };
 use crate::context::Context;
-use crate::device::warn;
 use crate::errno::minus_one;
 use crate::event_objects::object_at;
+use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::qp::QueuePair;
 use crate::rdmacm::addrinfo;

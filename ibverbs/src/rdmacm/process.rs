@@ -11,9 +11,10 @@ use urxe::verbs::cm::ConnectionManager;
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::Context;
-use crate::device::{self, warn};
+use crate::device;
 use crate::errno::null;
 use crate::event_objects::{ObjectTable, UnackedEvents};
+use crate::log::warn;
 use crate::open::{close_device, open_device};
 use crate::pd::{alloc_pd, open_xrcd};
 

@@ -411,7 +411,8 @@ static void *interrupts(void *none)
 	usleep(200000);
 	CHECK(!waiter.ended);
 	CHECK(!pthread_kill(waiter.thread, SIGUSR1));
-	usleep(200000);
+	for (int i = 0; i < 2000 && !waiter.handled; i++)
+		usleep(10000);
 	CHECK(waiter.handled == 1);
 	if (waiter.bring && !waiter.ended)
 		waiter.bring(&waiter);
@@ -525,7 +526,7 @@ static void kept_and_closed(void)
 	}
 	usleep(100000);
 	close_both(ends);
-	for (int i = 0; i < 100 && (fcntl(ends[0], F_GETFD) >= 0 || fcntl(ends[1], F_GETFD) >= 0); i++)
+	for (int i = 0; i < 2000 && (fcntl(ends[0], F_GETFD) >= 0 || fcntl(ends[1], F_GETFD) >= 0); i++)
 		usleep(10000);
 	FAILS(fcntl(ends[0], F_GETFD), EBADF);
 	FAILS(fcntl(ends[1], F_GETFD), EBADF);

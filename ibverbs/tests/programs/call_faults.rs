@@ -28,6 +28,16 @@ fn first_creation_of_a_cq_fails_with_the_injected_errno_and_the_second_succeeds(
 }
 
 #[test]
+fn program_whose_standard_error_cannot_be_written_ends_as_usual() {
+    let (library, program, [address, _]) = (Library::new(), CProgram::build("call_faults"), addresses());
+    let mut command = library.program(program.program(), &address);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    command.arg("creation").env("URXE_FAULTS", "call:ibv_create_cq=ENOMEM@1").stderr(full);
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+}
+
+#[test]
 fn faults_are_read_from_a_file_that_the_environment_names() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("faults.txt");

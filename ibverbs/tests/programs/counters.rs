@@ -104,10 +104,10 @@ fn counters_move_while_ib_write_bw_runs_and_are_exact_at_its_end() {
         "{receiver:?} {sender:?}"
     );
     assert!(receiver["counters/port_rcv_packets"] >= packets, "{receiver:?}");
-    assert_eq!(
-        sender["counters/port_rcv_packets"], receiver["counters/port_xmit_packets"],
-        "only acknowledgements"
-    );
+    // Only acknowledgements; the answer to the last probe may arrive after the sender has closed its device.
+    let acknowledged = sender["counters/port_rcv_packets"];
+    let sent = receiver["counters/port_xmit_packets"];
+    assert!((sent.saturating_sub(repeated)..=sent).contains(&acknowledged), "{receiver:?} {sender:?}");
     assert_eq!(receiver["hw_counters/rx_read_requests"] + receiver["hw_counters/rx_atomic_requests"], 0);
 }
 

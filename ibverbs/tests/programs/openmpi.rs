@@ -13,7 +13,7 @@ use std::time::Duration;
 use support::netns::{self, Veth};
 use support::{Running, addresses, built, text, urxe};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Debian's Python, which has mpi4py and numpy. Another Python may come first in `PATH`.
 const PYTHON: &str = "/usr/bin/python3";

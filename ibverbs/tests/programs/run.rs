@@ -113,7 +113,7 @@ fn copied_command_serves_programs_without_any_other_file() {
 #[test]
 fn no_offload_option_keeps_packets_in_a_tshark_capture_within_the_mtu() {
     let script = r#"
-        unshare -n sleep 50 & peer=$!
+        unshare -n sleep 280 & peer=$!
         until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do kill -0 $peer || exit 3; done
         ip link add a0 type veth peer name b0 netns $peer || exit 3
         ip addr add 10.9.0.1/24 dev a0 && ip link set a0 up || exit 3

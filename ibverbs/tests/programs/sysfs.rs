@@ -6,9 +6,9 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use support::{Running, addresses, text, urxe};
+use support::{CProgram, Running, addresses, port, text, urxe, wait_for_listener};
 
 fn output(mut command: Command, args: &[&str]) -> Output {
     command.args(args);
@@ -190,5 +190,102 @@ fn run_fails_if_ld_preload_cannot_name_the_runtime_directory() {
             out.status.code() == Some(126) && printed.contains(reason) && printed.lines().count() == 1,
             "{printed}"
         );
+    }
+}
+
+/// Options of `urxe run`, with a runtime directory in which no other program has written congestion parameters.
+struct View<'a> {
+    directory: tempfile::TempDir,
+    options: &'a [&'a str],
+}
+
+impl View<'_> {
+    fn new<'a>(options: &'a [&'a str]) -> View<'a> {
+        View { directory: tempfile::tempdir().unwrap(), options }
+    }
+
+    fn run(&self, program: &[&str]) -> Command {
+        let mut command = urxe(&[&["run"], self.options, &["--"], program].concat());
+        command.env("XDG_RUNTIME_DIR", self.directory.path());
+        command
+    }
+
+    /// Runs a shell script with the given `$1`. It must succeed.
+    fn script(&self, script: &str, argument: &str) -> Output {
+        let command = self.run(&["sh", "-c", script, "sh", argument]);
+        let out = Running::new(command).finish(Duration::from_secs(50));
+        assert!(out.status.success(), "{:?} {}", out.status, text(&out));
+        out
+    }
+}
+
+#[test]
+fn congestion_parameters_are_written_under_both_names_and_values_out_of_range_are_restored() {
+    const SCRIPT: &str = r#"
+        debugfs=$(echo /sys/kernel/debug/mlx5/*/cc_params/rp_ai_rate)
+        cd /sys/class/net/lo/ecn/roce_rp || exit 3
+        wait_for() { until [ "$(cat rpg_ai_rate)" = "$1" ]; do sleep 0.02; done; }
+        echo 20 >rpg_ai_rate && cat "$debugfs"
+        # A program that ends at once.
+        echo 0 >"$debugfs" && ibv_devinfo >/dev/null && cat rpg_ai_rate
+
+        echo 20 >rpg_ai_rate
+        "$1" linger >"$XDG_RUNTIME_DIR/out" & program=$!
+        until grep -q ready "$XDG_RUNTIME_DIR/out"; do sleep 0.02; done
+        echo 0 >"$debugfs" && wait_for 20
+        # The program writes the number as soon as it has read it.
+        echo +30 >"$debugfs" && wait_for 30
+        echo 1000001 >rpg_ai_rate && wait_for 30
+        kill $program
+        cat "$debugfs"
+    "#;
+    let [address, _] = addresses();
+    let options = ["--ip", &address, "--name", "mlx5_0", "--congestion", "dcqcn"];
+    let (view, corners) = (View::new(&options), CProgram::build("corners"));
+    let out = view.script(SCRIPT, corners.program());
+    assert_eq!(String::from_utf8_lossy(&out.stdout), "20\n5\n30\n", "{}", text(&out));
+    let printed = String::from_utf8_lossy(&out.stderr);
+    let warnings: Vec<_> = printed.lines().filter(|line| line.contains("rpg_ai_rate")).collect();
+    let expected = [("0", 5), ("0", 20), ("1000001", 30)].map(|(value, remaining)| {
+        format!(
+            "urxe: mlx5_0: rpg_ai_rate is '{value}': give a number from 1 to 1000000; {remaining} remains"
+        )
+    });
+    assert_eq!(warnings, expected);
+    let printed = view.script("cat /sys/class/net/lo/ecn/roce_rp/rpg_ai_rate", "").stdout;
+    assert_eq!(printed, b"30\n", "the value outlives the programs");
+}
+
+#[test]
+fn minimum_time_between_cnps_changes_in_a_running_program_and_in_one_that_starts_later() {
+    /// Number of CNPs for which the initial interval, 4095 µs, would be too long.
+    const CNPS: u32 = 10_000;
+    const LIMIT: Duration = Duration::from_millis(4 * CNPS as u64);
+    let [server, client] = addresses();
+    let options =
+        ["--ip", &server, "--fault", "rx:mark=p:1", "--congestion", "loss-driven,min_time_between_cnps=4095"];
+    let view = View::new(&options);
+    let cnps = || -> u32 {
+        let out = view.script("cat /sys/class/infiniband/urxe0/ports/1/hw_counters/np_cnp_sent", "");
+        String::from_utf8_lossy(&out.stdout).trim().parse().unwrap()
+    };
+    let wait_until = |at_least: u32| {
+        let begin = Instant::now();
+        while cnps() < at_least {
+            assert!(begin.elapsed() < LIMIT, "{} of {at_least} CNPs", cnps());
+        }
+    };
+    for is_running in [true, false] {
+        let port = port().to_string();
+        let program = ["ib_write_bw", "-x", "0", "--run_infinitely", "-p", &port];
+        let _receiver = Running::new(view.run(&program));
+        wait_for_listener(&port);
+        let command = urxe(&[&["run", "--ip", &client, "--"], &program[..], &["127.0.0.1"]].concat());
+        let _sender = Running::new(command);
+        if is_running {
+            wait_until(cnps() + 1);
+            view.script("echo 0 >/sys/class/net/lo/ecn/roce_np/min_time_between_cnps", "");
+        }
+        wait_until(cnps() + CNPS);
     }
 }

@@ -23,7 +23,8 @@ pub fn urxe(args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("URXE_") {
+        // With URXE_SHARED_MEMORY=1, the tests run over shared memory.
+        if name.to_string_lossy().starts_with("URXE_") && name != "URXE_SHARED_MEMORY" {
             command.env_remove(name);
         }
     }
@@ -184,7 +185,7 @@ pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: 
 
 /// Waits for a TCP listener on a port, because the clients of ping-pong programs do not retry.
 pub fn wait_for_listener(port: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
     let listening = || {
         ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
@@ -206,7 +207,7 @@ pub const UDP_PORTS: u16 = 0x0111;
 pub fn wait_for_service(spaces: &[u16], port: u16) {
     let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let is_bound = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
         let mut claims = sockets.lines().filter(|line| line.contains("urxe-service"));

@@ -5,16 +5,18 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
+use super::rings::{RING_WINDOW, Rings, Sent};
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
 use crate::broker::{BindAddr, Sharing, SocketNames};
 use crate::link::udp::{self, UdpLink, UdpOptions};
 use crate::link::{
-    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, RxBurst, SharedAddress, boxed,
-    default_address,
+    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, RxBurst,
+    SharedAddress, boxed, default_address,
 };
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, TxQueue};
@@ -58,11 +60,27 @@ impl Sharing {
 /// and the requests for the services that this process has registered.
 pub struct SharedUdpLink {
     inner: UdpLink,
+    info: LinkInfo,
+    /// Rings to and from other processes of this host; `None` without shared memory. Dropped before the lease, after which
+    /// another process may have the partition.
+    rings: Option<Rings>,
+    /// Whether the queue has deferred ICRCs, which rings compute as they copy.
+    defers_icrc: bool,
     lease: Arc<Lease>,
     /// Registry of the services that this process has claimed; present only in the link of the shard that has
     /// QP1.
     registry: Option<ServiceRegistry>,
+    /// Bursts without a ring.
+    to_socket: TxQueue,
+    /// Time at which the socket was last polled.
+    last_socket_poll: Instant,
+    /// Number of packets for which there was no room in a ring.
+    dropped: u64,
 }
+
+/// Minimum time between two polls of the socket while other processes write to rings: a poll is a system call, which takes
+/// longer than a short packet through a ring. Not yet measured against other values.
+const MIN_SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(2);
 
 impl SharedUdpLink {
     /// Binds this process's share of UDP port 4791 on `ip`, which other processes use too. The queue pair
@@ -111,7 +129,7 @@ fn share(
         let mut links = Vec::new();
         for (shard, socket) in sockets.into_iter().enumerate() {
             let has_qp1 = shard == Qpn::GSI.get() as usize & (count - 1);
-            let mut link = new_link(bind_addr, options, socket, &lease, has_qp1)?;
+            let mut link = new_link(bind_addr, options, socket, &lease, (shard == 0, has_qp1), sharing)?;
             // The first link monitors the state of the port for all shards and addresses.
             if n > 0 || shard > 0 {
                 link.inner.ignore_link_state();
@@ -128,40 +146,118 @@ fn new_link(
     options: &UdpOptions,
     socket: OwnedFd,
     lease: &Arc<Lease>,
-    has_qp1: bool,
+    (is_first, has_qp1): (bool, bool),
+    sharing: &Sharing,
 ) -> Result<SharedUdpLink, SharingError> {
     let ip = bind_addr.ip();
-    let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
     let inner = UdpLink::from_socket(ip, socket, options)?;
+    let failed = |source| SharingError::System { ip, what: "finding the names of sockets", source };
+    let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
+    // The queue pair numbers of all shards begin with the first partition, so one link has the rings of all.
+    let rings = match sharing.shared_memory {
+        true => Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), is_first),
+        false => Ok(None),
+    };
+    let add = |rings: Option<Rings>| match rings {
+        Some(rings) => inner.add_to_group_fd(&rings).map(|()| Some(rings)),
+        None => Ok(None),
+    };
+    // Without rings, the link works all the same.
+    let rings = rings.and_then(add).unwrap_or_else(|error| {
+        trace_event!(WARN, "urxe::link", "no rings", reason = %error);
+        None
+    });
+    let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
     let registry = if has_qp1 {
-        let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
         let registry = ServiceRegistry::new(bind_addr.clone(), names, lease.any_user()).map_err(failed)?;
         inner.add_to_group_fd(&registry).map_err(failed)?;
         Some(registry)
     } else {
         None
     };
-    Ok(SharedUdpLink { inner, lease: lease.clone(), registry })
+    let (to_socket, mut info) = (TxQueue::new(inner.info().burst), inner.info().clone());
+    if rings.is_some() {
+        info.window = info.window.min(RING_WINDOW);
+    }
+    let last_socket_poll = Instant(0);
+    Ok(SharedUdpLink {
+        inner,
+        info,
+        lease: lease.clone(),
+        registry,
+        rings,
+        // Also an address that cannot have rings: all members of an interface's link defer ICRCs, or none does.
+        defers_icrc: sharing.shared_memory,
+        to_socket,
+        last_socket_poll,
+        dropped: 0,
+    })
 }
 
 impl Link for SharedUdpLink {
     fn info(&self) -> &LinkInfo {
-        self.inner.info()
+        &self.info
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.inner.transmit(now, queue)
+        if !self.defers_icrc {
+            return self.inner.transmit(now, queue);
+        }
+        for burst in queue.bursts() {
+            match self.rings.as_mut().map_or(Sent::No, |rings| rings.write(&burst)) {
+                Sent::Yes => {}
+                Sent::Dropped => self.dropped += burst.packets as u64,
+                Sent::No => self.to_socket.push_burst(&burst),
+            }
+        }
+        if let Some(rings) = &mut self.rings {
+            rings.publish();
+        }
+        if self.to_socket.is_empty() {
+            return Ok(());
+        }
+        let sent = self.inner.transmit(now, &self.to_socket);
+        self.to_socket.clear();
+        sent
+    }
+
+    fn supports_deferred_icrc(&self) -> bool {
+        self.defers_icrc
+    }
+
+    fn elide_icrcs(&mut self) {
+        if let Some(rings) = &mut self.rings {
+            rings.elide_icrcs();
+        }
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        let SharedUdpLink { inner, lease, registry } = self;
-        let received = inner.receive(now, &mut |burst| {
+        let SharedUdpLink { inner, lease, registry, rings, last_socket_poll, .. } = self;
+        let mut received = 0;
+        if let Some(rings) = rings {
+            received = rings.receive(now, sink);
+            if rings.has_readers() && now.since(*last_socket_poll) < MIN_SOCKET_POLL_INTERVAL {
+                return Ok(received);
+            }
+            *last_socket_poll = now;
+        }
+        received += inner.receive(now, &mut |burst| {
             if has_mixed_partitions(&burst, lease.partition()) {
                 lease.stop_coalescing();
             }
             sink(burst);
         })?;
         Ok(received + registry.as_mut().map_or(0, |registry| registry.receive(now, sink)))
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.rings.as_mut().is_some_and(Rings::prepare_to_sleep)
+    }
+
+    fn on_nic_event(&mut self, _: Instant, event: &NicEvent) {
+        if let (NicEvent::Connected { remote, peer, .. }, Some(rings)) = (event, &mut self.rings) {
+            rings.on_connected(*peer, *remote);
+        }
     }
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
@@ -194,6 +290,7 @@ impl Link for SharedUdpLink {
 
     fn counters(&self) -> LinkCounters {
         let mut all = self.inner.counters();
+        all.tx_dropped += self.dropped;
         all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
     }

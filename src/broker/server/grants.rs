@@ -64,6 +64,7 @@ impl Server {
     /// Releases the partitions of a client that has disconnected.
     pub(super) fn release(&mut self, i: usize) {
         let released = self.clients[i].partitions.take();
+        self.clients[i].bind_addrs.clear();
         self.releasing.extend(released.map(|(first, count)| (first..first + count, Instant::now())));
         self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
     }
@@ -80,11 +81,24 @@ impl Server {
         });
     }
 
+    /// Stops serving addresses on which no process has a lease any more. Their sockets would otherwise accumulate, 64 for
+    /// each address that was ever leased, as long as any process has a lease of another address.
+    pub(super) fn release_addresses(&mut self) {
+        // A process that is exiting may still use its sockets.
+        if self.releasing.is_empty() {
+            let clients = &self.clients;
+            let is_leased =
+                |bind_addr: &BindAddr| clients.iter().any(|client| client.bind_addrs.contains(bind_addr));
+            self.served.retain(|served| is_leased(&served.bind_addr));
+        }
+    }
+
     /// Grants free partitions to a client, and sends their sockets to it.
     fn grant_partitions(&mut self, i: usize, request: &Request) -> Result<(), Response> {
         let count = request.shards;
         let (partition, tokens) = self.free_partitions(count)?;
         self.clients[i].partitions = Some((partition, count));
+        self.clients[i].bind_addrs.clone_from(&request.bind_addrs);
         self.orphaned.retain(|orphaned| !(partition..partition + count).contains(orphaned));
         self.update_steering_if(count > 1);
         let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
@@ -102,6 +116,7 @@ impl Server {
         let granted = Response::Granted { partition, any_user: self.any_user };
         if let Err(e) = fd_message::send(&self.clients[i].connection, &granted, &fds) {
             self.clients[i].partitions = None;
+            self.clients[i].bind_addrs.clear();
             self.update_steering_if(count > 1);
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             let reason = format!("the broker of {} could not send the sockets: {e}", self.bind_addr);
@@ -192,6 +207,7 @@ impl Server {
             }
         }
         self.clients[i].partitions = Some((partition, request.shards));
+        self.clients[i].bind_addrs.clone_from(&request.bind_addrs);
         self.orphaned.retain(|orphaned| !claimed.contains(orphaned));
         self.update_steering_if(true);
         // The next poll detects a process that has disconnected.

@@ -321,6 +321,7 @@ mod tests {
         let mut mailboxes = Mailboxes::new(SocketNames::Abstract).unwrap();
         let names: Vec<String> = (0..200).map(|i| name(&format!("stopped/{i}"))).collect();
         let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
+        let start = Instant::now();
         for number in 0..20 {
             for name in &names {
                 mailboxes.send(name, datagram(number));
@@ -334,10 +335,9 @@ mod tests {
             assert_eq!(drain(&socket), [number]);
         }
         // Eventually the datagrams are dropped.
-        let start = Instant::now();
         while mailboxes.has_queued() {
             mailboxes.retry();
-            assert!(start.elapsed() < 2 * QUEUE_TIMEOUT);
+            assert!(start.elapsed() < 30 * QUEUE_TIMEOUT);
             std::thread::sleep(Duration::from_millis(10));
         }
         assert!(start.elapsed() >= QUEUE_TIMEOUT / 2);

@@ -191,6 +191,8 @@ struct Client {
     since: Instant,
     /// First of the granted partitions, and their number.
     partitions: Option<(usize, usize)>,
+    /// Addresses of the lease.
+    bind_addrs: Vec<BindAddr>,
     /// Request received while the port was in use.
     pending: Option<Request>,
 }
@@ -215,6 +217,7 @@ impl Server {
                         connection,
                         since: Instant::now(),
                         partitions: None,
+                        bind_addrs: Vec::new(),
                         pending: None,
                     }),
                     // Best effort: the process may have closed the connection.
@@ -229,6 +232,7 @@ impl Server {
             }
             self.retry_pending();
             self.collect_released();
+            self.release_addresses();
             self.mailboxes.retry();
             for ServedAddress { bind_addr, sockets, gsi_listener, .. } in &mut self.served {
                 let orphaned = self.orphaned.iter().map(|partition| &sockets[*partition]);

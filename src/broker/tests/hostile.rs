@@ -56,6 +56,30 @@ fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() 
 }
 
 #[test]
+fn address_on_which_no_process_has_a_lease_any_more_is_released() {
+    let (ip, sharing, server) = start_broker("127.18.247.1");
+    let first = join(ip, 1, &sharing).unwrap();
+    let bind_addr = BindAddr::new(ip, &UdpOptions::default());
+    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
+    let connection = stream();
+    connect(&connection, &address).unwrap();
+    send(&connection, b"urxe-broker-4 acquire 1 127.18.247.1 127.18.247.2", SendFlags::NOSIGNAL).unwrap();
+    let (line, fds) = fd_message::receive(&connection, false).unwrap().unwrap();
+    assert!(line.contains("granted"), "{line}");
+    let is_free = |ip: &str| UdpSocket::bind((ip, crate::wire::ROCE_PORT)).is_ok();
+    assert!(!is_free("127.18.247.2"));
+    drop((connection, fds));
+    let begin = std::time::Instant::now();
+    while !is_free("127.18.247.2") {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "not released within 20 s");
+        thread::yield_now();
+    }
+    assert!(!is_free("127.18.247.1"), "the other address is in use");
+    drop(first);
+    server.join().unwrap().unwrap();
+}
+
+#[test]
 fn broker_rejects_malformed_messages_and_continues() {
     let (ip, sharing, server) = start_broker("127.18.241.1");
     let first = join(ip, 1, &sharing).unwrap();

@@ -52,6 +52,8 @@ pub struct FabricPort {
     batch: Vec<Delivery>,
     runs: Vec<Run>,
     counters: LinkCounters,
+    /// Whether packets delivered directly may lack ICRCs.
+    elides_icrcs: bool,
 }
 
 impl FabricPort {
@@ -82,6 +84,7 @@ impl FabricPort {
             batch: Vec::new(),
             runs: Vec::new(),
             counters: LinkCounters::default(),
+            elides_icrcs: false,
         }
     }
 
@@ -150,7 +153,7 @@ impl FabricPort {
             if targets.len() == 1
                 && path.config().is_instant()
                 && !self.fabric.is_virtual()
-                && deliver_direct(now, burst, &target.port, &mut self.scratch)
+                && deliver_direct(now, burst, &target.port, self.elides_icrcs, &mut self.scratch)
             {
                 target.port.inbox.lock().counters.carried += burst.packets as u64;
                 self.fabric.schedule_turn(&target.port);
@@ -226,31 +229,58 @@ impl FabricPort {
 const PACKETS_PER_STEP: usize = 4;
 
 /// Delivers a burst directly to the NIC behind a port. Copies the burst from the sender's memory to
-/// `scratch`, where its ICRCs are computed and checked, and from there to the receiver's memory. Returns
-/// false if direct delivery is not possible.
-fn deliver_direct(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
+/// `scratch`, where its ICRCs are computed and checked unless both ends elide them, and from there to the receiver's
+/// memory. Returns false if direct delivery is not possible.
+fn deliver_direct(
+    now: Instant,
+    burst: &TxBurst<'_>,
+    port: &PortShared,
+    elides_icrcs: bool,
+    scratch: &mut Vec<u8>,
+) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // returns false.
     if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
         return false;
     }
     let Some(driver) = port.driver() else { return false };
-    let (flow, segment) = (burst.flow, burst.segment);
+    let elides_icrcs = elides_icrcs && port.elides_icrcs.load(Ordering::Relaxed);
     driver.try_receive_direct(now, &mut |sink| {
         if let Some(bytes) = burst.as_bytes() {
+            let TxBurst { flow, segment, .. } = *burst;
             return sink(RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes });
         }
-        let (mut copier, mut first) = (burst.copier(), 0);
-        loop {
-            scratch.clear();
-            if !(0..PACKETS_PER_STEP).all(|_| copier.copy_next(scratch)) && scratch.is_empty() {
-                return;
-            }
-            let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
-            sink(RxBurst { flow, ident, segment, data: scratch });
-            first += PACKETS_PER_STEP as u16;
-        }
+        deliver_in_steps(burst, elides_icrcs, scratch, sink);
     })
+}
+
+/// Passes a burst with deferred ICRCs to `sink`, a few packets at a time.
+fn deliver_in_steps(
+    burst: &TxBurst<'_>,
+    mut elides_icrcs: bool,
+    scratch: &mut Vec<u8>,
+    sink: &mut dyn FnMut(RxBurst<'_>),
+) {
+    let mut copier = if elides_icrcs { burst.copier().eliding_icrcs() } else { burst.copier() };
+    let mut first = 0;
+    loop {
+        copier.copy_step(PACKETS_PER_STEP, scratch);
+        if scratch.is_empty() {
+            return;
+        }
+        if elides_icrcs && copier.has_faulted() {
+            // Copies this step again, and the rest of the burst, with ICRCs: that of the unreadable packet is invalid.
+            (copier, elides_icrcs) = (burst.copier(), false);
+            (0..first / PACKETS_PER_STEP).for_each(|_| copier.copy_step(PACKETS_PER_STEP, scratch));
+            continue;
+        }
+        let ident = match elides_icrcs {
+            true => IpIdent::Elided,
+            false => IpIdent::Exact { id: first as u16, flags: IpIdent::DONT_FRAGMENT },
+        };
+        sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch });
+        first += PACKETS_PER_STEP;
+    }
 }
 
 /// Returns a run's flow, with the congestion mark if the switch has set it.
@@ -295,6 +325,11 @@ impl Link for FabricPort {
     /// turn.
     fn supports_deferred_icrc(&self) -> bool {
         !self.fabric.is_virtual()
+    }
+
+    fn elide_icrcs(&mut self) {
+        self.elides_icrcs = true;
+        self.shared.elides_icrcs.store(true, Ordering::Relaxed);
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {

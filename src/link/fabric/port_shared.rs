@@ -31,6 +31,8 @@ pub(crate) struct PortShared {
     /// Host of a simulated network to which the port belongs, or [`NO_HOST`](Self::NO_HOST).
     pub host: AtomicU32,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
+    /// Whether packets delivered directly may lack ICRCs.
+    pub elides_icrcs: AtomicBool,
 }
 
 impl PortShared {
@@ -52,6 +54,7 @@ impl PortShared {
             room: AtomicU64::new(EgressRoom::UNLIMITED.to_bits()),
             host: AtomicU32::new(PortShared::NO_HOST),
             driver: Mutex::new(None),
+            elides_icrcs: AtomicBool::new(false),
         }
     }
 

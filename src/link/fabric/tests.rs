@@ -465,8 +465,8 @@ fn drivers_run_on_timers_and_on_input_in_virtual_time() {
     let (a, b) = (test_nic(&fabric, &log, None), test_nic(&fabric, &log, None));
     a.inner.lock().start.push((Instant(3_000), address(&b), 2));
     assert_eq!(fabric.step(), Some(Instant(3_000)));
-    assert_eq!(fabric.run_until_idle(US), Outcome::Limit);
-    fabric.advance(15 * US);
+    assert_eq!((fabric.run_until_idle(US), fabric.now()), (Outcome::Limit, Instant(4_000)));
+    fabric.advance(14 * US);
     assert_eq!(fabric.now(), Instant(18_000));
     assert_eq!(fabric.run_until_idle(Duration::from_secs(1)), Outcome::Idle);
     let name = |n: u32| format!("fabric port {n}");

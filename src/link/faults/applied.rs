@@ -13,6 +13,10 @@ const STREAMS: usize = 64;
 /// Number of packets that are remembered for each stream.
 const PACKETS: usize = 8;
 
+/// Number of PSNs behind the stream's current one at which a packet is forgotten: more than are in flight, and
+/// so few that the packet cannot be taken for one of the next cycle of PSNs.
+const MAX_AGE: i32 = 1 << 22;
+
 /// Packets that may explain the failure of a queue pair: requests from the oldest one that was not acknowledged,
 /// or from the refused one, and their responses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +79,13 @@ struct Stream {
     is_request: bool,
 }
 
+impl Stream {
+    /// Returns the stream of a packet whose sender or receiver has the given address.
+    fn of(address: IpAddr, packet: &Packet<'_>) -> Stream {
+        Stream { address, dest: packet.bth().dest_qp, is_request: packet.row().operation.is_request() }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct AppliedPacket {
     psn: Psn,
@@ -102,7 +113,7 @@ impl Record {
         if !matches!(row.transport, Transport::Rc | Transport::Xrc) {
             return;
         }
-        let stream = Stream { address, dest: bth.dest_qp, is_request: row.operation.is_request() };
+        let stream = Stream::of(address, &packet);
         if self.0.len() >= STREAMS && !self.0.contains_key(&stream) {
             let last_used = |found: &Applications| found.newest.back().map(|packet| packet.at);
             let oldest = self.0.iter().min_by_key(|(_, found)| last_used(found)).map(|(stream, _)| *stream);
@@ -114,6 +125,17 @@ impl Record {
             found.newest.pop_front();
         }
         found.newest.push_back(AppliedPacket { psn: bth.psn, opcode: bth.opcode, at: now });
+    }
+
+    /// Forgets the packets that precede this one, to which the rule may apply or not, by more than are in flight.
+    pub fn on_packet(&mut self, address: IpAddr, bytes: &[u8]) {
+        if self.0.is_empty() {
+            return;
+        }
+        let Ok(packet) = Packet::parse(bytes) else { return };
+        if let Some(found) = self.0.get_mut(&Stream::of(address, &packet)) {
+            found.newest.retain(|applied| packet.bth().psn.since(applied.psn) <= MAX_AGE);
+        }
     }
 
     /// Forgets the packets of an earlier connection from or to `address` with the destination `dest`.
@@ -186,6 +208,28 @@ mod tests {
         assert!(find(&record, true, failed(true, 20, 100)).is_some());
         record.forget(PEER, REMOTE);
         assert_eq!(find(&record, true, failed(true, 20, 100)), None);
+    }
+
+    #[test]
+    fn packet_is_forgotten_before_its_psn_recurs() {
+        let mut record = Record::default();
+        record.add(Instant(1), PEER, &packet(0x04, REMOTE, 3));
+        let mut psn = 0;
+        while psn <= 1 << 22 {
+            record.on_packet(PEER, &packet(0x04, REMOTE, psn));
+            psn += 1 << 20;
+        }
+        record.on_packet(PEER, &packet(0x04, LOCAL, 3 + (1 << 23) - 1));
+        assert!(find(&record, true, failed(true, 3, 9)).is_some());
+        // The packet is repaired, and the peer stops responding after more than 2^23 packets.
+        while psn <= 3 << 22 {
+            record.on_packet(PEER, &packet(0x04, REMOTE, psn));
+            psn += 1 << 20;
+        }
+        assert_eq!(find(&record, true, failed(true, psn, 9)), None);
+        // Packets of the next cycle are recorded like any other.
+        record.add(Instant(5), PEER, &packet(0x04, REMOTE, psn));
+        assert_eq!(find(&record, true, failed(true, psn, 9)), Some((2, psn, 5)));
     }
 
     #[test]

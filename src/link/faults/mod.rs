@@ -68,7 +68,8 @@ pub struct Faults<L> {
 impl<L: Link> Faults<L> {
     /// Wraps a link. `seed` seeds the random number generators of rules with a probability.
     ///
-    /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
+    /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped. Alterations are
+    /// made in the order of the rules, delays add up, and a packet to delay and to reorder is reordered after its delay.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
         let pipeline = |direction| Pipeline::new(&rules, direction, seed);
@@ -199,6 +200,7 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
         // The sender may count from any number.
         IpIdent::Unknown => IpIdent::Unknown,
+        IpIdent::Elided => IpIdent::Elided,
     }
 }
 

@@ -18,7 +18,7 @@ impl Single<'_> {
     /// wrong with every identification gets one of them.
     pub fn exact_ident(&self) -> IpIdent {
         match self.ident {
-            IpIdent::Unknown => {
+            IpIdent::Unknown | IpIdent::Elided => {
                 let found = icrc::identify(&self.flow, 0, self.data);
                 let (id, flags) = found.unwrap_or((0, IpIdent::DONT_FRAGMENT));
                 IpIdent::Exact { id, flags }

@@ -49,18 +49,20 @@ impl ActiveRule {
     }
 }
 
-/// The faults that apply to one packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// The faults that apply to one packet. Without faults it has no allocations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Verdict {
     drop: bool,
     /// Number of additional copies.
     copies: u32,
     reorder: bool,
-    alteration: Option<Alteration>,
+    /// In the order of the rules.
+    alterations: Vec<Alteration>,
     mark: bool,
+    /// Sum of all delays.
     delay: Option<Duration>,
-    /// Time until the packet passes again.
-    replay: Option<Duration>,
+    /// Times until the packet passes again.
+    replays: Vec<Duration>,
 }
 
 /// The rules for one direction, and the packets being held back.
@@ -71,8 +73,8 @@ pub(super) struct Pipeline {
     pub verdicts: Vec<Verdict>,
     /// Packet to reorder, held back until the next packet arrives, or at the latest until the given instant.
     reorder_slot: Option<(Instant, HeldPacket)>,
-    /// Delayed packets by due time and order of arrival.
-    delayed: BTreeMap<(Instant, u64), HeldPacket>,
+    /// Delayed packets by due time and order of arrival, and whether they are to be reordered then.
+    delayed: BTreeMap<(Instant, u64), (HeldPacket, bool)>,
     delays: u64,
     /// Where requests go, if a rule answers some.
     responders: Option<Responders>,
@@ -169,6 +171,8 @@ impl Pipeline {
         let elapsed = now.since(*self.opened.get_or_insert(now));
         let seen = Seen { elapsed, flow: &flow, bytes: data };
         for active_rule in &mut self.rules {
+            let peer = if active_rule.rule.direction == Direction::Tx { flow.dst } else { flow.src };
+            active_rule.record.on_packet(peer, data);
             let before = active_rule.count;
             let mut applies = active_rule.applies(&seen);
             let rule = &active_rule.rule;
@@ -184,7 +188,6 @@ impl Pipeline {
             }
             counter.struck.fetch_add(1, Ordering::Relaxed);
             if rule.action != Action::Mark {
-                let peer = if rule.direction == Direction::Tx { flow.dst } else { flow.src };
                 active_rule.record.add(now, peer, data);
             }
             match rule.action {
@@ -192,11 +195,13 @@ impl Pipeline {
                 Action::Duplicate => verdict.copies += 1,
                 Action::Repeat(copies) => verdict.copies = verdict.copies.saturating_add(copies),
                 Action::Reorder => verdict.reorder = true,
-                Action::Corrupt => verdict.alteration = Some(Alteration::CORRUPTION),
-                Action::Alter(alteration) => verdict.alteration = Some(alteration),
+                Action::Corrupt => verdict.alterations.push(Alteration::CORRUPTION),
+                Action::Alter(alteration) => verdict.alterations.push(alteration),
                 Action::Mark => verdict.mark = true,
-                Action::Delay(by) => verdict.delay = Some(by),
-                Action::Replay(by) => verdict.replay = Some(by),
+                Action::Delay(by) => {
+                    verdict.delay = Some(verdict.delay.unwrap_or_default().saturating_add(by));
+                }
+                Action::Replay(by) => verdict.replays.push(by),
             }
             if let Some(observer) = observer {
                 let (count, packet) = (active_rule.count, Bytes::copy_from_slice(data));
@@ -223,16 +228,17 @@ impl Pipeline {
         }
         let mut altered = std::mem::take(&mut self.altered);
         let Single { mut flow, mut ident, data } = packet;
-        let data = match verdict.alteration {
-            Some(alteration) => {
-                // Otherwise the receiver might find an identification for which the ICRC is correct again.
-                ident = packet.exact_ident();
-                altered.clear();
-                altered.extend_from_slice(data);
+        let data = if verdict.alterations.is_empty() {
+            data
+        } else {
+            // Otherwise the receiver might find an identification for which the ICRC is correct again.
+            ident = packet.exact_ident();
+            altered.clear();
+            altered.extend_from_slice(data);
+            for alteration in &verdict.alterations {
                 alteration.apply(&flow, ident, &mut altered);
-                &altered
             }
-            None => data,
+            &altered
         };
         if verdict.mark {
             // The ICRC does not cover the traffic class.
@@ -243,45 +249,54 @@ impl Pipeline {
         for _ in 0..verdict.copies {
             emit(packet);
         }
-        if let Some(by) = verdict.replay {
-            self.hold(now + by, HeldPacket::new(&packet));
+        for by in &verdict.replays {
+            self.hold(now + *by, HeldPacket::new(&packet), false);
         }
-        if let Some(by) = verdict.delay {
-            self.hold(now + by, HeldPacket::new(&packet));
-        } else if verdict.reorder && self.reorder_slot.is_none() {
-            self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
-        } else {
-            emit(packet);
-            if let Some((_, held)) = self.reorder_slot.take() {
-                emit(held.single());
-            }
+        match verdict.delay {
+            Some(by) => self.hold(now + by, HeldPacket::new(&packet), verdict.reorder),
+            None => self.pass(now, packet, verdict.reorder, emit),
         }
         self.altered = altered;
     }
 
-    fn hold(&mut self, until: Instant, packet: HeldPacket) {
+    fn hold(&mut self, until: Instant, packet: HeldPacket, reorder: bool) {
         self.delays += 1;
-        self.delayed.insert((until, self.delays), packet);
+        self.delayed.insert((until, self.delays), (packet, reorder));
+    }
+
+    /// Holds a packet back for reordering, or emits it, followed by the packet held back, if any.
+    fn pass(&mut self, now: Instant, packet: Single<'_>, reorder: bool, emit: &mut dyn FnMut(Single<'_>)) {
+        if reorder && self.reorder_slot.is_none() {
+            self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
+            return;
+        }
+        emit(packet);
+        if let Some((_, held)) = self.reorder_slot.take() {
+            emit(held.single());
+        }
     }
 
     /// Moves the answers to packets of the direction `from` into this one.
     pub fn take_answers(&mut self, now: Instant, from: &mut Pipeline) {
-        from.answers.drain(..).for_each(|answer| self.hold(now, answer));
+        from.answers.drain(..).for_each(|answer| self.hold(now, answer, false));
     }
 
-    /// Emits the held-back packets that are due, and returns their number.
+    /// Emits the held-back packets that are due, and returns the number of packets emitted.
     pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
         let mut released = 0;
+        let mut emit = |packet: Single<'_>| {
+            released += 1;
+            emit(packet);
+        };
         if let Some((_, held)) = self.reorder_slot.take_if(|(until, _)| *until <= now) {
             emit(held.single());
-            released += 1;
         }
         while let Some(first) = self.delayed.first_entry() {
             if first.key().0 > now {
                 break;
             }
-            emit(first.remove().single());
-            released += 1;
+            let (held, reorder) = first.remove();
+            self.pass(now, held.single(), reorder, &mut emit);
         }
         released
     }

@@ -101,6 +101,12 @@ fn each_fault_action_applies_only_to_the_packets_that_its_rule_matches() {
     assert_eq!(received_with(&["corrupt=2,at=20"], 3), [1, -2, 3]);
     assert_eq!(received_with(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
     assert_eq!(received_with(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
+    let altered = |first: &str, second: &str| {
+        received_with(&[&format!("corrupt=2,at=psn,{first}"), &format!("corrupt=2,at=psn,{second}")], 3)
+    };
+    assert_eq!(altered("xor=0x40,icrc=repair", "xor=0x08,icrc=repair"), [1, 0x4a, 3]);
+    assert_eq!(altered("xor=0x40", "xor=0x08,icrc=repair"), [1, 0x4a, 3]);
+    assert_eq!(altered("xor=0x40,icrc=repair", "xor=0x08"), [1, -0x4a, 3]);
 }
 
 #[test]
@@ -152,6 +158,43 @@ fn delayed_packet_is_delivered_at_its_deadline() {
         assert_eq!(read(&mut b, Instant(3000)), [2]);
         assert_eq!(a.next_deadline().or(b.next_deadline()), None);
     }
+}
+
+#[test]
+fn delays_add_up_and_a_delayed_packet_is_reordered_after_its_delay() {
+    for direction in ["tx", "rx"] {
+        let rules = ["delay=1,by=2us", "delay=1,by=1us", "reorder=1"];
+        let rules = rules.map(|rule| format!("{direction}:{rule}").parse().unwrap()).to_vec();
+        let (_fabric, a, b) = pair();
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
+            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
+            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
+        };
+        send(&mut a, &b, Instant(0), 1..3);
+        assert_eq!(read(&mut b, Instant(0)), [2], "{direction}");
+        assert_eq!(a.next_deadline().or(b.next_deadline()), Some(Instant(3000)));
+        read(&mut a, Instant(3000));
+        assert!(read(&mut b, Instant(3000)).is_empty());
+        let timeout = Instant(3000) + REORDER_TIMEOUT;
+        assert_eq!(a.next_deadline().or(b.next_deadline()), Some(timeout));
+        send(&mut a, &b, Instant(4000), 3..5);
+        assert_eq!(read(&mut b, Instant(4000)), [3, 1, 4]);
+    }
+}
+
+#[test]
+fn every_replay_of_a_packet_takes_place() {
+    let (_fabric, a, mut b) = pair();
+    let rules = ["replay=1,by=3us", "replay=1,by=1us"].map(|rule| rule.parse().unwrap()).to_vec();
+    let mut a = Faults::new(a, rules, 0);
+    send(&mut a, &b, Instant(0), 1..3);
+    assert_eq!(read(&mut b, Instant(0)), [1, 2]);
+    for at in [1000, 3000] {
+        assert_eq!(a.next_deadline(), Some(Instant(at)));
+        read(&mut a, Instant(at));
+        assert_eq!(read(&mut b, Instant(at)), [1]);
+    }
+    assert_eq!(a.next_deadline(), None);
 }
 
 #[test]

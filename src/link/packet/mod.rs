@@ -421,7 +421,7 @@ impl PacketLink {
                 let start = out.len();
                 frame::append_headers(out, to, own, &flow, id, packet.len());
                 if let Some(tag) = tag {
-                    tag.insert(out, start);
+                    tag.of_flow(&flow).insert(out, start);
                 }
             };
             self.batch.begin(info, self.socket.vnet, None, write);

@@ -83,28 +83,29 @@ impl Pfc {
         }
     }
 
-    /// Returns the priority of packets with a traffic class: that in the VLAN tag, if there is one.
-    fn priority(&self, traffic_class: u8) -> usize {
-        self.link.vlan.map_or_else(|| priority_of(traffic_class), |tag| tag.priority.into())
+    /// Returns the priority of a packet: that in the VLAN tag, if there is one.
+    fn priority(&self, flow: &Flow) -> usize {
+        let of_tag = |tag: VlanTag| tag.of_flow(flow).priority.into();
+        self.link.vlan.map_or_else(|| priority_of(flow.traffic_class), of_tag)
     }
 
     /// Returns the number of packets that the NIC may send now.
     pub fn egress_room(&self) -> EgressRoom {
         let is_paused = |priority| self.shared.pauses.is_paused(priority);
-        // The NIC knows the priorities in the DSCP; all packets have the one in the VLAN tag, if there is one.
+        // The NIC knows the priorities in the DSCP; all packets except CNPs have the one in the VLAN tag, if there is one.
         EgressRoom::with_pauses(|dscp| is_paused(self.link.vlan.map_or(dscp, |tag| tag.priority.into())))
     }
 
     /// Reports whether the priority of the packets of a flow is paused.
     pub fn is_paused(&self, flow: &Flow) -> bool {
-        self.shared.pauses.is_paused(self.priority(flow.traffic_class))
+        self.shared.pauses.is_paused(self.priority(flow))
     }
 
     /// Holds back a frame of a paused priority, which `write` appends. Returns false if there is no room.
     pub fn hold(&mut self, flow: &Flow, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let has_room = self.held.iter().map(FrameQueue::byte_len).sum::<usize>() < MAX_HELD;
         if has_room {
-            let priority = self.priority(flow.traffic_class);
+            let priority = self.priority(flow);
             self.held[priority].push_with(write);
         }
         has_room
@@ -144,7 +145,7 @@ impl Pfc {
 
     /// Records that a packet was received.
     pub fn on_received(&mut self, flow: &Flow) {
-        self.backlog.on_received(self.priority(flow.traffic_class));
+        self.backlog.on_received(self.priority(flow));
     }
 
     /// Pauses or resumes the neighbour after a batch was received and `waiting` bytes are left.
@@ -167,7 +168,14 @@ impl Pfc {
     /// Returns the time at which [`handle_timeout`](Self::handle_timeout) and [`update`](Self::update) must next
     /// be called.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.shared.pauses.next_deadline(), self.backlog.next_deadline()])
+        let deadline = earliest([self.shared.pauses.next_deadline(), self.backlog.next_deadline()]);
+        // The pauses are read again after their deadline, because another shard may end one in between.
+        let mut held = self.held.iter().enumerate().filter(|(_, held)| !held.is_empty());
+        if held.any(|(priority, _)| !self.shared.pauses.is_paused(priority)) {
+            Some(Instant(0))
+        } else {
+            deadline
+        }
     }
 
     /// Returns the number of pause frames received and sent, by the priorities that they name.
@@ -246,6 +254,7 @@ mod tests {
                 |priority| !pfc.egress_room().has_room(priority.into()) && pfc.is_paused(&flow(priority))
             )
         );
+        assert!(!pfc.is_paused(&Flow { vlan_priority: Some(6), ..flow(0) }), "a CNP has its own priority");
     }
 
     #[test]

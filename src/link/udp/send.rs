@@ -219,6 +219,7 @@ fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &T
     let plain = Flow {
         traffic_class: flow.traffic_class,
         hop_limit: flow.hop_limit,
+        vlan_priority: flow.vlan_priority,
         ..Flow::new(local.ip, flow.dst, ROCE_PORT)
     };
     if *flow != plain

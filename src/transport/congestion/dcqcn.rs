@@ -2,7 +2,7 @@
 //! "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015).
 //!
 //! There are no timers that have to be served: each step first brings the state forward to the current time
-//! ([`Flow::advance`]). A queue pair that sends nothing costs nothing, whatever the period of its timers.
+//! ([`ReactionPoint::advance`]). A queue pair that sends nothing costs nothing, whatever the period of its timers.
 
 use std::time::Duration;
 
@@ -18,12 +18,12 @@ pub struct Dcqcn {
     /// Window, which losses reduce. A lossless network leaves it at the link's window.
     window: LossDriven,
     /// State of the rate; `None` before the first CNP.
-    flow: Option<Flow>,
+    reaction_point: Option<ReactionPoint>,
 }
 
 /// State after the first CNP; rates in bits per second.
 #[derive(Debug)]
-struct Flow {
+struct ReactionPoint {
     current: f64,
     target: f64,
     alpha: f64,
@@ -65,43 +65,47 @@ impl Controller for Dcqcn {
     }
 
     fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) -> bool {
-        match &mut self.flow {
-            None => self.flow = Some(Flow::new(now, config)),
-            Some(flow) => flow.on_cnp(now, config),
+        match &mut self.reaction_point {
+            None => self.reaction_point = Some(ReactionPoint::new(now, config)),
+            Some(point) => point.on_cnp(now, config),
         }
         true
     }
 
     fn on_sent(&mut self, bytes: u64, now: Instant, config: &CongestionConfig) {
-        if let Some(flow) = &mut self.flow {
-            flow.on_sent(bytes, now, config);
+        if let Some(point) = &mut self.reaction_point {
+            point.on_sent(bytes, now, config);
         }
     }
 
     fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        let rate = match &mut self.flow {
+        let rate = match &mut self.reaction_point {
             None => max_rate(config),
-            Some(flow) => {
-                flow.advance(now, config);
-                flow.current.min(max_rate(config))
+            Some(point) => {
+                point.advance(now, config);
+                point.current.min(max_rate(config))
             }
         };
         (rate < config.line_rate.bits_per_second()).then(|| Rate::from_bits_per_second(rate))
     }
 
+    fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
+        self.rate(now, config)
+    }
+
     fn deadline(&self) -> Option<Instant> {
-        self.flow.as_ref()?.increase_at
+        self.reaction_point.as_ref()?.increase_at
     }
 }
 
-impl Flow {
+impl ReactionPoint {
     /// Starts with the first CNP.
-    fn new(now: Instant, config: &CongestionConfig) -> Flow {
+    fn new(now: Instant, config: &CongestionConfig) -> ReactionPoint {
         let start = match mbps(config, RateToSetOnFirstCnp) {
             0.0 => max_rate(config),
             rate => rate.min(max_rate(config)),
         };
-        let mut flow = Flow {
+        let mut point = ReactionPoint {
             current: start,
             target: start,
             alpha: f64::from(config.control.get(InitialAlphaValue)) / 1024.0,
@@ -114,8 +118,8 @@ impl Flow {
             byte_stage: 0,
             bytes: 0,
         };
-        flow.schedule_cut(now, config);
-        flow
+        point.schedule_cut(now, config);
+        point
     }
 
     fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) {

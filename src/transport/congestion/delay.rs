@@ -181,6 +181,7 @@ mod tests {
         // A hundredth of a packet in each round trip of 1 ms.
         let expected = 0.01 * 4096.0 * 8.0 * 1e3;
         assert!((rate.unwrap().bits_per_second() / expected - 1.0).abs() < 1e-9, "{rate:?}");
+        assert_eq!(delay.response_rate(Instant(0), &CongestionConfig::DEFAULT), None);
         (0..200).for_each(|_| delay.on_ack(PACKET, &path(micros, 0)));
         assert_eq!(delay.rate(Instant(0), &CongestionConfig::DEFAULT), None);
     }

@@ -28,13 +28,13 @@ pub struct LossDriven {
     /// Data acknowledged since the last loss.
     arrived: u64,
     /// Bandwidth-delay product estimated at the last loss; a smaller window would leave the path idle.
-    pipe: u64,
+    bdp_at_loss: u64,
 }
 
 impl Default for LossDriven {
     /// Returns a controller that has seen no loss, whose window is limited only by the link's window.
     fn default() -> LossDriven {
-        LossDriven { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
+        LossDriven { size: u64::MAX, interval: None, arrived: 0, bdp_at_loss: 0 }
     }
 }
 
@@ -49,17 +49,17 @@ impl Controller for LossDriven {
     }
 
     fn on_loss(&mut self, path: &PathState<'_>) {
-        let stuck = self.interval.is_some() && self.arrived == 0;
+        let no_progress = self.interval.is_some() && self.arrived == 0;
         let size = self.window(path.link_window);
-        self.pipe = path.bandwidth_delay_product(size);
+        self.bdp_at_loss = path.bandwidth_delay_product(size);
         let arrived = self.arrived.min(LOSS_INTERVAL_PARTS * path.link_window);
         self.interval = Some(match self.interval {
             None => arrived.max(path.link_window),
-            Some(interval) if stuck => interval / 2,
+            Some(interval) if no_progress => interval / 2,
             Some(interval) => (7 * interval + arrived) / 8,
         });
         self.arrived = 0;
-        self.resize(if stuck { size / 2 } else { size / 4 * 3 }, path.mtu);
+        self.resize(if no_progress { size / 2 } else { size / 4 * 3 }, path.mtu);
     }
 }
 
@@ -69,9 +69,9 @@ impl LossDriven {
         // The current, unfinished interval counts if it raises the average.
         let interval = interval.max((7 * interval + self.arrived) / 8);
         let packet = packet_cost(mtu.bytes() as u64);
-        let enough = (BUSY_PACKETS * packet).min(interval / 2);
-        let pays = (interval / LOSS_INTERVAL_PARTS).max(enough).max(self.pipe);
-        self.size = size.min(pays).max(MIN_PACKETS * packet);
+        let min_busy = (BUSY_PACKETS * packet).min(interval / 2);
+        let max_useful = (interval / LOSS_INTERVAL_PARTS).max(min_busy).max(self.bdp_at_loss);
+        self.size = size.min(max_useful).max(MIN_PACKETS * packet);
     }
 }
 

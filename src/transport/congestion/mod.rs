@@ -48,6 +48,12 @@ pub trait Controller: std::fmt::Debug {
         None
     }
 
+    /// Returns the rate of READ responses at `now`; `None` if it is not limited. A controller that knows only the path
+    /// of requests, by their acknowledgements, does not limit it.
+    fn response_rate(&mut self, _now: Instant, _config: &CongestionConfig) -> Option<Rate> {
+        None
+    }
+
     /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent earlier.
     fn deadline(&self) -> Option<Instant> {
         None

@@ -95,6 +95,11 @@ impl Controller for QpController {
     }
 
     #[inline]
+    fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
+        dispatch!(self, controller => controller.response_rate(now, config))
+    }
+
+    #[inline]
     fn deadline(&self) -> Option<Instant> {
         dispatch!(self, controller => controller.deadline())
     }

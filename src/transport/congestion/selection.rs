@@ -98,6 +98,23 @@ impl Congestion {
         Ok(self)
     }
 
+    /// Returns the same control with one parameter changed to the number in `text`.
+    ///
+    /// # Errors
+    /// [`CongestionError::Value`] if the text is not a number in the parameter's range.
+    pub fn with_text(
+        self,
+        parameter: CongestionParameter,
+        text: &str,
+    ) -> Result<Congestion, CongestionError> {
+        let value = text.parse().map_err(|_| CongestionError::Value {
+            parameter,
+            value: text.into(),
+            range: parameter.range(),
+        })?;
+        self.with(parameter, value)
+    }
+
     /// Returns all parameters with their values, in the order of the table.
     pub fn parameters(&self) -> impl Iterator<Item = (CongestionParameter, u32)> + '_ {
         CongestionParameter::ALL.iter().map(|p| (*p, self.get(*p)))
@@ -130,13 +147,7 @@ impl FromStr for Congestion {
         let (_, base) = named.ok_or_else(|| CongestionError::Algorithm(name.into()))?;
         parts.try_fold(*base, |congestion, part| {
             let (name, text) = part.split_once('=').ok_or_else(|| CongestionError::NoValue(part.into()))?;
-            let parameter: CongestionParameter = name.parse()?;
-            let value = text.parse().map_err(|_| CongestionError::Value {
-                parameter,
-                value: text.into(),
-                range: parameter.range(),
-            })?;
-            congestion.with(parameter, value)
+            congestion.with_text(name.parse()?, text)
         })
     }
 }

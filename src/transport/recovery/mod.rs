@@ -315,9 +315,11 @@ impl Recovery {
         Action::Continue
     }
 
-    /// Restores the retries for a new path, on which everything in flight will be retransmitted.
+    /// Restores the retries for a new path, on which everything in flight will be retransmitted, and forgets the
+    /// round-trip times of the old one.
     pub fn on_new_path(&mut self, conn: &Connection) {
         self.retries = Retries::new(conn);
+        self.rtt = RttEstimator::default();
         self.timers.stop(Timer::LocalAck);
     }
 
@@ -372,11 +374,10 @@ impl Recovery {
         self.timers.is_armed(Timer::AckSilence)
     }
 
-    /// Reports whether the next packet that completes a work request should carry AckReq, so that no probe is
-    /// needed.
+    /// Reports whether the next packet must carry AckReq, so that no probe is needed, or in place of one.
     #[inline]
     pub fn is_ack_request_overdue(&self, now: Instant) -> bool {
-        self.prober.overdue.is_some_and(|at| at <= now)
+        self.prober.due.is_some() || self.prober.overdue.is_some_and(|at| at <= now)
     }
 
     /// Reports whether the probe timer is running, which means that a requested acknowledgement is

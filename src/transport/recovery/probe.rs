@@ -22,7 +22,7 @@ const MAX_DOUBLINGS: u32 = 10;
 pub(in crate::transport) enum Probe {
     /// The oldest packet in flight, followed by the newest.
     Oldest,
-    /// The newest packet in flight.
+    /// The newest packet in flight, unless a packet that follows it may be sent.
     Newest,
 }
 
@@ -33,8 +33,8 @@ pub(super) struct Prober {
     pub due: Option<Probe>,
     /// Number of consecutive probe timeouts, which is the backoff exponent.
     pub timeouts: u32,
-    /// Time after which the next packet that completes a work request carries AckReq, which makes a probe
-    /// unnecessary. This is half of the ACK silence after the first packet sent without AckReq.
+    /// Time after which the next packet carries AckReq, which makes a probe unnecessary. This is half of the ACK
+    /// silence after the first packet sent without AckReq.
     pub overdue: Option<Instant>,
 }
 

@@ -7,6 +7,9 @@ use crate::transport::congestion::RoundTrip;
 use crate::transport::{Instant, Tuning};
 use crate::wire::Psn;
 
+/// Longest RTT sample in nanoseconds, 36 years: sums of eight do not overflow. Only virtual time has longer ones.
+const MAX_SAMPLE: u64 = 1 << 60;
+
 /// Round-trip time estimator, which times one packet at a time.
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
@@ -34,7 +37,7 @@ impl RttEstimator {
     /// Takes an RTT sample if the timed packet has been acknowledged, that is, precedes `snd_una`.
     pub fn on_ack(&mut self, snd_una: Psn, now: Instant) {
         let Some((_, at)) = self.timing.take_if(|(psn, _)| psn.is_before(snd_una)) else { return };
-        let sample = now.since(at).as_nanos() as u64;
+        let sample = (now.since(at).as_nanos() as u64).min(MAX_SAMPLE);
         self.measured = Some(match self.measured {
             None => Smoothed { srtt: sample, rttvar: sample / 2, min_rtt: sample, latest: sample },
             Some(Smoothed { srtt, rttvar, min_rtt, .. }) => Smoothed {
@@ -96,5 +99,18 @@ mod tests {
         rtt.discard_sample();
         rtt.on_ack(Psn::new(9), now + Duration::from_secs(9));
         assert_eq!(rtt.probe_timeout(&tuning), Some(tuning.min_probe_timeout));
+    }
+
+    #[test]
+    fn samples_of_centuries_do_not_overflow() {
+        let (mut rtt, mut longest) = (RttEstimator::default(), Duration::ZERO);
+        for sample in [u64::MAX, 1, u64::MAX, u64::MAX, 1] {
+            rtt.on_sent(Psn::new(5), Instant(0));
+            rtt.on_ack(Psn::new(6), Instant(sample));
+            longest = longest.max(rtt.probe_timeout(&Tuning::default()).unwrap());
+        }
+        assert!(
+            longest > Duration::from_nanos(MAX_SAMPLE) && longest <= Duration::from_nanos(5 * MAX_SAMPLE)
+        );
     }
 }

@@ -55,7 +55,9 @@ fn path_fails_when_retries_are_exhausted_if_an_alternate_path_is_armed() {
     let (mut conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
     (conn.retry_cnt, conn.migration) = (0, MigrationState::Armed);
+    assert!(recovery.round_trip().is_some());
     recovery.on_new_path(&conn);
+    assert!(recovery.round_trip().is_none(), "that of the old path");
     assert_eq!(recovery.on_loss(&conn), Action::FailPath);
 }
 

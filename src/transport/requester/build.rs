@@ -8,7 +8,7 @@ use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
 use crate::transport::send_queue::SendWqe;
-use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
+use crate::transport::{Env, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// Maximum number of PSNs in flight: less than half of the PSN space, so that old and new PSNs can be
@@ -43,12 +43,17 @@ impl Requester {
                 left -= sent;
                 continue;
             }
-            let probe = self.next_probe(env);
-            let at = probe.unwrap_or(self.snd_nxt);
-            let sent = match probe {
-                Some(at) => self.retransmit_one(at, conn, env),
-                None => self.send_one(conn, env),
+            // While the newest packet is due as a probe, the next one serves as well, if it may go (RFC 8985, 7.3).
+            let mut at = self.snd_nxt;
+            let mut sent = match self.recovery.probe_due() {
+                Some(Probe::Oldest) => Err(Blocked::Idle),
+                _ => self.send_one(conn, env),
             };
+            if matches!(sent, Err(Blocked::Idle | Blocked::Probe))
+                && let Some(probe) = self.next_probe(env)
+            {
+                (at, sent) = (probe, self.retransmit_one(probe, conn, env));
+            }
             match sent {
                 Ok(()) => left -= 1,
                 Err(Blocked::Idle) => return Ok(false),
@@ -136,8 +141,10 @@ impl Requester {
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
         let marked = closes || ack_request::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
-        let ack_request =
-            self.requests_ack(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
+        let ack_request = self.requests_ack(wqe, packet + psns, index, conn)
+            || marked
+            || limited && packet == 0
+            || self.recovery.is_ack_request_overdue(env.now);
         self.push(wqe, packet..packet + psns, ack_request, conn, env)?;
         env.counters.retransmitted_pkts += u64::from(self.recovery.is_retransmission(psn));
         let awaits_response = wqe.op.awaits_response();
@@ -186,15 +193,14 @@ impl Requester {
 
     /// Reports whether a packet of a work request must carry AckReq. `end` is the number of PSNs from the
     /// start of the work request through the packet.
-    fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
+    fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
                 || conn.signal_all
                 || wqe.first_psn.is_before(self.snd_una)
                 || self.recovery.is_retransmission(wqe.first_psn)
                 || ack_request::fills_a_part(index, self.queue.caps.max_wr)
-                || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all())
-                || self.recovery.is_ack_request_overdue(now))
+                || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all()))
     }
 
     /// Returns the position of the packet to retransmit as a probe, if such a packet is in flight.

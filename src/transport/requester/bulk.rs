@@ -25,7 +25,7 @@ impl Requester {
             || wqe.op.awaits_response()
             || self.recovery.is_in_rnr_wait()
             || self.failed.is_some()
-            || self.recovery.probe_due().is_some()
+            || self.recovery.is_ack_request_overdue(env.now)
             || self.recovery.is_retransmission(psn)
             || wqe.op.takes_receive() && self.credit.excludes(wqe.number)
         {

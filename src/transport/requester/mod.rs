@@ -17,7 +17,7 @@ mod retransmit;
 
 use std::collections::VecDeque;
 
-use super::congestion::{CongestionConfig, PathState, QpController};
+use super::congestion::{PathState, QpController};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::recovery::Recovery;
@@ -89,12 +89,11 @@ impl Requester {
     }
 
     /// Starts sending with PSN `conn.sq_psn` (transition to RTS).
-    pub fn start(&mut self, conn: &Connection, congestion: &CongestionConfig) {
+    pub fn start(&mut self, conn: &Connection) {
         self.acked_cost = self.queue.begin(conn);
         self.credit = CreditLimit::default();
         self.snd_una = conn.sq_psn;
         self.snd_max = conn.sq_psn;
-        self.congestion = QpController::new(congestion);
         self.recovery = Recovery::new(conn);
     }
 

@@ -188,7 +188,7 @@ impl Requester {
         if data.len() != expected as usize {
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
         }
-        if self.queue.scatter(wqe, offset, data, conn.accessor(), env.memory, env.scratch).is_err() {
+        if self.queue.scatter(wqe, offset, data, conn.accessor(), env).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         if psn.next() == wqe.end_psn() {
@@ -215,7 +215,7 @@ impl Requester {
             return Ok(());
         };
         let bytes = original.to_ne_bytes();
-        if self.queue.scatter(wqe, 0, &bytes, conn.accessor(), env.memory, env.scratch).is_err() {
+        if self.queue.scatter(wqe, 0, &bytes, conn.accessor(), env).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         self.complete_oldest(conn, env);

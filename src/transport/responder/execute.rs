@@ -34,7 +34,7 @@ impl Responder {
         let va = reth.va.wrapping_add(received.into());
         let found =
             env.memory.remote(conn.accessor(), reth.rkey, va, data.len() as u32, Access::REMOTE_WRITE);
-        if found.is_err() || found.is_ok_and(|target| target.store(data).is_err()) {
+        if found.is_err() || found.is_ok_and(|target| target.store(data, env.payload).is_err()) {
             return false;
         }
         self.message = Some(Message::Write { reth, received: now as u32 });
@@ -121,7 +121,7 @@ impl Responder {
             }
             (None, _) => return Err(NakReason::InvalidRequest),
         };
-        target.store(data).map_err(|_| NakReason::RemoteOperational)?;
+        target.store(data, env.payload).map_err(|_| NakReason::RemoteOperational)?;
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;
@@ -196,7 +196,7 @@ impl Responder {
             .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
             .map_err(|_| NakReason::Access)?
             .ok_or(NakReason::RemoteOperational)?
-            .store(packet.payload())
+            .store(packet.payload(), env.payload)
             .map_err(|_| NakReason::RemoteOperational)?;
         env.counters.rx_write_requests += 1;
         self.done(packet, conn, env);

@@ -92,8 +92,8 @@ impl RecvSource {
         if !self.take(env) {
             return Ok(());
         }
-        let pd = env.srq.as_ref().map_or(conn.pd, |srq| srq.pd());
-        self.current.scatter(at, data, Accessor { pd, ..conn.accessor() }, env.memory)
+        let by = Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() };
+        self.current.scatter(at, data, env.payload, by, env.memory)
     }
 
     /// Returns the reason for which the memory of the receive in use may not be written; `None` if it may.

@@ -150,6 +150,17 @@ fn frame_with_two_vlan_tags_and_padding_is_decoded() {
 }
 
 #[test]
+fn tag_has_the_priority_of_the_flow_if_it_demands_one() {
+    let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 4000);
+    for (vlan_priority, first) in [(None, 0x40), (Some(6), 0xc0)] {
+        let (mut out, tag) = (Vec::new(), VlanTag { id: 5, priority: 2 });
+        append_tagged_frame(&mut out, (A, B), Some(tag), &Flow { vlan_priority, ..flow }, 0, &[0; 16]);
+        assert_eq!(out[12..16], [0x81, 0x00, first, 5]);
+        assert_eq!(read(&out).unwrap().vlan, [Some(5), None]);
+    }
+}
+
+#[test]
 fn parsing_an_invalid_frame_fails_with_the_error_for_its_cause() {
     let error_of = |f: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = unhex(RXE_V4);

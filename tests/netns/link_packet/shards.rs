@@ -18,12 +18,13 @@ fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
-/// Polls the links in turn until none has received a packet for 300 ms. Returns the last byte of each
+/// Polls the links in turn until none has received a packet for 300 ms and 100 polls. Returns the last byte of each
 /// packet's destination QP number, for each link.
 fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     let mut got = vec![Vec::new(); links.len()];
-    let mut last = Clock::now();
-    while last.elapsed() < Duration::from_millis(300) {
+    let (mut last, mut polls) = (Clock::now(), 0);
+    while last.elapsed() < Duration::from_millis(300) || polls < 100 {
+        polls += 1;
         for (link, got) in links.iter_mut().zip(&mut got) {
             let n = link.receive(now(start), &mut |burst| {
                 for (i, data) in burst.packets() {
@@ -32,7 +33,7 @@ fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
                 }
             });
             if n.unwrap() > 0 {
-                last = Clock::now();
+                (last, polls) = (Clock::now(), 0);
             }
         }
     }

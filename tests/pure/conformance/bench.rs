@@ -10,9 +10,9 @@ use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, Instant, ModifyError,
-    PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
-    SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, EgressRoom, Instant,
+    ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps,
+    SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -453,6 +453,16 @@ impl Bench {
     /// Returns the packets that the NIC sends in one transmit turn.
     pub fn turn(&mut self) -> Vec<Pkt> {
         self.nic.transmit(self.now, &self.memory, &mut self.tx);
+        self.drain()
+    }
+
+    /// Returns the packets that the NIC sends in one transmit turn to a link with room for certain priorities.
+    pub fn turn_within(&mut self, room: EgressRoom) -> Vec<Pkt> {
+        self.nic.transmit_within(self.now, room, false, &self.memory, &mut self.tx);
+        self.drain()
+    }
+
+    fn drain(&mut self) -> Vec<Pkt> {
         self.take_outputs();
         let mut got = Vec::new();
         let path = self.path;

@@ -142,6 +142,14 @@ cases! {
         b.set_state(QpState::Reset);
     }
 
+    congestion_control_of_a_connection_is_chosen_in_rtr => "congestion.source" {
+        let mut b = Bench::with(|s| s.state = QpState::Rtr);
+        b.nic.set_congestion(Congestion::DCQCN_CONNECTX);
+        b.modify(0, b.attr(0, QpState::Rts)).unwrap();
+        b.exchange(&[cnp()], &[]);
+        assert_eq!((b.count().rp_cnp_handled, b.count().rp_cnp_ignored), (0, 1));
+    }
+
     cnp_is_ignored_without_dcqcn => "congestion.source" {
         // The delay-based control begins with one packet.
         for (control, first) in [(Congestion::NONE, 50), (Congestion::LOSS_DRIVEN, 50), (Congestion::DELAY, 1)] {

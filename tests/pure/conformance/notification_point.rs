@@ -57,14 +57,17 @@ cases! {
 
     bytes_and_traffic_class_of_a_cnp_are_those_of_annex_a17 => "cnp.sent" {
         let dscp = 0x2a;
-        let mut b = bench(Some(CnpScope::Qp), |s| set(s, CongestionParameter::CnpDscp, dscp.into()));
+        let mut b = bench(Some(CnpScope::Qp), |s| {
+            set(s, CongestionParameter::CnpDscp, dscp.into());
+            set(s, CongestionParameter::Cnp8021pPrio, 5);
+        });
         let to = b.remote(0, 1);
         b.deliver(&[write(Only, RQ, to, &[1])]);
         b.nic.transmit(b.now, &b.memory, &mut b.tx);
         let mut sent = Vec::new();
-        support::drain(&mut b.tx, |flow, bytes| sent.push((flow.traffic_class, bytes)));
-        let (traffic_class, bytes) = &sent[0];
-        assert_eq!((*traffic_class, sent[1].0), (dscp << 2, 0));
+        support::drain(&mut b.tx, |flow, bytes| sent.push(((flow.traffic_class, flow.vlan_priority), bytes)));
+        let (priorities, bytes) = &sent[0];
+        assert_eq!((*priorities, sent[1].0), ((dscp << 2, Some(5)), (0, None)));
         // Opcode; SE, MigReq, pad count and version; P_Key; BECN; QPN; AckReq; PSN; 16 reserved bytes.
         let [_, q2, q1, q0] = b.attr(0, QpState::Rtr).dest_qpn.unwrap().get().to_be_bytes();
         let header = [0x81, 0x00, 0xff, 0xff, 0x40, q2, q1, q0, 0, 0, 0, 0];
@@ -137,6 +140,14 @@ cases! {
         b.advance(Duration::from_nanos(1));
         assert_eq!(cnps_for(&mut b, 0, 2), 1);
         assert_eq!((b.count().np_ecn_marked_roce_packets, b.count().np_cnp_sent), (3, 2));
+    }
+
+    changed_interval_applies_to_the_next_marked_packet => "cnp.interval" {
+        let mut b = bench(Some(CnpScope::Qp), |_| {});
+        assert_eq!([0, 1].map(|n| cnps_for(&mut b, 0, n)), [1, 0]);
+        let none = b.nic.config().tuning.congestion.control.with(CongestionParameter::MinTimeBetweenCnps, 0);
+        b.nic.set_congestion(none.unwrap());
+        assert_eq!([2, 3].map(|n| cnps_for(&mut b, 0, n)), [1, 1]);
     }
 
     pending_cnps_are_bounded_and_a_later_marked_packet_causes_the_missing_one => "cnp.interval" {

@@ -71,6 +71,36 @@ cases! {
         }
     }
 
+    rate_below_a_packet_per_ack_silence_causes_no_probe => "pacer.rate" {
+        // A packet takes 2.2 ms, but 1 ms after one without AckReq a probe is due, which the next packet replaces.
+        let mut b = Bench::with(|s| s.timeout = 20);
+        set_rate_limit(&mut b, 1000);
+        b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 256 * 10);
+        let mut sent = b.sent();
+        for _ in 0..25_000 {
+            b.advance(Duration::from_micros(1));
+            sent.extend(b.sent());
+        }
+        let sent: Vec<_> = sent.iter().map(|p| (p.h.bth.psn.get(), p.h.bth.ack_req)).collect();
+        let expected: Vec<_> = (0..10).map(|n| (SQ + n, n % 2 == 1)).collect();
+        assert_eq!(sent, expected);
+        assert_eq!((b.count().ack_probe, b.count().retransmitted_pkts), (0, 0));
+        b.deliver(&[ack(SQ + 9, 1)]);
+        b.sends(&[ok(1, WcOpcode::RdmaWrite, 256 * 10)]);
+    }
+
+    paced_packets_are_sent_while_packets_keep_arriving => "pacer.rate" {
+        let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
+        set_rate_limit(&mut b, 1000);
+        (0..2).for_each(|i| b.post(i, WrOp::Send, 0, 200));
+        assert_eq!(b.sent().len(), 1);
+        b.now = b.nic.next_deadline().unwrap();
+        b.nic.handle_timeouts_unless_deferred(b.now, true, &b.memory, &mut b.tx);
+        assert_eq!(b.sent().len(), 1);
+        b.sends(&[ok(0, WcOpcode::Send, 200), ok(1, WcOpcode::Send, 200)]);
+        b.set_state(QpState::Reset);
+    }
+
     failed_send_queue_is_flushed_without_waiting_for_the_pacer => "pacer.rate" {
         // The second request fails while the third waits for the pacer: the QP enters SQE (UC) or ERR (RC).
         for qp_type in [QpType::Uc, QpType::Rc] {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
+use urxe::transport::{EgressRoom, QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
 
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
@@ -74,6 +74,27 @@ cases! {
         assert_eq!(rounds, 5, "rounds of four packets for 18 packets");
         let completed = b.sent_opcodes();
         assert_eq!(completed, [WcOpcode::Send; 18]);
+    }
+
+    paused_window_waiter_leaves_the_window_to_the_next => "req.window.shared" {
+        // The priority of the second and third queue pair is paused while they wait for the window.
+        let mut b = Bench::with(|s| (s.qps, s.tuning.window, s.state) = (4, 4 * 1024, QpState::Reset));
+        for qp in 0..4 {
+            for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+                let mut attr = b.attr(qp, state);
+                if let Some(av) = attr.av.as_mut().filter(|_| qp == 1 || qp == 2) {
+                    av.traffic_class = 3 << 5;
+                }
+                b.modify(qp, attr).unwrap();
+            }
+            (0..4).for_each(|i| post(&mut b, qp, i, SendFlags::SIGNALED));
+        }
+        assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
+        b.deliver(&[ack(SQ + 3, 4)]);
+        assert_eq!(packets_per_qp(&b.turn_within(EgressRoom::with_pauses(|p| p == 3))), [(3, 4)]);
+        b.deliver(&[ack(SQ + 3, 4).qp(3)]);
+        assert_eq!(packets_per_qp(&b.turn_within(EgressRoom::UNLIMITED)), [(1, 4)]);
+        discard(b);
     }
 
     share_of_the_window_is_freed_when_a_qp_fails_or_is_destroyed => "req.window.shared" {

@@ -11,7 +11,8 @@ use urxe::verbs::*;
 use super::fixture::*;
 
 fn open_shared(ip: &str) -> Side {
-    let sharing = Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false };
+    let sharing =
+        Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: true };
     let ip: IpAddr = ip.parse().unwrap();
     let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).unwrap();
     Side::new(nic::open(links))
@@ -67,7 +68,7 @@ fn processes_sharing_an_address_have_separate_ports() {
 /// reject later clients with the same queue pair number as stale.
 #[test]
 fn rejected_event_is_raised_for_the_request_of_a_vanished_client() {
-    let (server, client) = (open_shared("127.101.5.1"), Side::on_udp("127.101.5.2"));
+    let (server, client) = (open_shared("127.101.7.1"), Side::on_udp("127.101.7.2"));
     let at = server.addr(7001);
     let _listener = server.listen(PortSpace::Tcp, at);
     for round in 0..200 {

@@ -1,4 +1,4 @@
-//! Detection of deadlocks by flow control: wires that wait for each other in a circle.
+//! Detection of deadlocks by flow control: cyclic buffer dependencies, in which wires wait for each other.
 
 use super::config::Node;
 use super::queues::PRIORITIES;
@@ -13,7 +13,7 @@ impl State {
         if stuck.len() < 2 {
             return;
         }
-        // A switch also sends what it has for wires outside the circle. A wire is stuck only if its packets
+        // A switch also sends what it has for wires outside the cycle. A wire is stuck only if its packets
         // for stuck wires alone keep it paused.
         loop {
             let before = stuck.len();

@@ -38,6 +38,8 @@ pub(super) enum Admission {
     /// Accepted into the headroom of an input that is paused already.
     AcceptedPaused,
     Dropped,
+    /// Dropped, because it does not fit into the headroom; the input must be paused.
+    DroppedPause,
 }
 
 #[derive(Debug, Default)]
@@ -88,17 +90,28 @@ impl Input {
             account.shared += frame;
             return Admission::Accepted;
         }
-        if account.in_headroom + frame > account.counters.headroom {
-            account.counters.headroom_drops += u64::from(account.counters.headroom > 0);
+        if config.pfc_of(priority).is_none() {
             return Admission::Dropped;
         }
-        account.in_headroom += frame;
-        account.counters.max_headroom = account.counters.max_headroom.max(account.in_headroom);
-        if std::mem::replace(&mut account.paused, true) {
-            return Admission::AcceptedPaused;
+        let has_headroom = account.in_headroom + frame <= account.counters.headroom;
+        if has_headroom {
+            account.in_headroom += frame;
+            account.counters.max_headroom = account.counters.max_headroom.max(account.in_headroom);
+        } else {
+            account.counters.headroom_drops += 1;
         }
-        account.counters.pauses += 1;
-        Admission::AcceptedPause
+        if account.shared + account.in_headroom == 0 {
+            // There is no packet whose departure would resume the input.
+            return Admission::Dropped;
+        }
+        let was_paused = std::mem::replace(&mut account.paused, true);
+        account.counters.pauses += u64::from(!was_paused);
+        match (has_headroom, was_paused) {
+            (true, false) => Admission::AcceptedPause,
+            (true, true) => Admission::AcceptedPaused,
+            (false, false) => Admission::DroppedPause,
+            (false, true) => Admission::Dropped,
+        }
     }
 
     /// Releases the memory of a packet. Reports whether the input must be resumed.
@@ -156,6 +169,19 @@ mod tests {
         let counters = input.counters(3);
         assert_eq!((counters.pauses, counters.max_headroom, counters.headroom_drops), (1, 2000, 1));
         assert_eq!((counters.queued, used), (0, 0));
+    }
+
+    #[test]
+    fn input_without_enough_headroom_is_paused_all_the_same() {
+        for headroom in [0, 500] {
+            let config = SwitchConfig::default().pfc(Pfc::default().xoff(1500).xon(500).headroom(headroom));
+            let (mut input, mut used) = (Input::new(&config, &Wire::default(), 1500), 0);
+            let mut admit = |frame| input.admit(&config, &mut used, 0, 3, frame);
+            use Admission::*;
+            assert_eq!([2000, 1000, 1000, 1000].map(&mut admit), [Dropped, Accepted, DroppedPause, Dropped]);
+            assert!(input.release(&config, &mut used, 3, 1000), "resumed");
+            assert_eq!((input.counters(3).pauses, input.counters(3).headroom_drops), (1, 3));
+        }
     }
 
     #[test]

@@ -4,9 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::Scheduler;
 use crate::wire::Flow;
-
-/// Number of priorities.
-pub(super) const PRIORITIES: usize = 8;
+pub(super) use crate::wire::frame::PRIORITIES;
 
 /// Bytes that a packet gives a queue in a round of the deficit round robin; longer packets wait for several
 /// rounds.
@@ -36,7 +34,7 @@ impl Packet {
 
 /// A pause or resume frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct PauseFrame {
+pub(super) struct PriorityPause {
     pub priority: u8,
     pub pause: bool,
 }
@@ -100,7 +98,7 @@ impl Queue {
 #[derive(Debug, Default)]
 pub(super) struct Output {
     pub queues: [Queue; PRIORITIES],
-    pub pause_frames: VecDeque<PauseFrame>,
+    pub pause_frames: VecDeque<PriorityPause>,
     /// Priorities whose queues hold packets, as a bit mask.
     backlogged: u8,
     /// Priorities that are paused, as a bit mask.
@@ -165,8 +163,8 @@ impl Output {
     }
 
     /// Carries out a pause or resume frame at `now`, in picoseconds. Reports whether this changes anything.
-    pub fn set_paused(&mut self, frame: PauseFrame, now: u64) -> bool {
-        let PauseFrame { priority, pause } = frame;
+    pub fn set_paused(&mut self, frame: PriorityPause, now: u64) -> bool {
+        let PriorityPause { priority, pause } = frame;
         let was_paused = self.is_paused(priority.into());
         let queue = &mut self.queues[usize::from(priority)];
         match (was_paused, pause) {
@@ -189,7 +187,7 @@ impl Output {
     pub fn take_all(&mut self, now: u64) -> Vec<Packet> {
         self.pause_frames.clear();
         for priority in 0..PRIORITIES as u8 {
-            self.set_paused(PauseFrame { priority, pause: false }, now);
+            self.set_paused(PriorityPause { priority, pause: false }, now);
         }
         (self.backlogged, self.busy) = (0, false);
         let mut all = Vec::new();
@@ -234,12 +232,12 @@ mod tests {
     fn paused_queue_sends_nothing_until_it_is_resumed() {
         let mut output = Output::default();
         output.push(packet(3, 100), 0);
-        assert!(output.set_paused(PauseFrame { priority: 3, pause: true }, 1000));
-        assert!(!output.set_paused(PauseFrame { priority: 3, pause: true }, 2000));
+        assert!(output.set_paused(PriorityPause { priority: 3, pause: true }, 1000));
+        assert!(!output.set_paused(PriorityPause { priority: 3, pause: true }, 2000));
         output.push(packet(4, 100), 0);
         assert_eq!(output.pop(Scheduler::RoundRobin, 0).map(|p| p.priority()), Some(4));
         assert!(output.pop(Scheduler::RoundRobin, 0).is_none());
-        assert!(output.set_paused(PauseFrame { priority: 3, pause: false }, 9000));
+        assert!(output.set_paused(PriorityPause { priority: 3, pause: false }, 9000));
         assert_eq!(output.pop(Scheduler::Strict, 0).map(|p| p.priority()), Some(3));
         let counters = output.queues[3].counters;
         assert_eq!((counters.pauses, counters.paused_ns, counters.queued), (1, 8, 0));

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use super::buffers::Buffers;
 use super::config::{Node, Scheduler, SwitchConfig, Wire};
 use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
-use super::queues::{Output, PRIORITIES, Packet, PauseFrame};
+use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
 use crate::link::fabric::agenda::TouchedPorts;
@@ -65,7 +65,7 @@ pub struct Deadlock {
 #[derive(Debug)]
 enum Frame {
     Packet(Packet),
-    Pause(PauseFrame),
+    Pause(PriorityPause),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -329,6 +329,8 @@ impl State {
                     Node::Host(_) => Scheduler::RoundRobin,
                 };
                 let Some(packet) = d.output.pop(scheduler, self.now) else { return };
+                // Before the packet's memory is released, which may resume this very input and start its output.
+                d.output.busy = true;
                 let len = packet.frame;
                 (Frame::Packet(self.leave(direction, packet, touched)), len)
             }
@@ -392,7 +394,7 @@ impl State {
     fn send_pause(&mut self, input: u32, priority: usize, pause: bool, touched: &TouchedPorts) {
         let back = input ^ 1;
         self.counters.pauses += u64::from(pause);
-        let frame = PauseFrame { priority: priority as u8, pause };
+        let frame = PriorityPause { priority: priority as u8, pause };
         self.directions[back as usize].output.pause_frames.push_back(frame);
         self.start(back, touched);
     }
@@ -435,17 +437,21 @@ impl State {
         let Switch { config, used, .. } = &mut self.switches[switch];
         let Some(account) = &mut self.directions[input as usize].input else { return };
         let admission = account.admit(config, used, queued, priority, packet.frame);
-        if admission == Admission::Dropped {
+        if matches!(admission, Admission::Dropped | Admission::DroppedPause) {
             self.directions[direction as usize].output.queues[priority].counters.dropped += 1;
             self.counters.dropped += 1;
-            return self.buffers.put(packet.data);
+            self.buffers.put(packet.data);
+            if admission == Admission::DroppedPause {
+                self.send_pause(input, priority, true, touched);
+            }
+            return;
         }
         packet.input = input;
         self.directions[direction as usize].output.push(packet, self.now);
         match admission {
             Admission::AcceptedPause => self.send_pause(input, priority, true, touched),
             Admission::AcceptedPaused => self.check_deadlock(input, priority),
-            Admission::Accepted | Admission::Dropped => {}
+            Admission::Accepted | Admission::Dropped | Admission::DroppedPause => {}
         }
         self.start(direction, touched);
     }

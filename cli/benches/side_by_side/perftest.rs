@@ -1,0 +1,76 @@
+//! Unmodified programs of perftest, run by `urxe run`.
+
+use std::process::Command;
+
+use crate::Result;
+use crate::job::Metrics;
+use crate::tools::{Server, client, free_port};
+
+/// Address of both ends.
+const IP: &str = "127.66.0.3";
+/// Number of messages of a bandwidth measurement, and of round trips of a latency measurement. With `-e`, the programs do
+/// not measure for a given time.
+const MESSAGES: &str = "20000";
+
+/// A program with its options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Perftest {
+    /// `ib_write_bw`, `ib_send_bw` or `ib_write_lat`.
+    pub program: &'static str,
+    pub size: usize,
+    /// Whether the program sleeps until a completion channel notifies it (`-e`), instead of polling.
+    pub events: bool,
+    /// Whether packets take rings in shared memory instead of sockets.
+    pub shared_memory: bool,
+}
+
+impl Perftest {
+    /// Returns the name of the series.
+    pub fn series(&self) -> String {
+        let events = if self.events { " -e" } else { "" };
+        let link = if self.shared_memory { "shared memory" } else { "udp/IPv4" };
+        format!("{}{events} over {link}", self.program)
+    }
+
+    fn is_latency(&self) -> bool {
+        self.program.ends_with("_lat")
+    }
+
+    /// Measures the throughput in Gb/s, or the median half round-trip time in nanoseconds.
+    pub fn measure(&self) -> Result<Metrics> {
+        let port = free_port()?;
+        let _server = Server::start(&mut self.command(&port))?;
+        let metric = client(self.command(&port).arg(IP), |out| self.parse(out))?;
+        Ok(match self.is_latency() {
+            true => Metrics::from([("p50".into(), metric * 1e3)]),
+            false => Metrics::from([("Gb/s".into(), metric)]),
+        })
+    }
+
+    fn command(&self, port: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
+        command.args(["run", "--ip", IP, "--no-warnings"]);
+        if self.shared_memory {
+            command.arg("--shared-memory");
+        }
+        command.args(["--", self.program, "-F", "-p", port, "-s", &self.size.to_string()]);
+        if self.events {
+            command.arg("-e");
+        }
+        command.args(["-n", MESSAGES]);
+        if !self.is_latency() {
+            command.arg("--report_gbits");
+        }
+        command
+    }
+
+    /// Returns the average throughput, or the typical latency, which is the median, from the only line of numbers.
+    fn parse(&self, out: &str) -> Option<f64> {
+        let numbers = |line: &str| {
+            let fields: std::result::Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
+            fields.ok().filter(|fields| fields.first() == Some(&(self.size as f64)))
+        };
+        let fields = out.lines().find_map(numbers)?;
+        fields.get(if self.is_latency() { 4 } else { 3 }).copied()
+    }
+}

@@ -1,0 +1,654 @@
+//! Rings in shared memory between the processes of this host: which destinations have one, and the connections over
+//! which its memory is passed.
+//!
+//! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
+//! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
+//! memory over a connection ([`RingOffer`]), otherwise the packets take the UDP socket. So no packet can overtake
+//! another by changing between both. Packets to QP1 and to multicast groups always take the UDP socket.
+//!
+//! The reader confirms a ring with a byte, or refuses it by closing the connection. After a refusal, the packets in the
+//! ring are lost, and later packets take the socket.
+//!
+//! A ring ends with its connection. The reader first reads all packets that an ended writer has left in the ring. The
+//! writer closes its end at once if the reader has ended or has broken the protocol.
+//!
+//! A thread that is about to sleep requests notifications, which make the connection readable. Another thread of the
+//! process may consume the notification before the first one sleeps, or read only some of the packets. That thread then
+//! writes to an eventfd, which the first one waits for too ([`Rings::prepare_to_sleep`]).
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, connect, listen, recv, send,
+    socket_with,
+};
+
+use crate::broker::{BindAddr, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
+use crate::link::RxBurst;
+use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
+use crate::link::udp::needs_scope;
+use crate::sys::fork::CloseOnForkFd;
+use crate::transport::{BurstLimits, Instant, TxBurst};
+use crate::wire::Qpn;
+
+/// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
+/// background thread at once.
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Maximum number of connections of this process, which bounds its shared memory.
+const MAX_CONNECTIONS: u64 = 512;
+
+/// Number of connections of this process.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Maximum number of bytes read from all rings at a time.
+const BATCH: u64 = CAPACITY as u64 / 4;
+
+/// Maximum number of destinations without a ring that are remembered.
+const MAX_ROUTES: usize = 4096;
+
+/// Maximum length of the queue of pending connections, and number of connections accepted at a time.
+const BACKLOG: i32 = 64;
+
+/// Maximum number of notifications read from a connection at a time.
+const MAX_NOTIFICATIONS: usize = 64;
+
+/// Maximum wait for room in full rings per turn, during which this thread yields its processor. Not yet measured against
+/// other values.
+const MAX_WAIT: Duration = Duration::from_millis(2);
+
+/// Window of the peers of a link with rings, in bytes. A ring holds twice as much: requests of one end, and the responses
+/// to those of the other.
+pub const RING_WINDOW: usize = CAPACITY / 2;
+
+/// Number of events taken per poll.
+const EVENTS: usize = 16;
+
+/// Data of the events of the listening socket and of the eventfd; those of connections have the index of the
+/// connection.
+const LISTENER: u64 = u64::MAX;
+const WAKE: u64 = u64::MAX - 1;
+
+/// Message with which a process passes the memory of a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct RingOffer {
+    /// Source address of all packets in the ring.
+    src: IpAddr,
+    /// Destination address of all packets in the ring.
+    dst: IpAddr,
+}
+
+/// Version of the protocol and of the memory's layout, with which the names of sockets begin.
+const VERSION: &str = "urxe-ring-1";
+
+/// Message with which a process confirms a ring.
+const CONFIRMATION: &[u8] = b"y";
+
+impl fmt::Display for RingOffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VERSION} {} {}", self.src, self.dst)
+    }
+}
+
+impl FromStr for RingOffer {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<RingOffer, ()> {
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            [VERSION, src, dst] => {
+                let [src, dst] = [src, dst].map(|address| address.parse().map_err(|_| ()));
+                Ok(RingOffer { src: src?, dst: dst? })
+            }
+            _ => Err(()),
+        }
+    }
+}
+
+/// Destination of packets: an address and a QPN partition.
+type Destination = (IpAddr, u8);
+
+/// How packets reach a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Route {
+    /// Through the UDP socket. `is_final` is false if no process listened at the destination.
+    Socket { is_final: bool },
+    /// Through the ring of the connection with this index.
+    Ring(usize),
+}
+
+/// State and purpose of a connection.
+enum Role {
+    /// A process has connected, and has not yet passed its ring.
+    Pending,
+    Reader {
+        ring: RingReader,
+        has_ended: bool,
+    },
+    Writer(Writer),
+}
+
+/// Writing end of a ring.
+struct Writer {
+    ring: RingWriter,
+    to: Destination,
+    is_unpublished: bool,
+    /// Whether the reader has confirmed the ring.
+    is_confirmed: bool,
+    /// Whether the last wait for room was in vain.
+    is_stalled: bool,
+}
+
+struct Connection {
+    socket: CloseOnForkFd,
+    role: Role,
+    _counted: Counted,
+}
+
+/// One of this process's connections, counted until it is dropped.
+struct Counted;
+
+impl Counted {
+    /// Returns `None` if there are too many: a program needs most of its descriptors for something else.
+    fn new() -> Option<Counted> {
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
+        let max = MAX_CONNECTIONS.min(descriptors / 4);
+        let counted = CONNECTIONS
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < max).then_some(count + 1));
+        counted.ok().map(|_| Counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Verdict on a burst.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// It is in a ring.
+    Yes,
+    /// There was no room in the ring.
+    Dropped,
+    /// It must take the UDP socket.
+    No,
+}
+
+/// The rings of a link.
+pub struct Rings {
+    bind_addr: BindAddr,
+    names: SocketNames,
+    /// The listening socket and its name; `None` if other processes write to another link of this NIC.
+    listener: Option<(CloseOnForkFd, String)>,
+    epoll: Epoll,
+    wake: EventFd,
+    /// Whether a thread sleeps, or is about to, until it is notified.
+    is_armed: bool,
+    /// Descriptor to close in order to refuse a connection when there are none left.
+    spare: Option<EventFd>,
+    /// Time left in this turn to wait for room.
+    wait_left: Duration,
+    /// `None` for closed connections.
+    connections: Vec<Option<Connection>>,
+    routes: HashMap<Destination, Route>,
+    /// The destination looked up last, with its route.
+    last: Option<(Destination, Route)>,
+    /// Number of connections that this process reads from.
+    readers: usize,
+    /// Indices of the connections with unpublished bursts.
+    unpublished: Vec<usize>,
+    /// Time of the last poll of the connections.
+    last_poll: Instant,
+    /// Whether packets without ICRCs are permitted.
+    elides_icrcs: bool,
+    /// Buffer for bursts to which the ICRCs are added.
+    scratch: Vec<u8>,
+}
+
+impl Rings {
+    /// Creates the rings of a link with a partition, and starts to listen for those of other processes if `listens` is
+    /// set. Returns `None` for an address that a packet to it does not identify by itself: a wildcard or IPv6
+    /// link-local address.
+    pub fn new(
+        bind_addr: BindAddr,
+        partition: u32,
+        names: SocketNames,
+        listens: bool,
+    ) -> io::Result<Option<Rings>> {
+        let ip = bind_addr.ip();
+        if ip.is_unspecified() || needs_scope(ip) {
+            return Ok(None);
+        }
+        let own = (ip, partition as u8);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let eventfd = || EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let (wake, spare) = (eventfd()?, Some(eventfd()?));
+        epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        let listener = match listens {
+            true => {
+                let (socket, name) = (socket()?, socket_name(own));
+                names.bind(&socket, &name)?;
+                listen(&socket, BACKLOG)?;
+                epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+                Some((CloseOnForkFd::new(socket), name))
+            }
+            false => None,
+        };
+        Ok(Some(Rings {
+            bind_addr,
+            names,
+            listener,
+            epoll,
+            wake,
+            is_armed: false,
+            spare,
+            wait_left: MAX_WAIT,
+            connections: Vec::new(),
+            // A ring of this process to itself would deadlock: the thread that waits for room is the reader.
+            routes: HashMap::from([(own, Route::Socket { is_final: true })]),
+            last: None,
+            readers: 0,
+            unpublished: Vec::new(),
+            last_poll: Instant(0),
+            elides_icrcs: false,
+            scratch: Vec::new(),
+        }))
+    }
+
+    /// Permits packets without ICRCs in both directions.
+    pub fn elide_icrcs(&mut self) {
+        self.elides_icrcs = true;
+    }
+
+    /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
+    /// [`publish`](Self::publish).
+    pub fn write(&mut self, burst: &TxBurst<'_>) -> Sent {
+        // The first partition is that of the broker, with QP1.
+        let to = (burst.flow.dst, burst.dest_group());
+        if to.1 == 0 || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
+            return Sent::No;
+        }
+        let route = match self.last {
+            Some((last, route)) if last == to => route,
+            _ => self.route(to),
+        };
+        self.last = Some((to, route));
+        let Route::Ring(index) = route else { return Sent::No };
+        match self.write_to(index, burst) {
+            Ok(true) => Sent::Yes,
+            Ok(false) => Sent::Dropped,
+            Err(error) => {
+                trace_event!(WARN, "urxe::link", "ring closed", to = %to.0, reason = %error);
+                self.close(index);
+                self.routes.insert(to, Route::Socket { is_final: true });
+                self.last = None;
+                Sent::Dropped
+            }
+        }
+    }
+
+    fn write_to(&mut self, index: usize, burst: &TxBurst<'_>) -> Result<bool, RingError> {
+        let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
+        if !std::mem::replace(&mut writer.is_unpublished, true) {
+            self.unpublished.push(index);
+        }
+        if writer.ring.write(burst)? {
+            writer.is_stalled = false;
+            return Ok(true);
+        }
+        // The reader must see what is in the ring to make room, and the others should not have to wait.
+        self.publish_all();
+        let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
+        if !writer.is_stalled && !self.wait_left.is_zero() {
+            let begin = std::time::Instant::now();
+            let mut waited = Duration::ZERO;
+            while waited < self.wait_left {
+                std::thread::yield_now();
+                if writer.ring.write(burst)? {
+                    self.wait_left -= waited;
+                    writer.is_unpublished = true;
+                    self.unpublished.push(index);
+                    return Ok(true);
+                }
+                waited = begin.elapsed();
+            }
+            self.wait_left = Duration::ZERO;
+            writer.is_stalled = true;
+        }
+        Ok(false)
+    }
+
+    /// Shows the readers what was written in this turn.
+    pub fn publish(&mut self) {
+        self.wait_left = MAX_WAIT;
+        self.publish_all();
+    }
+
+    fn publish_all(&mut self) {
+        for index in self.unpublished.drain(..) {
+            // The connection may have been closed meanwhile.
+            if let Some(Some(Connection { socket, role: Role::Writer(writer), .. })) =
+                self.connections.get_mut(index)
+                && std::mem::take(&mut writer.is_unpublished)
+            {
+                publish(&mut writer.ring, socket);
+            }
+        }
+    }
+
+    fn route(&mut self, to: Destination) -> Route {
+        if let Some(route) = self.routes.get(&to) {
+            return *route;
+        }
+        if self.routes.len() >= MAX_ROUTES {
+            // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
+            return Route::Socket { is_final: true };
+        }
+        let route = match self.offer(to) {
+            Ok(index) => Route::Ring(index),
+            Err(error) => {
+                trace_event!(DEBUG, "urxe::link", "no ring", to = %to.0, partition = to.1, reason = %error);
+                let nobody_listens =
+                    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+                Route::Socket { is_final: !nobody_listens }
+            }
+        };
+        self.routes.insert(to, route);
+        route
+    }
+
+    /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
+    /// again. No earlier packets can be overtaken, because their process has ended.
+    pub fn on_connected(&mut self, peer: IpAddr, qpn: Qpn) {
+        let to = (peer, (qpn.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8);
+        if self.routes.get(&to) == Some(&Route::Socket { is_final: false }) {
+            self.routes.remove(&to);
+            self.last = None;
+        }
+    }
+
+    /// Creates a ring and passes it to the process at a destination. Returns the index of the connection.
+    fn offer(&mut self, to: Destination) -> io::Result<usize> {
+        let socket = socket()?;
+        connect(&socket, &self.names.address(&socket_name(to))?)?;
+        // Root would be trusted, but does not trust other users itself.
+        if !is_own_user(peer_user(&socket)?) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let counted = Counted::new().ok_or_else(|| io::Error::other("too many rings"))?;
+        let (ring, memory) = RingWriter::create(self.elides_icrcs)?;
+        let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
+        fd_message::send(&socket, &offer, &[memory.as_fd()])?;
+        let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, is_stalled: false };
+        self.add(socket, Role::Writer(writer), counted)
+    }
+
+    fn add(&mut self, socket: OwnedFd, role: Role, counted: Counted) -> io::Result<usize> {
+        let index = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
+        self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
+        let connection = Some(Connection { socket: CloseOnForkFd::new(socket), role, _counted: counted });
+        match self.connections.get_mut(index) {
+            Some(free) => *free = connection,
+            None => self.connections.push(connection),
+        }
+        Ok(index)
+    }
+
+    fn close(&mut self, index: usize) {
+        let Some(Connection { socket, role, .. }) = self.connections.get_mut(index).and_then(Option::take)
+        else {
+            return;
+        };
+        // A program started meanwhile may have a copy of the socket, which would keep it in the epoll set.
+        let _ = self.epoll.delete(&socket);
+        match role {
+            Role::Writer(Writer { to, is_confirmed: true, .. }) => {
+                self.routes.remove(&to);
+                self.last = None;
+            }
+            Role::Writer(Writer { to, .. }) => {
+                self.routes.insert(to, Route::Socket { is_final: true });
+                self.last = None;
+            }
+            Role::Reader { .. } => self.readers -= 1,
+            Role::Pending => {}
+        }
+    }
+
+    /// Reports whether other processes write to this link.
+    pub fn has_readers(&self) -> bool {
+        self.readers > 0
+    }
+
+    /// Passes received bursts to `sink`, and returns the number of packets.
+    pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        let mut events = 0;
+        if now.since(self.last_poll) >= MIN_POLL_INTERVAL {
+            self.last_poll = now;
+            events = self.poll_connections();
+        }
+        let packets = if self.readers == 0 { 0 } else { self.read_rings(sink) };
+        if self.is_armed && (events > 0 || packets > 0) {
+            // This call may have consumed the notification for the sleeping thread, and later packets come without one.
+            self.is_armed = false;
+            let _ = self.wake.write(1);
+        }
+        packets
+    }
+
+    fn read_rings(&mut self, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        let (mut packets, limit) = (0, BATCH / self.readers as u64);
+        for index in 0..self.connections.len() {
+            let Some(Connection { role: Role::Reader { ring, has_ended }, .. }) =
+                &mut self.connections[index]
+            else {
+                continue;
+            };
+            let (elides_icrcs, scratch) = (self.elides_icrcs, &mut self.scratch);
+            let mut sink = |burst: RxBurst<'_>| match elides_icrcs {
+                true => sink(burst),
+                false => sink(burst.with_icrcs(scratch)),
+            };
+            match ring.receive(limit, &mut sink) {
+                Ok(received) => {
+                    packets += received;
+                    if !*has_ended || ring.has_bursts() {
+                        continue;
+                    }
+                }
+                Err(error) => trace_event!(WARN, "urxe::link", "ring closed", reason = %error),
+            }
+            self.close(index);
+        }
+        packets
+    }
+
+    /// Requests that writers wake this thread. Returns true if there is something to read already.
+    pub fn prepare_to_sleep(&mut self) -> bool {
+        if !std::mem::replace(&mut self.is_armed, true) {
+            let _ = self.wake.read();
+        }
+        let mut is_waiting = self.poll_connections() > 0;
+        for connection in self.connections.iter().flatten() {
+            if let Role::Reader { ring, has_ended } = &connection.role {
+                is_waiting |= ring.prepare_to_sleep() || *has_ended;
+            }
+        }
+        is_waiting
+    }
+
+    /// Serves the connections: accepts new ones, takes rings and notifications, and notices their ends. Returns the number
+    /// of connections served.
+    fn poll_connections(&mut self) -> usize {
+        let mut ready = [EpollEvent::empty(); EVENTS];
+        let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
+        let events = ready[..count].iter().map(EpollEvent::data).filter(|data| *data != WAKE);
+        let mut served = 0;
+        for event in events {
+            served += 1;
+            match event {
+                LISTENER => self.accept(),
+                index => self.serve(index as usize),
+            }
+        }
+        served
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        if self.spare.is_none() {
+            self.spare = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).ok();
+        }
+        for _ in 0..BACKLOG {
+            let Some((listener, _)) = &self.listener else { return };
+            let socket = match accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
+                    // Refuses the connection, so that the other process uses the socket.
+                    drop(accept_with(listener, flags));
+                    self.spare = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).ok();
+                    continue;
+                }
+                Err(_) => return,
+            };
+            if peer_user(&socket).is_ok_and(|user| is_trusted(user, false))
+                && let Some(counted) = Counted::new()
+                && let Ok(index) = self.add(socket, Role::Pending, counted)
+            {
+                // The writer sends its offer right after it has connected.
+                self.serve(index);
+            }
+        }
+    }
+
+    fn serve(&mut self, index: usize) {
+        let Some(connection) = self.connections.get_mut(index).and_then(Option::as_mut) else { return };
+        let socket = &connection.socket;
+        let is_open = match &mut connection.role {
+            Role::Pending => match fd_message::receive(socket, false) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+                Ok(Some((line, fds))) => match take_offer(&line, &fds, self.bind_addr.ip()) {
+                    Some(ring) => {
+                        // Fails if the writer has ended; its packets are still read.
+                        let _ = send(socket, CONFIRMATION, SendFlags::NOSIGNAL);
+                        self.readers += 1;
+                        connection.role = Role::Reader { ring, has_ended: false };
+                        true
+                    }
+                    None => false,
+                },
+                _ => false,
+            },
+            Role::Reader { has_ended, .. } => {
+                *has_ended |= !drain(socket);
+                if *has_ended {
+                    // A closed connection stays readable; the rest of the ring is still read.
+                    let _ = self.epoll.delete(socket);
+                }
+                true
+            }
+            // A reader sends nothing but the confirmation, so anything else is the end of the connection.
+            Role::Writer(writer) => {
+                let mut byte = [0; 2];
+                let received = recv(socket, &mut byte[..], RecvFlags::DONTWAIT).map(|(len, _)| len);
+                match received {
+                    Ok(len) if &byte[..len] == CONFIRMATION && !writer.is_confirmed => {
+                        writer.is_confirmed = true
+                    }
+                    Err(Errno::AGAIN | Errno::INTR) => {}
+                    _ => return self.close(index),
+                }
+                true
+            }
+        };
+        if !is_open {
+            self.close(index);
+        }
+    }
+}
+
+/// The descriptor is readable when a connection needs to be served.
+impl AsFd for Rings {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        // A forked child's copy does not own the name.
+        if let Some((_, name)) = self.listener.as_ref().filter(|(listener, _)| listener.is_of_this_process())
+        {
+            self.names.unbind(name);
+        }
+    }
+}
+
+fn socket_name((ip, partition): Destination) -> String {
+    format!("{VERSION}/{ip}/{partition}")
+}
+
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Returns the writer of a connection.
+fn writer_of(connections: &mut [Option<Connection>], index: usize) -> Option<&mut Writer> {
+    match connections.get_mut(index)? {
+        Some(Connection { role: Role::Writer(writer), .. }) => Some(writer),
+        _ => None,
+    }
+}
+
+/// Publishes what was written to a ring, and notifies a reader that sleeps. If a notification cannot be sent although the
+/// reader has not ended and earlier ones are not unread, the next call tries again.
+fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
+    if ring.publish()
+        && let Err(error) = send(socket, b"\0", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        && !matches!(error, Errno::AGAIN | Errno::PIPE | Errno::CONNRESET)
+    {
+        ring.cancel_notification();
+    }
+}
+
+/// Reads notifications. Returns false at the end of the connection.
+fn drain(socket: &CloseOnForkFd) -> bool {
+    let mut byte = [0; 1];
+    for _ in 0..MAX_NOTIFICATIONS {
+        match recv(socket, &mut byte[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return false,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Returns the ring that a process has passed to the link with the given address.
+fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<RingReader> {
+    let (Ok(RingOffer { src, dst }), [memory]) = (line.parse(), fds) else { return None };
+    if dst != own || src.is_ipv4() != dst.is_ipv4() {
+        return None;
+    }
+    RingReader::open(memory, src, dst)
+        .inspect_err(|error| trace_event!(WARN, "urxe::link", "ring refused", reason = %error))
+        .ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! Errors of rings.
+
+use std::io;
+
+/// Reason why a ring cannot be used, or can no longer be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RingError {
+    /// The memory does not have the length of a ring of this version.
+    #[error("shared memory of {len} bytes is not a ring")]
+    Length {
+        /// Length in bytes.
+        len: i64,
+    },
+    /// The other process could still truncate the memory.
+    #[error("shared memory of a ring is not sealed")]
+    Unsealed,
+    /// A position is impossible.
+    #[error("ring with head {head} and tail {tail}: the other process has broken the protocol")]
+    Position {
+        /// Number of bytes written.
+        head: u64,
+        /// Number of bytes read.
+        tail: u64,
+    },
+    /// A record is malformed.
+    #[error(
+        "ring record of {len} bytes in segments of {segment}, where {available} bytes are: the other process has \
+         broken the protocol"
+    )]
+    Record {
+        /// Length that the record claims to have.
+        len: u32,
+        /// Segment length that the record claims to have.
+        segment: u16,
+        /// Number of bytes between tail and head.
+        available: u64,
+    },
+    /// The memory cannot be created or mapped.
+    #[error("shared memory of a ring: {0}")]
+    System(#[from] io::Error),
+}
+
+impl From<rustix::io::Errno> for RingError {
+    fn from(error: rustix::io::Errno) -> RingError {
+        RingError::System(error.into())
+    }
+}

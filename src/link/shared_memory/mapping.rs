@@ -1,0 +1,170 @@
+//! Memory of a ring: a sealed memfd, mapped with its data twice in a row.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use super::error::RingError;
+
+/// Capacity of a ring in bytes, a power of two. The memory is used from one end to the other, whatever its fill
+/// level, so it should fit into a core's second-level cache.
+pub(crate) const CAPACITY: usize = 1 << 20;
+
+/// Offset of the data in the file, a multiple of every page size.
+const DATA: usize = 64 << 10;
+
+const FILE_LEN: usize = DATA + CAPACITY;
+const MAPPING_LEN: usize = DATA + 2 * CAPACITY;
+
+/// Seals without which the other process could truncate the file, and an access would end this process. It can still
+/// punch holes, which only costs memory.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Control block at the start of the memory, which has the same layout in all programs. All zeros is that of an empty
+/// ring.
+#[repr(C)]
+pub(super) struct Control {
+    /// Number of bytes that have ever been written.
+    pub head: Line<AtomicU64>,
+    /// Number of bytes that have ever been read.
+    pub tail: Line<AtomicU64>,
+    /// Not zero while the reader sleeps until the writer notifies it.
+    pub reader_sleeps: Line<AtomicU32>,
+}
+
+/// Field with cache lines of its own, including that which processors prefetch with it.
+#[repr(C, align(128))]
+pub(super) struct Line<T>(pub T);
+
+impl<T> std::ops::Deref for Line<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+const _: () = assert!(size_of::<Control>() == 3 * 128);
+
+/// Mapped memory of a ring.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+}
+
+// SAFETY: the mapping belongs to no thread, and all methods that access it without synchronisation need `&mut self` or
+// leave the synchronisation to the positions in the control block.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Creates the memory of an empty ring. Also returns its descriptor, to be passed to the reader.
+    pub fn create() -> io::Result<(Mapping, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Hosts may require the additional flag (vm.memfd_noexec), which Linux before 6.3 does not know.
+        let fd = match memfd_create("urxe ring", flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => memfd_create("urxe ring", flags)?,
+            other => other?,
+        };
+        allocate(&fd)?;
+        fcntl_add_seals(&fd, SEALS)?;
+        Ok((Mapping::map(&fd)?, fd))
+    }
+
+    /// Maps the memory that another process has created.
+    pub fn open(fd: &OwnedFd) -> Result<Mapping, RingError> {
+        // Before the length, which can no longer change afterwards.
+        if !fcntl_get_seals(fd)?.contains(SEALS) {
+            return Err(RingError::Unsealed);
+        }
+        let len = fstat(fd)?.st_size;
+        if len != FILE_LEN as i64 {
+            return Err(RingError::Length { len });
+        }
+        allocate(fd)?;
+        Ok(Mapping::map(fd)?)
+    }
+
+    fn map(fd: impl AsFd) -> io::Result<Mapping> {
+        let (rw, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: the kernel chooses an unused range for the reservation, so no other memory is affected.
+        let reserved = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), MAPPING_LEN, ProtFlags::empty(), MapFlags::PRIVATE)?
+        };
+        let base = NonNull::new(reserved.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping { base };
+        for (at, len, offset) in [(0, FILE_LEN, 0), (FILE_LEN, CAPACITY, DATA as u64)] {
+            // SAFETY: the range lies within the reservation, which nothing else uses.
+            unsafe { mmap(reserved.byte_add(at), len, rw, shared, &fd, offset)? };
+        }
+        // A forked child has no part in the ring.
+        // SAFETY: the advice concerns only this mapping, and changes nothing in this process.
+        unsafe { madvise(reserved, MAPPING_LEN, Advice::LinuxDontFork)? };
+        Ok(mapping)
+    }
+
+    pub fn control(&self) -> &Control {
+        // SAFETY: the mapping begins with the control block, is aligned to a page and stays valid as long as `self`. All
+        // fields are atomics, so the other process may change them at any time.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    /// Returns the word of data at the given position, which is a multiple of 4.
+    pub fn word(&self, position: u64) -> u32 {
+        assert!(position.is_multiple_of(4), "position {position}");
+        // SAFETY: `range` checks that the bytes lie within the mapping, and the position is aligned. All accesses of this
+        // process to record headers that another process may change are atomic.
+        unsafe { AtomicU32::from_ptr(self.range(position, 4).cast()) }.load(Ordering::Relaxed)
+    }
+
+    /// Returns the `len` bytes of data at the given position.
+    ///
+    /// The other process can change the bytes at any time, contrary to what the type says: the caller must copy
+    /// everything that it checks, and may leave to this slice only bytes that it passes on whatever they are.
+    pub fn data(&self, position: u64, len: usize) -> &[u8] {
+        // SAFETY: `range` checks that the bytes lie within the mapping. That the other process changes them is a data
+        // race only if that process breaks the protocol, and then affects the values of the bytes and nothing else, as
+        // long as the caller heeds the above.
+        unsafe { std::slice::from_raw_parts(self.range(position, len), len) }
+    }
+
+    /// Returns the `len` bytes of data at the given position, for writing. The restrictions of
+    /// [`data`](Self::data) apply.
+    pub fn data_mut(&mut self, position: u64, len: usize) -> &mut [u8] {
+        // SAFETY: as in `data`; the reader does not read what lies behind the head unless it breaks the protocol.
+        unsafe { std::slice::from_raw_parts_mut(self.range(position, len), len) }
+    }
+
+    /// # Panics
+    /// If `len` exceeds the capacity.
+    fn range(&self, position: u64, len: usize) -> *mut u8 {
+        assert!(len <= CAPACITY, "{len} bytes in a ring of {CAPACITY}");
+        let at = DATA + (position & (CAPACITY as u64 - 1)) as usize;
+        // SAFETY: `at` is less than `DATA + CAPACITY`, so the `len` bytes from there end within the mapping.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+}
+
+/// Allocates the pages of the memory. Without this, an access for which there is no memory would end the process, as would
+/// an allocation beyond the limit on file sizes (SIGXFSZ).
+fn allocate(fd: &OwnedFd) -> rustix::io::Result<()> {
+    if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < FILE_LEN as u64) {
+        return Err(Errno::FBIG);
+    }
+    fallocate(fd, FallocateFlags::empty(), 0, FILE_LEN as u64)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping any more. In a forked child, which does not have it, the range may
+        // contain something else by now, so a child must not drop a ring (`RingWriter`, `RingReader`).
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), MAPPING_LEN) };
+    }
+}
