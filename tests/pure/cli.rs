@@ -599,10 +599,13 @@ fn serve_handles_every_operation_and_prints_summary_on_sigint() {
 /// Reports whether all threads of a process are stopped (SIGSTOP).
 fn has_stopped(process: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
-        // The state follows the name in parentheses.
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-    })
+    // A thread that has ended in the meantime has no file.
+    threads
+        .map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap_or_default())
+        .all(|stat| {
+            // The state follows the name in parentheses.
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        })
 }
 
 /// Stops the peer for longer than all retries take (8 timeouts of 67 ms), and checks that the connection

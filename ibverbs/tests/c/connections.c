@@ -183,7 +183,7 @@ static void nonblocking(void)
 	CHECK(poll(&ready, 1, 0) == 0);
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
-	CHECK(poll(&ready, 1, 5000) == 1);
+	CHECK(poll(&ready, 1, 60000) == 1);
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(poll(&ready, 1, 0) == 0);
 	end(id);
@@ -398,7 +398,7 @@ static void forked(void)
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		alarm(20);
+		alarm(60);
 		CHECK(!rdma_destroy_id(asking) && !rdma_destroy_id(serving));
 		rdma_destroy_event_channel(parents);
 		/* The listener belongs to the parent. */
@@ -506,7 +506,7 @@ static void interrupted(void)
 			}
 		}
 		int status = -1;
-		for (int i = 0; i < 500 && !ended; i++) {
+		for (int i = 0; i < 5000 && !ended; i++) {
 			usleep(10000);
 			CHECK((ended = waitpid(child, &status, WNOHANG)) >= 0);
 		}
@@ -523,13 +523,14 @@ static void gone(void)
 	struct rdma_cm_id *serving = listener(), *asking = resolved(), *answering;
 	struct rdma_conn_param param = with("hello");
 	struct ibv_qp_init_attr init = queues();
+	struct pollfd ready = { .fd = channel->fd, .events = POLLIN };
 	CHECK(!rdma_connect(asking, &param));
 	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
 	answering = event->id;
 	CHECK(!rdma_ack_cm_event(event));
 	CHECK(!rdma_create_qp(answering, NULL, &init));
 	CHECK(!rdma_accept(answering, &param));
-	usleep(200000);
+	CHECK(poll(&ready, 1, 60000) == 1);
 	CHECK(!ibv_destroy_qp(asking->qp));
 	expect(RDMA_CM_EVENT_ESTABLISHED);
 	expect(RDMA_CM_EVENT_ESTABLISHED);

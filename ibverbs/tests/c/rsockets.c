@@ -394,6 +394,7 @@ static void hostile(void)
 /* A thread in a blocking call that is interrupted by a signal before the awaited event happens. */
 static struct waiter {
 	pthread_t thread;
+	pid_t id;
 	_Atomic int handled, ended;
 	int fds[2];
 	void (*bring)(struct waiter *);
@@ -405,10 +406,21 @@ static void handle(int signal)
 	waiter.handled++;
 }
 
+/* Reports whether a thread of this process sleeps, as in a blocking call. */
+static int is_asleep(pid_t thread)
+{
+	char path[64], state = 0;
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", thread);
+	FILE *stat = fopen(path, "r");
+	CHECK(stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1 && !fclose(stat));
+	return state == 'S';
+}
+
 static void *interrupts(void *none)
 {
 	(void)none;
-	usleep(200000);
+	for (int asleep = 0; asleep < 20; asleep += is_asleep(waiter.id))
+		usleep(10000);
 	CHECK(!waiter.ended);
 	CHECK(!pthread_kill(waiter.thread, SIGUSR1));
 	for (int i = 0; i < 2000 && !waiter.handled; i++)
@@ -427,7 +439,7 @@ static void *interrupts(void *none)
 		pthread_t other;                                                             \
 		action.sa_flags = (int[]){ 0, SA_RESTART, SA_RESETHAND }[restarts];          \
 		CHECK(!sigaction(SIGUSR1, &action, NULL));                                   \
-		waiter.thread = pthread_self(), waiter.bring = (brings);                     \
+		waiter.thread = pthread_self(), waiter.id = gettid(), waiter.bring = (brings);                     \
 		waiter.handled = waiter.ended = 0;                                           \
 		CHECK(!pthread_create(&other, NULL, interrupts, NULL));                      \
 		errno = 0;                                                                   \

@@ -10,7 +10,8 @@ use std::process::Output;
 use std::time::Duration;
 
 use support::{
-    CProgram, Library, Running, TCP_PORTS, addresses, in_namespace, port, text, urxe, wait_for_service,
+    CProgram, Library, MIN_ACK_TIMEOUT, Running, TCP_PORTS, addresses, in_namespace, port, text, urxe,
+    wait_for_service,
 };
 
 use urxe::link::LinkSpec;
@@ -227,7 +228,7 @@ fn run_two_cases(server: &str, client: &str, server_ends: bool) {
     let ([a, b], number) = (addresses(), port.to_string());
     let start = |address: &str, name: &str| {
         let mut command = library.program(program.program(), address);
-        command.args([name, &a, &number]);
+        command.args([name, &a, &number]).env_remove(MIN_ACK_TIMEOUT);
         Running::new(command)
     };
     let serving = start(&a, server);

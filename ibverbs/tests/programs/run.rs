@@ -123,8 +123,8 @@ fn no_offload_option_keeps_packets_in_a_tshark_capture_within_the_mtu() {
             tshark -q -i a0 -f 'udp port 4791' -a duration:60 -w "$DIR/$1" 2>"$DIR/log" & shark=$!
             until grep -q 'Capturing on' "$DIR/log"; do kill -0 $shark || { cat "$DIR/log"; exit 4; }; done
             sleep 1
-            there "$URXE" run --ip 10.9.0.2 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 >/dev/null & server=$!
-            until "$URXE" run --ip 10.9.0.1 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 10.9.0.2 >/dev/null 2>"$DIR/err"; do
+            there "$URXE" run --ip 10.9.0.2 --min-ack-timeout 20 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 >/dev/null & server=$!
+            until "$URXE" run --ip 10.9.0.1 --min-ack-timeout 20 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 10.9.0.2 >/dev/null 2>"$DIR/err"; do
                 grep -q "Couldn't connect" "$DIR/err" || { cat "$DIR/err"; exit 5; }
             done
             wait $server

@@ -280,7 +280,8 @@ fn minimum_time_between_cnps_changes_in_a_running_program_and_in_one_that_starts
         let program = ["ib_write_bw", "-x", "0", "--run_infinitely", "-p", &port];
         let _receiver = Running::new(view.run(&program));
         wait_for_listener(&port);
-        let command = urxe(&[&["run", "--ip", &client, "--"], &program[..], &["127.0.0.1"]].concat());
+        let run = ["run", "--ip", &client, "--min-ack-timeout", "20", "--"];
+        let command = urxe(&[&run[..], &program[..], &["127.0.0.1"]].concat());
         let _sender = Running::new(command);
         if is_running {
             wait_until(cnps() + 1);

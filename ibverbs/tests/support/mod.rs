@@ -11,6 +11,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
+/// The lower bound of the ACK timeout, in seconds. [`Library::program`] and [`in_namespace`] set it to 20, because the
+/// programs' own timeout, often 67 ms with seven retries, is too short for a peer that a busy machine does not schedule.
+pub const MIN_ACK_TIMEOUT: &str = "URXE_MIN_ACK_TIMEOUT";
+
 /// Returns the path of a build product in the directory of the test executable or in a parent of it.
 pub fn built(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
@@ -74,7 +78,10 @@ impl Library {
     /// Returns the command that runs a program with a device on the given address.
     pub fn program(&self, name: &str, address: &str) -> Command {
         let mut command = Command::new(name);
-        command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
+        command
+            .env("LD_LIBRARY_PATH", self.path())
+            .env("URXE_LINK", format!("udp:{address}"))
+            .env(MIN_ACK_TIMEOUT, "20");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -109,7 +116,7 @@ pub fn text(out: &Output) -> String {
 /// fd77::1 and fd77::2.
 pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     const COMMANDS: &str = r#"
-        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        run() { address=$1; shift; "$URXE" run --ip "$address" --min-ack-timeout 20 -- "$@"; }
         two_ipv6_addresses() {
             ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
         }
