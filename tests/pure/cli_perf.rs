@@ -1,5 +1,8 @@
 //! Tests of `urxe perf` and `urxe pingpong` between two processes.
 
+#[path = "../support/tcp_port.rs"]
+mod tcp_port;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
@@ -21,10 +24,6 @@ fn run(args: &str) -> (bool, String) {
     result(&urxe(args).output().unwrap())
 }
 
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Starts a server, waits until it listens, and returns it and its standard error.
 fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
     let mut child = urxe(args).spawn().unwrap();
@@ -38,7 +37,7 @@ fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
 /// Runs a server and a client on two loopback addresses that no other test uses, and returns the client's
 /// output.
 fn pair(net: u8, serve: &str, client: &str) -> String {
-    let port = free_port();
+    let port = tcp_port::unused();
     let (server, mut stderr) =
         server(&format!("{serve} --link udp:127.0.{net}.1 -p {port} --server-bind 127.0.0.1"));
     let (ok, text) = run(&format!("{client} --link udp:127.0.{net}.2 -p {port} 127.0.0.1"));
@@ -141,7 +140,7 @@ fn interrupted_perf_prints_results_and_exits_with_130() {
     };
     assert!(results["results"].is_array(), "{results}");
 
-    let port = free_port();
+    let port = tcp_port::unused();
     let both = format!("pingpong -n 100000000 -p {port}");
     let (mut server, _stderr) = server(&format!("{both} --link udp:127.0.78.1 --server-bind 127.0.0.1"));
     let mut client = urxe(&format!("{both} --link udp:127.0.78.2 127.0.0.1")).spawn().unwrap();
@@ -184,7 +183,7 @@ fn interrupt(child: &Child) {
 
 #[test]
 fn path_mtu_mismatch_is_reported_by_both_ends() {
-    let port = free_port();
+    let port = tcp_port::unused();
     let (server, mut stderr) =
         server(&format!("pingpong --mtu 256 --link udp:127.0.79.1 -p {port} --server-bind 127.0.0.1"));
     let (ok, text) = run(&format!("pingpong --mtu 4096 --link udp:127.0.79.2 -p {port} 127.0.0.1"));
@@ -210,7 +209,7 @@ fn pingpong_runs_between_two_processes() {
 
 #[test]
 fn error_for_invalid_options_is_one_line_with_the_reason() {
-    let port = free_port();
+    let port = tcp_port::unused();
     for (args, expected) in [
         (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
         ("pingpong --link udp:127.0.74.1 -q 2 127.0.0.1".into(), "2 queue pairs require --service srq"),
@@ -250,7 +249,7 @@ fn wait_for_an_unresponsive_peer_times_out_and_prints_what_was_sent() {
 
 #[test]
 fn perf_rejects_a_client_that_speaks_another_protocol() {
-    let port = free_port();
+    let port = tcp_port::unused();
     let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
     let (server, mut stderr) = server(&serve);
     let mut s = TcpStream::connect(("127.0.0.1", port)).unwrap();

@@ -8,6 +8,9 @@
 mod process;
 #[path = "guest/requester.rs"]
 mod requester;
+#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
+#[path = "tcp_port.rs"]
+pub mod tcp_port;
 #[path = "guest/vsh.rs"]
 mod vsh;
 
@@ -20,7 +23,7 @@ use process::Link;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -268,7 +271,7 @@ impl Guest {
         let listener = UnixListener::bind(&agent).map_err(|e| io_error(agent.display(), e))?;
         let mut oob = config.oob.clone();
         for (host, _) in oob.iter_mut().filter(|p| p.0 == 0) {
-            *host = free_port().map_err(|e| io_error("finding a free TCP port", e))?;
+            *host = tcp_port::unused();
         }
 
         let cmd = qemu_command(&config, &oob, &image, &dir)?;
@@ -607,11 +610,6 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     c.arg("-append").arg(append);
     c.stdin(Stdio::null()).stdout(log).stderr(log2);
     Ok(c)
-}
-
-/// Returns a TCP port on 127.0.0.1 that is free at the time of the call.
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Starts a process whose command uses `setpriv --pdeathsig`, so that the process is killed when this one

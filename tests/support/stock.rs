@@ -6,9 +6,7 @@ use super::guest::LOST_WAKEUP;
 use super::testbed::{HOST, Ip, LinkKind, PORT, Testbed};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -61,17 +59,9 @@ impl Testbed {
         assert_eq!(copy.wait(Duration::from_secs(15)).unwrap().status, 0);
     }
 
-    /// Returns a free TCP port on the host. It is below the ephemeral range, so that no outgoing connection
-    /// can take it before the server does.
+    /// Returns a TCP port that no socket of the host uses.
     pub fn free_port(&self) -> u16 {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        loop {
-            let n = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-            let port = 20_000 + (n % 12_000) as u16;
-            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-                return port;
-            }
-        }
+        super::guest::tcp_port::unused()
     }
 
     /// Runs the command `stock` in the guest as the server, and urxe as its client. Returns the output of

@@ -5,10 +5,13 @@
 #[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
 #[path = "../../../tests/support/netns.rs"]
 pub mod netns;
+#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
+#[path = "../../../tests/support/tcp_port.rs"]
+mod tcp_port;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 /// The lower bound of the ACK timeout, in seconds. [`Library::program`] and [`in_namespace`] set it to 20, because the
@@ -95,13 +98,9 @@ pub fn addresses() -> [String; 2] {
     [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
 }
 
-/// Returns a TCP port without a listener, below the ephemeral port range.
+/// Returns a TCP port that no socket uses.
 pub fn port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + (std::process::id() % 600) as u16 * 20;
-    let mut ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed));
-    let is_free = |port: &u16| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok();
-    ports.find(is_free).expect("no free TCP port")
+    tcp_port::unused()
 }
 
 /// Returns standard output followed by standard error.
@@ -192,17 +191,7 @@ pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: 
 
 /// Waits for a TCP listener on a port, because the clients of ping-pong programs do not retry.
 pub fn wait_for_listener(port: &str) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
-    let listening = || {
-        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
-            let list = std::fs::read_to_string(list).unwrap_or_default();
-            list.lines().any(|l| l.contains(&hex) && l.contains(" 0A "))
-        })
-    };
-    while !listening() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tcp_port::wait_for_listener(port.parse().unwrap());
 }
 
 /// RDMA CM port space of RC connections (`RDMA_PS_TCP`).
