@@ -53,7 +53,7 @@ impl Driver for Shard {
                 if port_is_down {
                     return;
                 }
-                nic.handle_burst(now, &burst, memory, tx);
+                nic.handle_direct(now, &burst, memory, tx);
                 outputs.deliver(nic, now);
             });
         }

@@ -178,6 +178,29 @@ impl HostSlice {
         }
     }
 
+    /// Copies `from`, which is as long, to the slice like [`store`](Self::store).
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub(crate) fn store_host(self, from: HostSlice) -> Result<(), Faulted> {
+        assert_eq!(from.len, self.len);
+        let overlaps = from.addr < self.addr + self.len && self.addr < from.addr + from.len;
+        if self.len == 8 || overlaps {
+            let mut bytes = vec![0; self.len];
+            from.load(&mut bytes)?;
+            return self.store(&bytes, CopySource::Read);
+        }
+        let Some(head) = self.len.checked_sub(1) else { return Ok(()) };
+        let mut last = 0_u8;
+        // SAFETY: by the contract of `from_raw` both slices are user memory, and both have `head + 1` bytes; it was checked
+        // above that they do not overlap. `last` is a local.
+        unsafe {
+            guarded::copy_from(CopySource::Unread, from.ptr(), self.ptr(), head)?;
+            guarded::copy(from.ptr().add(head), &raw mut last, 1)?;
+            guarded::store_byte(self.ptr().add(head), last)
+        }
+    }
+
     /// Executes `op` on the slice, as an 8-byte word in host byte order, and returns the previous value.
     ///
     /// # Panics
@@ -221,6 +244,26 @@ mod tests {
         // SAFETY: nothing is read or stored through the slice; address 0 is never mapped.
         let nothing = unsafe { HostSlice::from_raw(0, 8) };
         assert!(!nothing.populate(false) && !nothing.populate(true) && !nothing.persist());
+    }
+
+    #[test]
+    fn store_host_copies_between_any_two_ranges() {
+        let source: Vec<u8> = (0..3000u32).map(|i| (i * 7 + 3) as u8).collect();
+        for (from, to) in [(0, 3001), (5, 3000), (100, 103), (103, 100), (0, 2500), (2500, 3), (7, 7)] {
+            for len in [0, 1, 7, 8, 9, 511, 1023, 1500] {
+                let memory = std::cell::UnsafeCell::new([0xee; 6000]);
+                let addr = memory.get().expose_provenance();
+                // SAFETY: the slice is the whole of the memory, which outlives it.
+                let all = unsafe { HostSlice::from_raw(addr, 6000) };
+                let at = |at: usize, len: usize| all.split_at(at).1.split_at(len).0;
+                at(from, 3000 - from).store(&source[from..], CopySource::Read).unwrap();
+                let mut expected = [0; 6000];
+                all.load(&mut expected).unwrap();
+                expected.copy_within(from..from + len, to);
+                at(to, len).store_host(at(from, len)).unwrap();
+                assert!(memory.into_inner() == expected, "{len} bytes from {from} to {to}");
+            }
+        }
     }
 
     #[test]

@@ -65,9 +65,9 @@ pub use shard_id::ShardId;
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, ModifyError, Output, Pending, PostError, PostListError, QpAttr, QpInit,
-    QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, TxQueue,
-    XrcdId,
+    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, Pending, PostError, PostListError,
+    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
+    Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -142,7 +142,7 @@ impl Scratch {
             out: &mut self.out,
             scratch: &mut self.slices,
             bytes: &mut self.bytes,
-            payload: CopySource::Read,
+            payload: PayloadSource::Packet(CopySource::Read),
             counters: &mut self.counters,
             tuning,
             others_in_flight: 0,

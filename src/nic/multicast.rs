@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::rx::BurstPackets;
 use super::{Limits, Nic, UnknownQp};
 use crate::memory::Table;
-use crate::transport::{Instant, QpType, RxBurst, TxQueue};
+use crate::transport::{Instant, QpType, TxQueue};
 use crate::wire::{Gid, Packet, Qpn};
 
 /// Reason why a queue pair could not be attached to or detached from a group.
@@ -142,17 +142,18 @@ impl Nic {
     pub(super) fn deliver_to_group(
         &mut self,
         now: Instant,
-        burst: &RxBurst<'_>,
+        packets: &BurstPackets<'_>,
         packet: &Packet<'_>,
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let gid = Gid::from(burst.flow.dst);
+        let flow = packets.burst.flow;
+        let gid = Gid::from(flow.dst);
         let count = self.multicast.members(gid).len();
         if count == 0 {
             self.state.counters.rx_unknown_group += 1;
         }
-        let is_own = self.config.port.gids.contains(&Gid::from(burst.flow.src));
+        let is_own = self.config.port.gids.contains(&Gid::from(flow.src));
         let sender = packet.deth().map(|deth| deth.src_qp).filter(|_| is_own);
         let excluded = sender.filter(|qpn| self.multicast.without_loopback.contains(qpn));
         for i in 0..count {
@@ -160,7 +161,7 @@ impl Nic {
             if Some(qpn) == excluded {
                 continue;
             }
-            self.deliver_to_qp(qpn, now, packet, &mut BurstPackets::none(burst), memory, tx);
+            self.deliver_to_qp(qpn, now, packet, &mut packets.without_rest(), memory, tx);
         }
     }
 }

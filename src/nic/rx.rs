@@ -4,7 +4,9 @@
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
-use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
+use crate::transport::{
+    Counters, DirectBurst, Instant, PathMatch, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
+};
 use crate::wire::icrc::Verifier;
 use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Operation, PKey, Packet, Qpn, Transport, WireError,
@@ -12,24 +14,33 @@ use crate::wire::{
 
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
-    burst: RxBurst<'a>,
+    pub burst: RxBurst<'a>,
     rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
     /// Whether the verifier has already checked a packet of the burst, and can continue from it.
     begun: bool,
+    /// Payloads in the sender's memory, if there are any.
+    payloads: Option<&'a SenderPayloads>,
+    /// Location of the payload of the packet that was taken last.
+    source: PayloadSource<'a>,
 }
 
 impl<'a> BurstPackets<'a> {
     /// Returns a cursor at the first packet of `burst`; `first` is the index of that packet in the burst as
     /// sent.
     fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
-        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
+        let source = match burst.ident {
+            IpIdent::Elided => CopySource::Unread,
+            _ => CopySource::Read,
+        };
+        let source = PayloadSource::Packet(source);
+        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false, payloads: None, source }
     }
 
-    /// Returns a cursor with no packets of `burst` left.
-    pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
-        BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
+    /// Returns the cursor after the packet that was taken last, with no packets left.
+    pub fn without_rest(&self) -> BurstPackets<'a> {
+        BurstPackets { rest: &[], ..*self }
     }
 
     /// Reports whether the next packet is for the queue pair that has accepted `packet`.
@@ -45,6 +56,9 @@ impl<'a> BurstPackets<'a> {
         let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
         let index = self.index;
         (self.rest, self.index) = (rest, index.wrapping_add(1));
+        if let Some(payloads) = self.payloads {
+            self.source = payloads.source(index.into());
+        }
         c.rcvd_pkts += 1;
         c.rcvd_bytes += bytes.len() as u64;
         if bytes.len() < BTH_LEN + ICRC_LEN {
@@ -138,7 +152,28 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let mut packets = BurstPackets::new(burst, first);
+        self.handle_packets(now, BurstPackets::new(burst, first), memory, tx);
+    }
+
+    /// Processes a burst that the sender delivers directly, from the first packet of its step on.
+    pub fn handle_direct(
+        &mut self,
+        now: Instant,
+        direct: &DirectBurst<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let packets = BurstPackets { payloads: direct.payloads, ..BurstPackets::new(&direct.burst, 0) };
+        self.handle_packets(now, packets, memory, tx);
+    }
+
+    fn handle_packets(
+        &mut self,
+        now: Instant,
+        mut packets: BurstPackets<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
         while !packets.rest.is_empty() {
             if let Some(packet) = packets.next(&mut self.verifier, &mut self.state.counters) {
                 self.handle_packet(now, &packet, &mut packets, memory, tx);
@@ -179,7 +214,7 @@ impl Nic {
             (false, false) => self.deliver_to_qp(dest, now, packet, packets, memory, tx),
             (true, true) => {
                 c.rcvd_mcast_pkts += 1;
-                self.deliver_to_group(now, &packets.burst, packet, memory, tx);
+                self.deliver_to_group(now, packets, packet, memory, tx);
             }
             // A group address and the multicast QPN go together, and for datagrams only (IBA 9.6, 10.5.2).
             _ => c.rx_not_multicast += 1,
@@ -202,9 +237,7 @@ impl Nic {
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        if packets.burst.ident == IpIdent::Elided {
-            env.payload = CopySource::Unread;
-        }
+        env.payload = packets.source;
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
@@ -214,6 +247,7 @@ impl Nic {
             // In shared memory, the header may have changed since.
             let next = packets.next(&mut self.verifier, env.counters);
             if let Some(next) = next.filter(|next| is_same_path(&next.bth(), packet)) {
+                env.payload = packets.source;
                 entry.qp.handle_packet(&next, &flow, via, &mut env);
                 accepted += 1;
             }

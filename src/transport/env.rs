@@ -1,7 +1,9 @@
 //! Context in which a queue pair executes a step ([`Env`]).
 
+use super::received::{PayloadSource, ReceivedPayload};
 use super::{Counters, Instant, Output, SharedReceives, Tuning, TxQueue};
-use crate::memory::{CopySource, HostSlice, Table};
+use crate::memory::{HostSlice, Table};
+use crate::wire::Packet;
 
 /// Step context: everything outside the queue pair that one of its steps reads or changes.
 #[derive(Debug)]
@@ -20,12 +22,29 @@ pub struct Env<'a> {
     pub scratch: &'a mut Vec<HostSlice>,
     /// Scratch buffer for inline data; empty between uses.
     pub bytes: &'a mut Vec<u8>,
-    /// Whether the payload of the packet being processed has been read.
-    pub payload: CopySource,
+    /// Location of the payload of the packet being processed.
+    pub payload: PayloadSource<'a>,
     /// Counters of the NIC.
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
     /// Total flight cost of the packets that other queue pairs have in flight to the same peer.
     pub others_in_flight: u64,
+}
+
+impl<'a> Env<'a> {
+    /// Returns the payload of the packet being processed.
+    #[inline]
+    pub fn payload_of<'p>(&self, packet: &Packet<'p>) -> ReceivedPayload<'p>
+    where
+        'a: 'p,
+    {
+        ReceivedPayload::new(packet.payload(), self.payload)
+    }
+
+    /// Reports whether the payload of the packet being processed can no longer be read. The packet then counts as lost; the
+    /// sender finds the reason when it sends the packet again.
+    pub fn has_lost_payload(&self) -> bool {
+        self.payload.is_lost()
+    }
 }

@@ -1,9 +1,10 @@
 //! Receive queue, owned by one queue pair or shared by several.
 
 use super::fifo::Fifo;
+use super::received::ReceivedPayload;
 use super::sge_list::gather;
 use super::{PostError, RecvCaps, RecvWr, Sge};
-use crate::memory::{Access, AccessError, Accessor, CopySource, Table};
+use crate::memory::{Access, AccessError, Accessor, Table};
 
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {
@@ -88,13 +89,11 @@ impl Receive {
         self.sges.iter().find_map(denied)
     }
 
-    /// Stores `data`, which has been read just before or not according to `source`, at byte offset `at` of the receive's buffers. If this
-    /// fails, part of the data may have been stored.
+    /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have been stored.
     pub fn scatter(
         &self,
         at: u32,
-        data: &[u8],
-        source: CopySource,
+        data: ReceivedPayload<'_>,
         by: Accessor,
         memory: &Table,
     ) -> Result<(), AccessError> {
@@ -104,7 +103,7 @@ impl Receive {
             rest = later;
             let slice = memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE)?;
             let not_mapped = |_| AccessError::NotMapped { key: sge.lkey.0, addr, len: n.into() };
-            slice.store(now, source).map_err(not_mapped)
+            now.store_to(slice).map_err(not_mapped)
         })
     }
 }

@@ -3,6 +3,7 @@
 use super::congestion::packet_cost;
 use super::connection::Connection;
 use super::fifo::Fifo;
+use super::received::ReceivedPayload;
 use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
 use super::{Destination, Env, PostError, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
@@ -356,7 +357,7 @@ impl SendQueue {
         &self,
         wqe: &SendWqe,
         at: u32,
-        data: &[u8],
+        data: ReceivedPayload<'_>,
         by: Accessor,
         env: &mut Env<'_>,
     ) -> Result<(), Faulted> {
@@ -365,7 +366,7 @@ impl SendQueue {
         let mut rest = data;
         for slice in env.scratch.iter() {
             let (now, later) = rest.split_at(slice.len());
-            slice.store(now, env.payload)?;
+            now.store_to(*slice)?;
             rest = later;
         }
         Ok(())

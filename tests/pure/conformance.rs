@@ -23,6 +23,8 @@ mod congestion;
 mod credits;
 #[path = "conformance/datagram.rs"]
 mod datagram;
+#[path = "conformance/direct.rs"]
+mod direct;
 #[path = "conformance/fast_regions.rs"]
 mod fast_regions;
 #[path = "conformance/forgeries.rs"]

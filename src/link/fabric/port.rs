@@ -13,7 +13,7 @@ use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
 use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue};
+use crate::transport::{BurstLimits, DirectBurst, DirectPackets, EgressRoom, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
 /// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private
@@ -46,8 +46,10 @@ pub struct FabricPort {
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
     free_buffers: BufferPool,
-    /// Scratch buffer for packets delivered directly.
+    /// Scratch buffer for packets delivered directly with ICRCs.
     scratch: Vec<u8>,
+    /// Scratch buffer for packets delivered directly without ICRCs.
+    direct: DirectPackets,
     /// Scratch buffer for the deliveries received in a turn.
     batch: Vec<Delivery>,
     runs: Vec<Run>,
@@ -81,6 +83,7 @@ impl FabricPort {
             paths: Vec::new(),
             free_buffers: BufferPool::default(),
             scratch: Vec::new(),
+            direct: DirectPackets::default(),
             batch: Vec::new(),
             runs: Vec::new(),
             counters: LinkCounters::default(),
@@ -153,7 +156,14 @@ impl FabricPort {
             if targets.len() == 1
                 && path.config().is_instant()
                 && !self.fabric.is_virtual()
-                && deliver_direct(now, burst, &target.port, self.elides_icrcs, &mut self.scratch)
+                && deliver_direct(
+                    now,
+                    burst,
+                    &target.port,
+                    self.elides_icrcs,
+                    &mut self.scratch,
+                    &mut self.direct,
+                )
             {
                 target.port.inbox.lock().counters.carried += burst.packets as u64;
                 self.fabric.schedule_turn(&target.port);
@@ -228,15 +238,16 @@ impl FabricPort {
 /// cache on their way from the sender through the scratch buffer to the receiver.
 const PACKETS_PER_STEP: usize = 4;
 
-/// Delivers a burst directly to the NIC behind a port. Copies the burst from the sender's memory to
-/// `scratch`, where its ICRCs are computed and checked unless both ends elide them, and from there to the receiver's
-/// memory. Returns false if direct delivery is not possible.
+/// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's
+/// memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are computed and checked. Returns false if
+/// direct delivery is not possible.
 fn deliver_direct(
     now: Instant,
     burst: &TxBurst<'_>,
     port: &PortShared,
     elides_icrcs: bool,
     scratch: &mut Vec<u8>,
+    packets: &mut DirectPackets,
 ) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // returns false.
@@ -248,38 +259,27 @@ fn deliver_direct(
     driver.try_receive_direct(now, &mut |sink| {
         if let Some(bytes) = burst.as_bytes() {
             let TxBurst { flow, segment, .. } = *burst;
-            return sink(RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes });
+            let burst = RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes };
+            return sink(DirectBurst { burst, payloads: None });
         }
-        deliver_in_steps(burst, elides_icrcs, scratch, sink);
+        match elides_icrcs {
+            true => packets.deliver(burst, PACKETS_PER_STEP, sink),
+            false => deliver_in_steps(burst, scratch, sink),
+        }
     })
 }
 
 /// Passes a burst with deferred ICRCs to `sink`, a few packets at a time.
-fn deliver_in_steps(
-    burst: &TxBurst<'_>,
-    mut elides_icrcs: bool,
-    scratch: &mut Vec<u8>,
-    sink: &mut dyn FnMut(RxBurst<'_>),
-) {
-    let mut copier = if elides_icrcs { burst.copier().eliding_icrcs() } else { burst.copier() };
-    let mut first = 0;
-    loop {
+fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(DirectBurst<'_>)) {
+    let mut copier = burst.copier();
+    for first in (0..).step_by(PACKETS_PER_STEP) {
         copier.copy_step(PACKETS_PER_STEP, scratch);
         if scratch.is_empty() {
             return;
         }
-        if elides_icrcs && copier.has_faulted() {
-            // Copies this step again, and the rest of the burst, with ICRCs: that of the unreadable packet is invalid.
-            (copier, elides_icrcs) = (burst.copier(), false);
-            (0..first / PACKETS_PER_STEP).for_each(|_| copier.copy_step(PACKETS_PER_STEP, scratch));
-            continue;
-        }
-        let ident = match elides_icrcs {
-            true => IpIdent::Elided,
-            false => IpIdent::Exact { id: first as u16, flags: IpIdent::DONT_FRAGMENT },
-        };
-        sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch });
-        first += PACKETS_PER_STEP;
+        let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
+        let burst = RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch };
+        sink(DirectBurst { burst, payloads: None });
     }
 }
 

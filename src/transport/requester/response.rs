@@ -4,6 +4,7 @@ use super::{Cursor, Fatal, Requester};
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
+use crate::transport::received::ReceivedPayload;
 use crate::transport::recovery::Action;
 use crate::transport::slow_event::EventKind;
 use crate::transport::{Completion, CountedOps, Env, Output, WcStatus, WrOp};
@@ -57,7 +58,7 @@ impl Requester {
                     Syndrome::Reserved(_) => env.counters.unexpected_response += 1,
                 }
             }
-            Operation::ReadResponse => self.read_response(psn, packet.payload(), conn, env)?,
+            Operation::ReadResponse => self.read_response(psn, env.payload_of(packet), conn, env)?,
             Operation::AtomicAcknowledge => {
                 let original = packet.atomic_ack().map_or(0, |a| a.original);
                 self.atomic_response(psn, original, conn, env)?;
@@ -169,7 +170,7 @@ impl Requester {
     fn read_response(
         &mut self,
         psn: Psn,
-        data: &[u8],
+        data: ReceivedPayload<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
@@ -189,6 +190,9 @@ impl Requester {
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
         }
         if self.queue.scatter(wqe, offset, data, conn.accessor(), env).is_err() {
+            if env.has_lost_payload() {
+                return Ok(());
+            }
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         if psn.next() == wqe.end_psn() {
@@ -215,7 +219,7 @@ impl Requester {
             return Ok(());
         };
         let bytes = original.to_ne_bytes();
-        if self.queue.scatter(wqe, 0, &bytes, conn.accessor(), env).is_err() {
+        if self.queue.scatter(wqe, 0, ReceivedPayload::of(&bytes), conn.accessor(), env).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         self.complete_oldest(conn, env);

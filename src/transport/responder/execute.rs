@@ -18,7 +18,7 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> bool {
-        let (bth, row, data) = (packet.bth(), packet.row(), packet.payload());
+        let (bth, row, data) = (packet.bth(), packet.row(), env.payload_of(packet));
         let Some(Message::Write { reth, received }) = self.message else { return false };
         let now = received as usize + data.len();
         // XRC is excluded because each of its packets names a shared receive queue.
@@ -34,7 +34,7 @@ impl Responder {
         let va = reth.va.wrapping_add(received.into());
         let found =
             env.memory.remote(conn.accessor(), reth.rkey, va, data.len() as u32, Access::REMOTE_WRITE);
-        if found.is_err() || found.is_ok_and(|target| target.store(data, env.payload).is_err()) {
+        if found.is_err() || found.is_ok_and(|target| data.store_to(target).is_err()) {
             return false;
         }
         self.message = Some(Message::Write { reth, received: now as u32 });
@@ -82,7 +82,7 @@ impl Responder {
             Some(Message::Send { received }) => received,
             _ => 0,
         };
-        let data = packet.payload();
+        let data = env.payload_of(packet);
         self.receives.scatter(received, data, conn, env).map_err(|_| NakReason::LocalProtection)?;
         let received = received + data.len() as u32;
         if let Some(rkey) = packet.ieth() {
@@ -106,7 +106,7 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), NakReason> {
-        let data = packet.payload();
+        let data = env.payload_of(packet);
         let (reth, received, target) = match (packet.reth(), self.message) {
             (Some(reth), _) => {
                 env.counters.rx_write_requests += 1;
@@ -121,7 +121,7 @@ impl Responder {
             }
             (None, _) => return Err(NakReason::InvalidRequest),
         };
-        target.store(data, env.payload).map_err(|_| NakReason::RemoteOperational)?;
+        data.store_to(target).map_err(|_| NakReason::RemoteOperational)?;
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;
@@ -192,12 +192,12 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<(), NakReason> {
         let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
-        env.memory
+        let word = env
+            .memory
             .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
             .map_err(|_| NakReason::Access)?
-            .ok_or(NakReason::RemoteOperational)?
-            .store(packet.payload(), env.payload)
-            .map_err(|_| NakReason::RemoteOperational)?;
+            .ok_or(NakReason::RemoteOperational)?;
+        env.payload_of(packet).store_to(word).map_err(|_| NakReason::RemoteOperational)?;
         env.counters.rx_write_requests += 1;
         self.done(packet, conn, env);
         Ok(())

@@ -245,6 +245,9 @@ impl Responder {
                 env.counters.out_of_seq_request += 1;
                 Ok(())
             }
+            Err(NakReason::RemoteOperational | NakReason::LocalProtection) if env.has_lost_payload() => {
+                Ok(())
+            }
             Err(nak_reason) => {
                 self.record_refusal(nak_reason, packet, conn, env);
                 // A WRITE with immediate to inaccessible memory consumes its receive (IBA 11.6.2).

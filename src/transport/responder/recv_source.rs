@@ -3,6 +3,7 @@
 use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
 use crate::transport::credits;
+use crate::transport::received::ReceivedPayload;
 use crate::transport::recv_queue::{Receive, RecvQueue};
 use crate::transport::{
     AsyncEvent, Completion, CountedOps, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,
@@ -85,7 +86,7 @@ impl RecvSource {
     pub fn scatter(
         &mut self,
         at: u32,
-        data: &[u8],
+        data: ReceivedPayload<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), AccessError> {
@@ -93,7 +94,7 @@ impl RecvSource {
             return Ok(());
         }
         let by = Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() };
-        self.current.scatter(at, data, env.payload, by, env.memory)
+        self.current.scatter(at, data, by, env.memory)
     }
 
     /// Returns the reason for which the memory of the receive in use may not be written; `None` if it may.

@@ -4,6 +4,7 @@
 use super::nak_reason::NakReason;
 use super::{Fatal, Responder};
 use crate::transport::connection::Connection;
+use crate::transport::received::ReceivedPayload;
 use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Flow, Operation, Packet, grh};
 
@@ -29,7 +30,7 @@ impl Responder {
         self.message = None;
         match nak_reason {
             // The receive itself is faulty.
-            NakReason::LocalProtection => {
+            NakReason::LocalProtection if !env.has_lost_payload() => {
                 self.record_refusal(nak_reason, packet, conn, env);
                 self.receives.fail(WcStatus::LocProtErr, conn, env);
                 return Err(Fatal);
@@ -49,7 +50,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         let row = packet.row();
-        let data = packet.payload();
+        let data = env.payload_of(packet);
         let fits = row.operation == Operation::Send && row.payload.allows(data.len(), conn.mtu.bytes());
         let Some(deth) = packet.deth().filter(|_| fits) else {
             env.counters.rx_dropped_message += 1;
@@ -74,9 +75,13 @@ impl Responder {
         let header = grh::of(flow, packet.wire_len());
         let stored = self
             .receives
-            .scatter(0, &header, conn, env)
+            .scatter(0, ReceivedPayload::of(&header), conn, env)
             .and_then(|()| self.receives.scatter(grh::LEN as u32, data, conn, env));
         if stored.is_err() {
+            if env.has_lost_payload() {
+                env.counters.rx_dropped_message += 1;
+                return Ok(());
+            }
             self.record_refusal(NakReason::LocalProtection, packet, conn, env);
             self.receives.fail(WcStatus::LocProtErr, conn, env);
             return Err(Fatal);

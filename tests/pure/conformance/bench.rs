@@ -6,13 +6,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use urxe::memory::{Access, Accessor, PdId, Table};
+use urxe::memory::{Access, Accessor, HostSlice, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, EgressRoom, Instant,
-    ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps,
-    SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets, EgressRoom,
+    Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst,
+    SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -441,6 +441,25 @@ impl Bench {
     fn burst(&mut self, flow: &Flow, segment: usize, data: &[u8]) {
         let burst = RxBurst { flow: *flow, ident: IpIdent::Unknown, segment, data };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+        self.take_outputs();
+    }
+
+    /// Delivers packets of a NIC of the same process, whose payloads are in the given memory. `before` runs when the packets
+    /// have been queued.
+    pub fn deliver_directly(&mut self, packets: &[(Pkt, &[HostSlice])], before: impl FnOnce()) {
+        let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
+        for (p, slices) in packets {
+            let mut h = p.h;
+            (h.bth.dest_qp, h.bth.pad) = (self.qpns[p.qp], 0);
+            queue.push_host(&self.flow(), h, slices).unwrap();
+        }
+        before();
+        let mut direct = DirectPackets::default();
+        for burst in queue.bursts() {
+            direct.deliver(&burst, 2, &mut |packets| {
+                self.nic.handle_direct(self.now, &packets, &self.memory, &mut self.tx);
+            });
+        }
         self.take_outputs();
     }
 

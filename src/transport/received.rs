@@ -1,0 +1,95 @@
+//! Payloads of received packets, in a link's buffer or still in the sender's memory.
+
+use crate::memory::{CopySource, Faulted, HostSlice};
+
+/// Location of the payload of the packet being processed.
+#[derive(Clone, Copy, Debug)]
+pub enum PayloadSource<'a> {
+    /// The packet, whose bytes have been read just before or not.
+    Packet(CopySource),
+    /// Memory of the sender, which is a NIC of the same process. The payload of the packet has the right length, but its
+    /// bytes are meaningless.
+    Sender(&'a [HostSlice]),
+}
+
+impl PayloadSource<'_> {
+    /// Reports whether the payload can no longer be read: the program has unmapped the memory since the packet was queued.
+    #[cold]
+    pub fn is_lost(self) -> bool {
+        match self {
+            PayloadSource::Packet(_) => false,
+            PayloadSource::Sender(slices) => slices.iter().any(|slice| slice.probe().is_err()),
+        }
+    }
+}
+
+/// Payload of a received packet, or a part of it.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceivedPayload<'a> {
+    bytes: &'a [u8],
+    source: PayloadSource<'a>,
+    /// Offset of the part in the slices of the sender.
+    offset: usize,
+}
+
+impl<'a> ReceivedPayload<'a> {
+    /// Returns the payload of a packet that contains `bytes` in its place.
+    #[inline]
+    pub fn new(bytes: &'a [u8], source: PayloadSource<'a>) -> ReceivedPayload<'a> {
+        ReceivedPayload { bytes, source, offset: 0 }
+    }
+
+    /// Returns `bytes`, which were made just before, as a payload.
+    pub fn of(bytes: &'a [u8]) -> ReceivedPayload<'a> {
+        ReceivedPayload::new(bytes, PayloadSource::Packet(CopySource::Read))
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Splits the payload into its first `n` bytes and the rest.
+    ///
+    /// # Panics
+    /// If there are fewer than `n` bytes.
+    pub fn split_at(self, n: usize) -> (ReceivedPayload<'a>, ReceivedPayload<'a>) {
+        let (first, rest) = self.bytes.split_at(n);
+        (
+            ReceivedPayload { bytes: first, ..self },
+            ReceivedPayload { bytes: rest, offset: self.offset + n, ..self },
+        )
+    }
+
+    /// Copies the payload to the start of `target`. If this fails, part of it may have been stored.
+    ///
+    /// # Panics
+    /// If the payload is longer than the slice.
+    #[inline]
+    pub fn store_to(self, target: HostSlice) -> Result<(), Faulted> {
+        match self.source {
+            PayloadSource::Packet(source) => target.store(self.bytes, source),
+            PayloadSource::Sender(slices) => store_slices(slices, self.offset, target.split_at(self.len()).0),
+        }
+    }
+}
+
+/// Fills `target` with the bytes of `slices` from `offset` on.
+fn store_slices(slices: &[HostSlice], mut offset: usize, target: HostSlice) -> Result<(), Faulted> {
+    let mut rest = target;
+    for slice in slices {
+        if offset >= slice.len() {
+            offset -= slice.len();
+            continue;
+        }
+        let from = slice.split_at(std::mem::take(&mut offset)).1;
+        let len = from.len().min(rest.len());
+        let (now, later) = rest.split_at(len);
+        now.store_host(from.split_at(len).0)?;
+        rest = later;
+        if rest.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Packets that a NIC of the same process delivers without copying their payloads: no rules of the specification, but the same
+//! results as for packets from a wire.
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
+use urxe::transport::{QpType, WcOpcode, WrOp};
+use urxe::wire::{Mtu, Qpn, RKey};
+
+use crate::bench::{Bench, QKEY, RQ, SQ, ok};
+use crate::pkt::*;
+use crate::support::{PD, pattern};
+
+/// Registered memory of the sender, which the program can make unreadable.
+struct SenderMemory {
+    map: NonNull<c_void>,
+    table: Table,
+    region: RegionInfo,
+}
+
+impl SenderMemory {
+    const LEN: usize = 16 << 10;
+
+    fn new() -> SenderMemory {
+        install_fault_handler();
+        let (len, access) =
+            (NonZeroUsize::new(Self::LEN).unwrap(), ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
+        // SAFETY: a new mapping at an address that the kernel picks affects no other memory.
+        let map = unsafe { mmap_anonymous(None, len, access, MapFlags::MAP_PRIVATE) }.unwrap();
+        for (i, byte) in Self::bytes(Self::LEN).into_iter().enumerate() {
+            // SAFETY: the mapping has `LEN` bytes, and nothing else refers to it yet.
+            unsafe { map.cast::<u8>().add(i).write(byte) };
+        }
+        let mut table = Table::new();
+        let extent =
+            MrExtent { addr: map.expose_provenance().get(), len: Self::LEN, iova: 0, access: Access::ALL };
+        // SAFETY: the mapping outlives the slices that the tests take, and accesses of protected memory fail without a fault
+        // of the process.
+        let region = unsafe { table.register(PD, extent) }.unwrap();
+        SenderMemory { map, table, region }
+    }
+
+    /// Returns what the first `len` bytes contain.
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len as u64).map(|i| pattern(i + 1000)).collect()
+    }
+
+    /// Returns consecutive slices of the given lengths from `at` on.
+    fn slices(&self, mut at: usize, lengths: &[usize]) -> Vec<HostSlice> {
+        let by = Accessor { pd: PD, qpn: Qpn::new(2) };
+        let slice = |len: &usize| {
+            let start = at as u64;
+            at += len;
+            self.table.local(by, self.region.lkey, start, *len as u32, Access::LOCAL_READ).unwrap()
+        };
+        lengths.iter().map(slice).collect()
+    }
+
+    #[cfg(all(target_arch = "x86_64", not(urxe_plain_access)))]
+    fn set_readable(&self, readable: bool) {
+        let access =
+            if readable { ProtFlags::PROT_READ | ProtFlags::PROT_WRITE } else { ProtFlags::PROT_NONE };
+        // SAFETY: only the NIC accesses the mapping, and reports accesses that fail.
+        unsafe { nix::sys::mman::mprotect(self.map, Self::LEN, access) }.unwrap();
+    }
+}
+
+impl Drop for SenderMemory {
+    fn drop(&mut self) {
+        // SAFETY: no slice is used after this.
+        unsafe { munmap(self.map, Self::LEN) }.unwrap();
+    }
+}
+
+fn bench(qp_type: QpType) -> Bench {
+    Bench::with(|s| (s.qp_type, s.mtu) = (qp_type, Mtu::Mtu1024))
+}
+
+#[test]
+fn write_gathered_from_slices_of_any_length_arrives() {
+    let memory = SenderMemory::new();
+    let mut b = bench(QpType::Rc);
+    let to = b.remote(3, 2 * 1024 + 701);
+    let first = memory.slices(0, &[8, 1, 1015]);
+    let middle = memory.slices(1024, &[1024]);
+    let last = memory.slices(2048, &[700, 0, 1]);
+    b.deliver_directly(
+        &[
+            (write(First, RQ, to, &[]), &first),
+            (write(Middle, RQ + 1, to, &[]), &middle),
+            (write(Last, RQ + 2, to, &[]), &last),
+        ],
+        || {},
+    );
+    b.expect(&[ack(RQ + 2, 1)]);
+    assert_eq!(b.mr.read(3, 2749), SenderMemory::bytes(2749));
+}
+
+#[test]
+fn short_payload_between_long_ones_is_taken_from_its_packet() {
+    let memory = SenderMemory::new();
+    let mut b = bench(QpType::Rc);
+    let [long, short, end] = [(0, 1000), (1000, 100), (1100, 900)].map(|(at, len)| memory.slices(at, &[len]));
+    let packets = [(RQ, 0, &long, 1000), (RQ + 1, 1000, &short, 100), (RQ + 2, 1100, &end, 900)]
+        .map(|(psn, at, slices, len)| (write(Only, psn, b.remote(at, len), &[]), &slices[..]));
+    b.deliver_directly(&packets, || {});
+    b.expect(&[ack(RQ + 2, 3)]);
+    assert_eq!(b.mr.read(0, 2000), SenderMemory::bytes(2000));
+}
+
+#[test]
+fn send_and_datagram_are_scattered_over_the_elements_of_a_receive() {
+    let memory = SenderMemory::new();
+    let slices = memory.slices(0, &[333, 667]);
+    for qp_type in [QpType::Rc, QpType::Ud] {
+        let mut b = bench(qp_type);
+        let sges = [b.mr.sge(0, 48), b.mr.sge(100, 1), b.mr.sge(200, 1000)];
+        b.recv_sges(1, &sges).unwrap();
+        let packet = match qp_type {
+            QpType::Ud => send(Only, RQ, &[]).ud(QKEY, Qpn::new(9)),
+            _ => send(Only, RQ, &[]),
+        };
+        b.deliver_directly(&[(packet, &slices)], || {});
+        let stored = [b.mr.read(0, 48), b.mr.read(100, 1), b.mr.read(200, 1000)].concat();
+        if qp_type == QpType::Ud {
+            assert_eq!(b.raw_recv().byte_len, 1040);
+            assert_eq!(stored[40..1040], SenderMemory::bytes(1000));
+        } else {
+            b.expect(&[ack(RQ, 1)]);
+            b.recvs(&[ok(1, WcOpcode::Recv, 1000)]);
+            assert_eq!(stored[..1000], SenderMemory::bytes(1000));
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(urxe_plain_access)))]
+#[test]
+fn payload_that_becomes_unreadable_counts_as_lost() {
+    let memory = SenderMemory::new();
+    let slices = memory.slices(0, &[1000]);
+    for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        for is_write in [true, false] {
+            let mut b = bench(qp_type);
+            b.recv(1, 0, 1040);
+            let to = b.remote(2000, 1000);
+            let packet = if is_write { write_imm(Only, RQ, to, &[], 5) } else { send_imm(Only, RQ, &[], 5) };
+            let packet = match qp_type {
+                QpType::Rc => packet,
+                QpType::Uc => packet.uc(),
+                _ if is_write => continue,
+                _ => packet.ud(QKEY, Qpn::new(9)),
+            };
+            let lost = packet.clone();
+            b.deliver_directly(&[(lost, &slices)], || memory.set_readable(false));
+            b.expect_nothing();
+            b.recvs(&[]);
+            memory.set_readable(true);
+            // The sender repeats the packet of a reliable connection, and continues with the next one on others.
+            let next = if qp_type == QpType::Rc { packet } else { packet.with(|h| h.bth.psn += 1) };
+            b.deliver_directly(&[(next, &slices)], || {});
+            if qp_type == QpType::Rc {
+                b.expect(&[ack(RQ, 1)]);
+            }
+            assert_eq!(b.raw_recv().wr_id, 1);
+            let at = if is_write {
+                2000
+            } else if qp_type == QpType::Ud {
+                40
+            } else {
+                0
+            };
+            assert_eq!(b.mr.read(at, 1000), SenderMemory::bytes(1000), "{qp_type:?}");
+        }
+    }
+}
+
+#[cfg(all(target_arch = "x86_64", not(urxe_plain_access)))]
+#[test]
+fn read_response_that_becomes_unreadable_counts_as_lost() {
+    let memory = SenderMemory::new();
+    let slices = memory.slices(0, &[1000]);
+    let mut b = bench(QpType::Rc);
+    b.post(7, WrOp::Read { va: 0, rkey: RKey(1) }, 0, 1000);
+    b.expect(&[read(SQ, (0, RKey(1), 1000))]);
+    let response = resp(Only, SQ, 1, &[]);
+    b.deliver_directly(&[(response.clone(), &slices)], || memory.set_readable(false));
+    b.expect_nothing();
+    b.sends(&[]);
+    memory.set_readable(true);
+    b.deliver_directly(&[(response, &slices)], || {});
+    b.sends(&[ok(7, WcOpcode::RdmaRead, 1000)]);
+    assert_eq!(b.mr.read(0, 1000), SenderMemory::bytes(1000));
+}
