@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::Shard;
 use super::shard::ShardState;
 use crate::link::fabric::{BurstSource, Driver};
-use crate::transport::{AsyncEvent, Instant};
+use crate::transport::{AsyncEvent, DirectBurst, Instant};
 use crate::wire::Gid;
 
 impl Driver for Shard {
@@ -49,11 +49,14 @@ impl Driver for Shard {
         let ShardState { nic, link, tx, memory, outputs, .. } = &mut *state;
         let attached = link.is_attached();
         if attached {
-            bursts(&mut |burst| {
+            bursts(&mut |DirectBurst { burst, payloads }| {
                 if port_is_down {
                     return;
                 }
-                nic.handle_direct(now, &burst, memory, tx);
+                match payloads {
+                    Some(payloads) => nic.handle_direct(now, &burst, payloads, memory, tx),
+                    None => nic.handle_burst(now, &burst, memory, tx),
+                }
                 outputs.deliver(nic, now);
             });
         }

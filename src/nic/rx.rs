@@ -5,7 +5,7 @@ use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
 use crate::transport::{
-    Counters, DirectBurst, Instant, PathMatch, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
+    Counters, Instant, PathMatch, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{
@@ -155,15 +155,16 @@ impl Nic {
         self.handle_packets(now, BurstPackets::new(burst, first), memory, tx);
     }
 
-    /// Processes a burst that the sender delivers directly, from the first packet of its step on.
+    /// Processes packets that the sender delivers directly, with their payloads in its memory.
     pub fn handle_direct(
         &mut self,
         now: Instant,
-        direct: &DirectBurst<'_>,
+        burst: &RxBurst<'_>,
+        payloads: &SenderPayloads,
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let packets = BurstPackets { payloads: direct.payloads, ..BurstPackets::new(&direct.burst, 0) };
+        let packets = BurstPackets { payloads: Some(payloads), ..BurstPackets::new(burst, 0) };
         self.handle_packets(now, packets, memory, tx);
     }
 

@@ -10,9 +10,9 @@ use urxe::memory::{Access, Accessor, HostSlice, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets, EgressRoom,
-    Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst,
-    SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectBurst, DirectPackets,
+    EgressRoom, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -456,8 +456,9 @@ impl Bench {
         before();
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
-            direct.deliver(&burst, 2, &mut |packets| {
-                self.nic.handle_direct(self.now, &packets, &self.memory, &mut self.tx);
+            direct.deliver(&burst, 2, &mut |DirectBurst { burst, payloads }| {
+                let payloads = payloads.expect("the payloads are in the sender's memory");
+                self.nic.handle_direct(self.now, &burst, payloads, &self.memory, &mut self.tx);
             });
         }
         self.take_outputs();
