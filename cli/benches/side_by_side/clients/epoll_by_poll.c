@@ -14,7 +14,10 @@
 
 #define DESCRIPTORS 1024
 
-/* The only instance of epoll that a thread of Redis has. */
+#define NEXT(type, name) ((type)dlsym(RTLD_NEXT, name))
+
+/* Redis has one instance of epoll, from epoll_create(). Libraries have others, from epoll_create1(). */
+static int instance = -1;
 static struct pollfd polled[DESCRIPTORS];
 static epoll_data_t data[DESCRIPTORS];
 static int used;
@@ -22,19 +25,14 @@ static int used;
 int epoll_create(int size)
 {
 	(void)size;
-	return eventfd(0, EFD_CLOEXEC);
-}
-
-int epoll_create1(int flags)
-{
-	(void)flags;
-	return epoll_create(1);
+	return instance = eventfd(0, EFD_CLOEXEC);
 }
 
 int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 {
 	int i = 0;
-	(void)epoll;
+	if (epoll != instance)
+		return NEXT(int (*)(int, int, int, struct epoll_event *), "epoll_ctl")(epoll, operation, fd, event);
 	while (i < used && polled[i].fd != fd)
 		i++;
 	if (operation == EPOLL_CTL_DEL) {
@@ -54,7 +52,8 @@ int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event)
 
 int epoll_wait(int epoll, struct epoll_event *events, int max, int timeout)
 {
-	(void)epoll;
+	if (epoll != instance)
+		return NEXT(int (*)(int, struct epoll_event *, int, int), "epoll_wait")(epoll, events, max, timeout);
 	int ready = poll(polled, used, timeout), n = 0;
 	if (ready < 0)
 		return ready;
@@ -69,17 +68,16 @@ int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 	int accepted = accept(fd, address, length);
 	if (accepted >= 0 && flags & SOCK_NONBLOCK)
 		fcntl(accepted, F_SETFL, O_NONBLOCK);
+	if (accepted >= 0 && flags & SOCK_CLOEXEC)
+		fcntl(accepted, F_SETFD, FD_CLOEXEC);
 	return accepted;
 }
 
 int fcntl64(int fd, int command, ...)
 {
-	static int (*next)(int, int, ...);
 	va_list arguments;
 	va_start(arguments, command);
 	intptr_t argument = va_arg(arguments, intptr_t);
 	va_end(arguments);
-	if (!next)
-		next = dlsym(RTLD_NEXT, "fcntl");
-	return next(fd, command, argument);
+	return fcntl(fd, command, argument);
 }

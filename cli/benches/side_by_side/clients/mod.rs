@@ -57,7 +57,7 @@ impl Client {
             Client::Fio(verb) => ("fio", verb),
             Client::UcxPut => ("ucx_perftest", "put"),
             Client::UcxPing => ("ucx_perftest", "tag_lat"),
-            Client::Redis => ("redis-benchmark", "GET"),
+            Client::Redis => ("redis-benchmark", "SET"),
             Client::MpiStream => ("Open MPI", "stream"),
             Client::MpiPing => ("Open MPI", "ping"),
             Client::Mooncake(op) => ("Mooncake", op),
@@ -72,11 +72,8 @@ impl Client {
     /// Returns the name of the ratio of a client over `carrier` to the same over its own transport.
     pub fn comparison(self, carrier: Carrier, own: Carrier, size: usize, metric: &str) -> String {
         let ((program, what), size) = (self.names(), bytes(size));
-        let metric = match metric {
-            "Gb/s, first" => ", first",
-            _ => "",
-        };
-        format!("{program} {what} {size}{metric} over {} ÷ {}", carrier.name(), own.name())
+        let first = if metric == "Gb/s, first" { "first " } else { "" };
+        format!("{program} {first}{what} {size} over {} ÷ {}", carrier.name(), own.name())
     }
 
     /// Returns the metrics that targets refer to.
@@ -131,7 +128,7 @@ impl Clients {
             Client::Fio(verb) => fio::transfer(verb, carrier, size, seconds),
             Client::UcxPut => ucx::put(carrier, size, seconds),
             Client::UcxPing => ucx::ping(carrier, size, seconds),
-            Client::Redis => redis::get(&self.compiled("cc", "epoll_by_poll.c")?, carrier, size, seconds),
+            Client::Redis => redis::set(&self.compiled("cc", "epoll_by_poll.c")?, carrier, size, seconds),
             Client::MpiStream => openmpi::run(&self.pingpong()?, carrier, "stream", size, seconds),
             Client::MpiPing => openmpi::run(&self.pingpong()?, carrier, "ping", size, seconds),
             Client::Mooncake(op) => mooncake::transfer(op, carrier, size),

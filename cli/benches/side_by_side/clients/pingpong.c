@@ -59,7 +59,7 @@ int main(int argc, char **argv)
 	double seconds = atof(argv[3]);
 	buffer = malloc(size);
 	memset(buffer, 0, size);
-	for (int i = 0; i < (stream ? 8 : 500); i++)
+	for (int i = 0; i < (stream ? 4 : 100); i++)
 		turn();
 
 	static double times[MOST];
