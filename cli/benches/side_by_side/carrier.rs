@@ -1,4 +1,4 @@
-//! What carries the data of an unmodified program.
+//! Carriers of the data of unmodified programs: urxe, and transports of their own.
 
 use std::process::Command;
 
