@@ -5,6 +5,8 @@
 //! `cargo bench --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
 
 mod args;
+mod carrier;
+mod clients;
 mod control;
 mod heap;
 mod job;
@@ -93,7 +95,7 @@ fn run(job: &Job, control: &Control) -> Result<Metrics> {
 /// possible on this machine failed; a missed target does not count as a failure.
 fn compare(args: &Args) -> Result<bool> {
     let (machine, runner, items, targets) =
-        (Machine::detect(), Runner::new(), plan::plan(args), targets::targets());
+        (Machine::detect(), Runner::new()?, plan::plan(args), targets::targets());
     if items.is_empty() {
         return Err(
             format!("no measurement's name contains {:?}", args.only.as_deref().unwrap_or_default()).into()

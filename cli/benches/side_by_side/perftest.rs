@@ -3,11 +3,10 @@
 use std::process::Command;
 
 use crate::Result;
+use crate::carrier::{Carrier, IP};
 use crate::job::Metrics;
 use crate::tools::{Server, client, free_port};
 
-/// Address of both ends.
-const IP: &str = "127.66.0.3";
 /// Number of messages of a bandwidth measurement, and of round trips of a latency measurement. With `-e`, the programs do
 /// not measure for a given time.
 const MESSAGES: &str = "20000";
@@ -48,12 +47,9 @@ impl Perftest {
     }
 
     fn command(&self, port: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
-        command.args(["run", "--ip", IP, "--no-warnings"]);
-        if self.shared_memory {
-            command.arg("--shared-memory");
-        }
-        command.args(["--", self.program, "-F", "-p", port, "-s", &self.size.to_string()]);
+        let carrier = if self.shared_memory { Carrier::SharedMemory } else { Carrier::Sockets };
+        let mut command = carrier.command(self.program);
+        command.args(["-F", "-p", port, "-s", &self.size.to_string()]);
         if self.events {
             command.arg("-e");
         }

@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 
 use crate::args::Args;
+use crate::carrier::Carrier;
+use crate::clients::{CLIENTS, Client};
 use crate::job::{LinkAddrs, Op, Stream, Task, Train};
 use crate::namespace::Net;
 use crate::perftest::Perftest;
@@ -13,10 +15,7 @@ pub const RAW_UDP_LONG: &str = "raw UDP, 128 datagrams a call";
 pub const RAW_UDP_PING: &str = "raw UDP, busy-polled";
 pub const RAW_PACKET: &str = "raw packet sockets over veth, USO";
 pub const IPERF3: &str = "TCP by iperf3, one stream";
-pub const UCX_PUT: &str = "ucx_perftest over tcp, put";
-pub const UCX_PUT_POSIX: &str = "ucx_perftest over shared memory, put";
 pub const RAW_MEMORY_PING: &str = "bare shared memory, busy-polled";
-pub const UCX_PING: &str = "ucx_perftest over tcp, tag_lat";
 pub const MEMCPY: &str = "memcpy";
 pub const CONNECTIONS: &str = "10,000 connected RC QPs over udp";
 pub const IDLE: &str = "1,000 idle connected RC QPs over udp";
@@ -31,6 +30,10 @@ pub const MANY: usize = 1000;
 /// Loss probabilities that targets refer to; those in `MORE_LOSSES` are only plotted.
 pub const LOSSES: [f64; 3] = [0.0, 0.001, 0.01];
 pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
+
+/// Numbers of pairs of processes at the same time that a target compares, and the links between them.
+pub const BUSY_PAIRS: [usize; 2] = [1, 4];
+pub const BUSY_LINKS: [LinkKind; 2] = [LinkKind::Udp4, LinkKind::SharedMemory];
 
 const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
 
@@ -68,10 +71,14 @@ pub enum Placement {
 
 pub enum Measurement {
     Urxe(Task, Placement),
-    Iperf3 { len: Option<usize> },
-    UcxPut { transport: &'static str, size: usize },
-    UcxPing { rounds: usize },
+    Iperf3 {
+        len: Option<usize>,
+    },
     Perftest(Perftest),
+    /// An unmodified client, with messages of the size of the item's key.
+    Client(Client, Carrier),
+    /// Tasks of two processes each, at the same time.
+    Together(Vec<Task>),
 }
 
 /// An item to measure.
@@ -115,6 +122,12 @@ pub fn always_icrc(kind: LinkKind, size: usize) -> Key {
 /// Returns the row key for urxe's half round trips.
 pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
+}
+
+/// Returns the row key for pairs of processes that write at the same time, all of them polling.
+pub fn busy_pairs(kind: LinkKind, pairs: usize) -> Key {
+    let number = if pairs == 1 { "1 busy pair".into() } else { format!("{pairs} busy pairs") };
+    Key::new(format!("urxe {}, RC WRITE, {number}", kind.name()), MESSAGE)
 }
 
 /// Programs of perftest with their options.
@@ -219,8 +232,7 @@ impl Plan {
         for size in [MESSAGE, 1 << 20] {
             self.stream(LinkKind::SharedMemory, Op::Write, size, 4096);
             self.always_icrc(LinkKind::SharedMemory, size);
-            let put = Measurement::UcxPut { transport: "posix", size };
-            self.add(Key::new(UCX_PUT_POSIX, size), put);
+            self.client(Client::UcxPut, Carrier::OwnMemory, size);
         }
         for op in [Op::Read, Op::Send] {
             self.stream(LinkKind::SharedMemory, op, MESSAGE, 4096);
@@ -232,6 +244,34 @@ impl Plan {
         }
         for program in PERFTEST {
             self.add(perftest(program), Measurement::Perftest(program));
+        }
+    }
+
+    fn client(&mut self, client: Client, carrier: Carrier, size: usize) {
+        self.add(client.key(carrier, size), Measurement::Client(client, carrier));
+    }
+
+    /// Adds unmodified clients, each over urxe next to its own transports.
+    fn clients(&mut self) {
+        for (client, size, carriers) in CLIENTS {
+            carriers.iter().for_each(|carrier| self.client(client, *carrier, size));
+        }
+    }
+
+    /// Adds one pair of processes that both poll, next to several at the same time.
+    fn busy_pairs(&mut self) {
+        let stream = Stream { polled: true, ..Stream::new(Op::Write, MESSAGE, 4096) };
+        for kind in BUSY_LINKS {
+            for pairs in BUSY_PAIRS {
+                let address = |n: usize| IpAddr::from([127, 66, 1, n as u8]);
+                let addresses = (0..pairs).map(|n| [address(2 * n + 1), address(2 * n + 2)]);
+                let link = |ips| match kind {
+                    LinkKind::SharedMemory => LinkAddrs::SharedMemory(ips),
+                    _ => LinkAddrs::Udp(ips),
+                };
+                let tasks = addresses.map(|ips| Task::Stream { link: link(ips), stream }).collect();
+                self.add(busy_pairs(kind, pairs), Measurement::Together(tasks));
+            }
         }
     }
 
@@ -304,14 +344,13 @@ impl Plan {
             if size <= 1 << 20 {
                 self.add(Key::new(IPERF3, size), Measurement::Iperf3 { len: Some(size) });
             }
-            self.add(Key::new(UCX_PUT, size), Measurement::UcxPut { transport: "tcp", size });
+            self.client(Client::UcxPut, Carrier::Tcp, size);
         }
         for kind in [LinkKind::Udp6, LinkKind::Veth, LinkKind::Fabric] {
             for op in [Op::Write, Op::Send] {
                 self.ping(kind, op, round_trips);
             }
         }
-        self.add(Key::new(UCX_PING, 8), Measurement::UcxPing { rounds: round_trips });
     }
 
     fn sweep_losses(&mut self) {
@@ -331,13 +370,19 @@ pub fn plan(args: &Args) -> Vec<Item> {
         (plan.rounds, plan.seconds) = (3, 0.2);
         plan.targets(10_000);
         plan.shared_memory(10_000);
-        (plan.rounds, plan.seconds) = (1, 2.0);
+        (plan.rounds, plan.seconds) = (1, 0.2);
+        plan.busy_pairs();
+        plan.clients();
+        plan.seconds = 2.0;
         plan.many_qps();
         plan.seconds = 0.1;
         plan.sweep(&[8, MESSAGE], 3000);
     } else {
         plan.targets(50_000);
         plan.shared_memory(50_000);
+        plan.rounds = 5;
+        plan.busy_pairs();
+        plan.clients();
         (plan.rounds, plan.seconds) = (3, 5.0);
         plan.many_qps();
         plan.seconds = 0.3;

@@ -6,6 +6,8 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use crate::Result;
+use crate::carrier::Carrier;
+use crate::clients::Client;
 use crate::job::Op;
 use crate::machine::Machine;
 use crate::ping::PERCENTILES;
@@ -50,7 +52,8 @@ fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
 fn loopback(table: &Table) -> Vec<Line> {
     let series =
         [(Op::Write, 4096), (Op::Read, 4096), (Op::Send, 4096), (Op::Datagram, 4096), (Op::Write, 1024)];
-    let references = [plan::RAW_UDP, plan::IPERF3, plan::UCX_PUT].into_iter().map(String::from).zip(GREYS);
+    let ucx = Client::UcxPut.key(Carrier::Tcp, 0).series;
+    let references = [plan::RAW_UDP.into(), plan::IPERF3.into(), ucx].into_iter().zip(GREYS);
     let series = series.map(|(op, mtu)| stream_series(LinkKind::Udp4, op, mtu)).into_iter().zip(COLOURS);
     references.chain(series).map(|(name, colour)| by_size(table, &name, colour)).collect()
 }
@@ -101,7 +104,7 @@ fn latencies(table: &Table) -> Vec<Line> {
         (LinkKind::Fabric, Op::Write),
     ];
     let references =
-        [plan::RAW_UDP_PING, plan::UCX_PING].into_iter().map(|name| Key::new(name, 8)).zip(GREYS);
+        [Key::new(plan::RAW_UDP_PING, 8), Client::UcxPing.key(Carrier::Tcp, 8)].into_iter().zip(GREYS);
     let series = series.map(|(kind, op)| plan::ping(kind, op)).into_iter().zip(COLOURS);
     references.chain(series).map(|(key, colour)| line(key, colour)).collect()
 }

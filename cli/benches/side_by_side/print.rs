@@ -9,8 +9,10 @@ use crate::targets::{Figure, Limit, Target, Verdict};
 
 /// Metrics that [`target_rows`] prints, each with its unit and the divisor that converts a value to that
 /// unit.
-const UNITS: [(&str, &str, f64); 5] = [
+const UNITS: [(&str, &str, f64); 7] = [
     ("Gb/s", "Gb/s", 1.0),
+    ("Gb/s, first", "Gb/s, 1st", 1.0),
+    ("requests/s", "k/s", 1000.0),
     ("M/s", "M/s", 1.0),
     ("p50", "µs, p50", 1000.0),
     ("p99", "µs, p99", 1000.0),
@@ -37,7 +39,7 @@ Loss: both ends drop received packets at random, with a fixed seed; 0 % uses the
 /// Prints the rows that targets refer to, one by one.
 pub fn target_rows(targets: &[Target], table: &Table) {
     let mut seen = BTreeSet::new();
-    println!("{:<66} {:>9} {:<8} min to max", "median", "", "");
+    println!("{:<66} {:>9} {:<9} min to max", "median", "", "");
     for (key, metric) in
         targets.iter().flat_map(|target| [Some(&target.numerator), target.denominator.as_ref()]).flatten()
     {
@@ -47,7 +49,7 @@ pub fn target_rows(targets: &[Target], table: &Table) {
         }
         if let Some(Spread { median, min, max }) = table.spread(key, metric) {
             let [median, min, max] = [median, min, max].map(|v| v / scale);
-            println!("{:<66} {median:>9.2} {unit:<8} {min:.2} to {max:.2}", key.name());
+            println!("{:<66} {median:>9.2} {unit:<9} {min:.2} to {max:.2}", key.name());
         }
     }
     println!();

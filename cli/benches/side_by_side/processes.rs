@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use serde::Serialize;
+use tempfile::NamedTempFile;
 
 use crate::Result;
 use crate::control::{Message, TIMEOUT};
@@ -91,38 +92,87 @@ impl Drop for Process {
     }
 }
 
+/// The two processes of a measurement, ready to start.
+struct Pair {
+    active: Process,
+    passive: Process,
+}
+
+impl Pair {
+    fn new(job: impl Fn(Role) -> Job, namespaces: [&Namespace; 2]) -> Result<Pair> {
+        let mut passive = Process::start(&job(Role::Passive), namespaces[1])?;
+        let mut active = Process::start(&job(Role::Active), namespaces[0])?;
+        match (active.recv(TIMEOUT)?, passive.recv(TIMEOUT)?) {
+            (Message::ConnInfo(a), Message::ConnInfo(p)) => {
+                passive.send(&a)?;
+                active.send(&p)?;
+            }
+            _ => return Err("an end sent another message instead of ConnInfo".into()),
+        }
+        active.recv_ready()?;
+        passive.recv_ready()?;
+        Ok(Pair { active, passive })
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.passive.send(&())?;
+        self.active.send(&())
+    }
+
+    /// Returns the metrics of both ends.
+    fn finish(&mut self, limit: Duration) -> Result<Metrics> {
+        let active_result = self.active.recv_done(limit);
+        self.passive.stdin = None;
+        let passive_result = self.passive.recv_done(TIMEOUT);
+        match (active_result, passive_result) {
+            (Ok(mut active_result), Ok(passive_result)) => {
+                active_result.extend(passive_result);
+                Ok(active_result)
+            }
+            (Err(a), Err(p)) => Err(format!("{a}; {p}").into()),
+            (Err(e), _) | (_, Err(e)) => Err(e),
+        }
+    }
+}
+
 /// Measures `task` in one or two new processes, the active one in the first namespace. The result includes
 /// the passive end's metrics.
 pub fn measure(task: &Task, seconds: f64, namespaces: [&Namespace; 2]) -> Result<Metrics> {
-    let progress = tempfile::NamedTempFile::new()?;
-    progress.as_file().set_len(4096)?;
+    let progress = progress_file()?;
     let job = |role| Job { task: task.clone(), role, seconds, progress: progress.path().to_path_buf() };
-    let limit = TIMEOUT + Duration::from_secs_f64(4.0 * seconds);
+    let limit = limit(seconds);
     if !task.uses_two_processes() {
         return Process::start(&job(Role::Active), namespaces[0])?.recv_done(limit);
     }
-    let mut passive = Process::start(&job(Role::Passive), namespaces[1])?;
-    let mut active = Process::start(&job(Role::Active), namespaces[0])?;
-    match (active.recv(TIMEOUT)?, passive.recv(TIMEOUT)?) {
-        (Message::ConnInfo(a), Message::ConnInfo(p)) => {
-            passive.send(&a)?;
-            active.send(&p)?;
+    let mut pair = Pair::new(job, namespaces)?;
+    pair.start()?;
+    pair.finish(limit)
+}
+
+/// Measures several tasks of two processes each at the same time, and returns the sum of each metric.
+pub fn measure_together(tasks: &[Task], seconds: f64) -> Result<Metrics> {
+    let files = tasks.iter().map(|_| progress_file()).collect::<Result<Vec<_>>>()?;
+    let start = |(task, file): (&Task, &NamedTempFile)| {
+        let job = |role| Job { task: task.clone(), role, seconds, progress: file.path().to_path_buf() };
+        Pair::new(job, [&Namespace::Current; 2])
+    };
+    let mut pairs = tasks.iter().zip(&files).map(start).collect::<Result<Vec<_>>>()?;
+    pairs.iter_mut().try_for_each(Pair::start)?;
+    let mut sum = Metrics::new();
+    for pair in &mut pairs {
+        for (name, value) in pair.finish(limit(seconds))? {
+            *sum.entry(name).or_default() += value;
         }
-        _ => return Err("an end sent another message instead of ConnInfo".into()),
     }
-    active.recv_ready()?;
-    passive.recv_ready()?;
-    passive.send(&())?;
-    active.send(&())?;
-    let active_result = active.recv_done(limit);
-    passive.stdin = None;
-    let passive_result = passive.recv_done(TIMEOUT);
-    match (active_result, passive_result) {
-        (Ok(mut active_result), Ok(passive_result)) => {
-            active_result.extend(passive_result);
-            Ok(active_result)
-        }
-        (Err(a), Err(p)) => Err(format!("{a}; {p}").into()),
-        (Err(e), _) | (_, Err(e)) => Err(e),
-    }
+    Ok(sum)
+}
+
+fn progress_file() -> Result<NamedTempFile> {
+    let progress = NamedTempFile::new()?;
+    progress.as_file().set_len(4096)?;
+    Ok(progress)
+}
+
+fn limit(seconds: f64) -> Duration {
+    TIMEOUT + Duration::from_secs_f64(4.0 * seconds)
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::Result;
+use crate::clients::Clients;
 use crate::job::Metrics;
 use crate::namespace::{Namespace, Net};
 use crate::plan::{Item, Measurement, Placement};
@@ -14,18 +15,18 @@ pub struct Runner {
     /// Network namespaces, or the error that prevented their creation.
     net: Result<Net>,
     iperf3: bool,
-    ucx: bool,
     perftest: bool,
+    clients: Clients,
 }
 
 impl Runner {
-    pub fn new() -> Runner {
-        Runner {
+    pub fn new() -> Result<Runner> {
+        Ok(Runner {
             net: Net::new(),
             iperf3: tools::is_installed("iperf3"),
-            ucx: tools::is_installed("ucx_perftest"),
             perftest: tools::is_installed("ib_write_bw"),
-        }
+            clients: Clients::new()?,
+        })
     }
 
     /// Returns the reason why an item cannot be measured on this machine; `None` if it can.
@@ -35,12 +36,10 @@ impl Runner {
                 Some(e.to_string())
             }
             (Measurement::Iperf3 { .. }, _) if !self.iperf3 => Some("iperf3 is not installed".into()),
-            (Measurement::UcxPut { .. } | Measurement::UcxPing { .. }, _) if !self.ucx => {
-                Some("ucx_perftest is not installed (Debian: ucx-utils)".into())
-            }
             (Measurement::Perftest(_), _) if !self.perftest => {
                 Some("ib_write_bw is not installed (Debian: perftest)".into())
             }
+            (Measurement::Client(client, _), _) => self.clients.skip_reason(*client),
             _ => None,
         }
     }
@@ -57,9 +56,11 @@ impl Runner {
                 processes::measure(task, item.seconds, namespaces)
             }
             Measurement::Iperf3 { len } => tools::iperf3(*len),
-            Measurement::UcxPut { transport, size } => tools::ucx_put(transport, *size, item.seconds),
             Measurement::Perftest(program) => program.measure(),
-            Measurement::UcxPing { rounds } => tools::ucx_ping(*rounds),
+            Measurement::Client(client, carrier) => {
+                self.clients.measure(*client, *carrier, item.key.size, item.seconds)
+            }
+            Measurement::Together(tasks) => processes::measure_together(tasks, item.seconds),
         }
     }
 

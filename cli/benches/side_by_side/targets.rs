@@ -3,6 +3,8 @@
 
 use serde::Serialize;
 
+use crate::carrier::Carrier;
+use crate::clients::{CLIENTS, Client};
 use crate::job::Op;
 use crate::plan::{self, LOSSES, LinkKind, MANY, MESSAGE, stream_series};
 use crate::table::{Key, Spread, Table};
@@ -56,6 +58,13 @@ impl Target {
     }
 }
 
+/// For urxe's and a client's own transport: the lowest ratio of their throughputs, and the highest of their latencies.
+const CLIENT_LIMITS: [(Carrier, Carrier, f64, f64); 3] = [
+    (Carrier::Sockets, Carrier::Tcp, 1.1, 1.0),
+    (Carrier::SharedMemory, Carrier::Tcp, 2.0, 0.5),
+    (Carrier::SharedMemory, Carrier::OwnMemory, 0.5, 2.0),
+];
+
 /// Returns the targets in the order in which they are printed.
 pub fn targets() -> Vec<Target> {
     use Limit::{AtLeast, AtMost};
@@ -94,7 +103,7 @@ pub fn targets() -> Vec<Target> {
         let datagrams = gbps(raw(plan::RAW_UDP, plan::DATAGRAM));
         let what = format!("shared memory, RC WRITE {name} ÷ raw UDP with offload");
         target(&what, write.clone(), Some(datagrams), AtLeast(1.5));
-        let put = gbps(raw(plan::UCX_PUT_POSIX, size));
+        let put = gbps(Client::UcxPut.key(Carrier::OwnMemory, size));
         let what = format!("shared memory, RC WRITE {name} ÷ UCX over shared memory");
         target(&what, write, Some(put), AtLeast(0.2));
     }
@@ -114,6 +123,24 @@ pub fn targets() -> Vec<Target> {
     target(what, gbps(send_events), Some(gbps(send)), AtLeast(0.8));
     let what = "ib_send_bw -e -s 65536 over shared memory ÷ the same without -e";
     target(what, gbps(send_events_memory), Some(gbps(send_memory)), AtLeast(0.8));
+    for (client, size, carriers) in CLIENTS {
+        for metric in client.metrics() {
+            let is_latency = *metric == "p50";
+            let figure = |carrier| (client.key(carrier, size), *metric);
+            for (carrier, own, throughput, latency) in CLIENT_LIMITS {
+                if carriers.contains(&own) {
+                    let what = client.comparison(carrier, own, size, metric);
+                    let limit = if is_latency { AtMost(latency) } else { AtLeast(throughput) };
+                    target(&what, figure(carrier), Some(figure(own)), limit);
+                }
+            }
+        }
+    }
+    for kind in plan::BUSY_LINKS {
+        let [one, several] = plan::BUSY_PAIRS.map(|pairs| gbps(plan::busy_pairs(kind, pairs)));
+        let what = format!("{}, RC WRITE 64 KiB, {} busy pairs ÷ one", kind.name(), plan::BUSY_PAIRS[1]);
+        target(&what, several, Some(one), AtLeast(0.7));
+    }
     let fabric = gbps(stream(LinkKind::Fabric, Op::Write, 1 << 20));
     let memcpy = gbps(raw(plan::MEMCPY, 1 << 20));
     target("fabric, RC WRITE 1 MiB ÷ memcpy", fabric, Some(memcpy), AtLeast(0.6));

@@ -1,4 +1,4 @@
-//! Alternatives to RDMA, measured by other programs: TCP by iperf3, and UCX over TCP and shared memory by ucx_perftest.
+//! Other programs that measure, and TCP by iperf3.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -36,11 +36,19 @@ pub fn free_port() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
 }
 
+/// Returns the command with a time limit, so that a client that hangs does not stop the benchmark.
+fn limited(command: &Command) -> Command {
+    let mut limited = Command::new("timeout");
+    limited.args(["-k", "5", "60"]).arg(command.get_program()).args(command.get_args());
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited
+}
+
 /// Runs the client repeatedly until it reaches the server, and returns what `parse` extracts from its output.
 pub fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output()?;
+        let Output { status, stdout, stderr } = limited(command).stdin(Stdio::null()).output()?;
         let out = String::from_utf8_lossy(&stdout);
         // iperf3 exits successfully in any case when it prints JSON.
         if let Some(parsed) = parse(&out).filter(|_| status.success()) {
@@ -69,52 +77,4 @@ pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
         out["end"]["sum_received"]["bits_per_second"].as_f64()
     })?;
     Ok(Metrics::from([("Gb/s".into(), rate / 1e9)]))
-}
-
-/// Runs a `ucx_perftest` test on loopback and returns two fields from the last line of output: a latency percentile in
-/// microseconds, and MiB per second. `transport` is `tcp` or `posix`, UCX's shared memory.
-fn ucx(transport: &str, test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
-    let port = free_port()?;
-    let ucx = || {
-        let mut command = Command::new("ucx_perftest");
-        command.args(["-p", &port]);
-        let quiet = [("UCX_WARN_UNUSED_ENV_VARS", "n"), ("UCX_LOG_LEVEL", "error")];
-        command.envs([("UCX_TLS", transport)]).envs(quiet);
-        if transport == "tcp" {
-            command.env("UCX_NET_DEVICES", "lo");
-        }
-        command
-    };
-    let _server = Server::start(&mut ucx())?;
-    let (n, warm_up) = (messages.to_string(), (messages / 10).max(1).to_string());
-    let mut command = ucx();
-    command.args(["127.0.0.1", "-f", "-v", "-t", test, "-s", &size.to_string()]);
-    command.args(["-n", &n, "-w", &warm_up, "-R", percentile]);
-    client(&mut command, |out| {
-        let last: Vec<f64> = out.lines().last()?.split(',').filter_map(|f| f.trim().parse().ok()).collect();
-        match last[..] {
-            [_, percentile, _, _, _, bandwidth, ..] => Some((percentile, bandwidth)),
-            _ => None,
-        }
-    })
-}
-
-/// Measures PUTs of `size` bytes for about `seconds`.
-pub fn ucx_put(transport: &str, size: usize, seconds: f64) -> Result<Metrics> {
-    let messages = |rate: f64, seconds: f64| ((rate * seconds) as usize).clamp(10, 10_000_000);
-    let rate = |mib: f64| mib * f64::from(1 << 20) / size as f64;
-    // A short run determines how many messages to request.
-    let probe = ucx(transport, "ucp_put_bw", size, messages((500e6 / size as f64).min(500e3), 0.02), "50")?.1;
-    let mib = ucx(transport, "ucp_put_bw", size, messages(rate(probe), seconds), "50")?.1;
-    let messages = rate(mib);
-    Ok(Metrics::from([("Gb/s".into(), messages * size as f64 * 8.0 / 1e9), ("M/s".into(), messages / 1e6)]))
-}
-
-/// Measures the half round-trip time of eight-byte messages in nanoseconds, in one run per percentile.
-pub fn ucx_ping(rounds: usize) -> Result<Metrics> {
-    let mut metrics = Metrics::new();
-    for (name, percentile) in [("p50", "50"), ("p99", "99")] {
-        metrics.insert(name.into(), ucx("tcp", "tag_lat", 8, rounds, percentile)?.0 * 1e3);
-    }
-    Ok(metrics)
 }

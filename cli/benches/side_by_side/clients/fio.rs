@@ -1,0 +1,51 @@
+//! fio's rdma engine, and its net engine over TCP.
+
+use serde_json::Value;
+
+use crate::Result;
+use crate::carrier::{Carrier, IP};
+use crate::job::Metrics;
+use crate::tools::{Server, client, free_port};
+
+/// Blocks that the client has in flight. The net engine has one, which the kernel's buffers hide.
+const DEPTH: usize = 16;
+/// Receives that the server of SENDs has posted: fio retries no RNR NAK.
+const RECV_DEPTH: usize = 256;
+
+/// Measures a transfer of blocks of `size` bytes from the client (`write`, `send`) or to it (`read`).
+pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Result<Metrics> {
+    let port = free_port()?;
+    let command = |name: &str, total: u64| {
+        let mut command = carrier.command("fio");
+        let engine = if carrier.is_urxe() { "rdma" } else { "net" };
+        command.arg(format!("--name={name}")).arg(format!("--ioengine={engine}"));
+        command.arg(format!("--port={port}")).arg(format!("--bs={size}")).arg(format!("--size={total}"));
+        command
+    };
+    // A fast machine needs about the given time.
+    let total = ((seconds * 2e9) as u64 / size as u64).max(RECV_DEPTH as u64) * size as u64;
+    let (mut server, mut sender) = match carrier.is_urxe() {
+        true => (command("server", total), command("client", total)),
+        // The net engine's server counts a short read as a block.
+        false => (command("server", 1000 * total), command("client", total)),
+    };
+    server.arg("--rw=read");
+    sender.args(["--rw=write", "--output-format=json"]);
+    if carrier.is_urxe() {
+        let depth = if verb == "send" { RECV_DEPTH } else { DEPTH };
+        server.arg(format!("--iodepth={depth}"));
+        sender.arg(format!("--verb={verb}")).arg(format!("--iodepth={DEPTH}"));
+        sender.arg(format!("--hostname={IP}"));
+    } else {
+        server.args(["--protocol=tcp", "--listen"]);
+        sender.args(["--protocol=tcp", "--hostname=127.0.0.1"]);
+    }
+    let _server = Server::start(&mut server)?;
+    let rate = client(&mut sender, |out| {
+        let out: Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
+        let job = &out["jobs"][0];
+        let is_complete = job["error"] == 0 && job["write"]["io_bytes"].as_u64() == Some(total);
+        job["write"]["bw_bytes"].as_f64().filter(|_| is_complete)
+    })?;
+    Ok(Metrics::from([("Gb/s".into(), rate * 8e-9)]))
+}
