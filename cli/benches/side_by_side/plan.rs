@@ -370,10 +370,7 @@ pub fn plan(args: &Args) -> Vec<Item> {
         (plan.rounds, plan.seconds) = (3, 0.2);
         plan.targets(10_000);
         plan.shared_memory(10_000);
-        (plan.rounds, plan.seconds) = (1, 0.2);
-        plan.busy_pairs();
-        plan.clients();
-        plan.seconds = 2.0;
+        (plan.rounds, plan.seconds) = (1, 2.0);
         plan.many_qps();
         plan.seconds = 0.1;
         plan.sweep(&[8, MESSAGE], 3000);
