@@ -9,8 +9,9 @@ use crate::tools::{Server, client, free_port};
 
 /// Blocks that the client has in flight. The net engine has one, which the kernel's buffers hide.
 const DEPTH: usize = 16;
-/// Receives that the server of SENDs has posted: fio retries no RNR NAK.
-const RECV_DEPTH: usize = 256;
+/// Blocks of a transfer by SENDs. Its server posts receives for all of them, because fio retries no RNR NAK, and then
+/// waits forever.
+const SENDS: usize = 1024;
 
 /// Measures a transfer of blocks of `size` bytes from the client (`write`, `send`) or to it (`read`).
 pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Result<Metrics> {
@@ -18,12 +19,14 @@ pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Resu
     let command = |name: &str, total: u64| {
         let mut command = carrier.command("fio");
         let engine = if carrier.is_urxe() { "rdma" } else { "net" };
-        command.arg(format!("--name={name}")).arg(format!("--ioengine={engine}"));
+        // A thread ends with the process that is killed; a job that is a process does not.
+        command.arg("--thread").arg(format!("--name={name}")).arg(format!("--ioengine={engine}"));
         command.arg(format!("--port={port}")).arg(format!("--bs={size}")).arg(format!("--size={total}"));
         command
     };
     // A fast machine needs about the given time.
-    let total = ((seconds * 2e9) as u64 / size as u64).max(RECV_DEPTH as u64) * size as u64;
+    let blocks = if verb == "send" { SENDS } else { (seconds * 2e9) as usize / size };
+    let total = (blocks.max(DEPTH) * size) as u64;
     let (mut server, mut sender) = match carrier.is_urxe() {
         true => (command("server", total), command("client", total)),
         // The net engine's server counts a short read as a block.
@@ -32,7 +35,7 @@ pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Resu
     server.arg("--rw=read");
     sender.args(["--rw=write", "--output-format=json"]);
     if carrier.is_urxe() {
-        let depth = if verb == "send" { RECV_DEPTH } else { DEPTH };
+        let depth = if verb == "send" { SENDS } else { DEPTH };
         server.arg(format!("--iodepth={depth}"));
         sender.arg(format!("--verb={verb}")).arg(format!("--iodepth={DEPTH}"));
         sender.arg(format!("--hostname={IP}"));
