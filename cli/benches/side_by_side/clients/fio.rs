@@ -9,8 +9,8 @@ use crate::tools::{Server, client, free_port};
 
 /// Blocks that the client has in flight. The net engine has one, which the kernel's buffers hide.
 const DEPTH: usize = 16;
-/// Blocks of a transfer by SENDs, the greatest depth of the rdma engine. Its server posts receives for all of them, because fio retries no RNR NAK, and then
-/// waits forever.
+/// Blocks of a transfer by SENDs, the greatest depth of the rdma engine. The server posts receives for all of
+/// them, because fio retries no RNR NAK, and then waits forever.
 const SENDS: usize = 512;
 
 /// Measures a transfer of blocks of `size` bytes from the client (`write`, `send`) or to it (`read`).
