@@ -7,6 +7,9 @@ use crate::carrier::{Carrier, IP};
 use crate::job::Metrics;
 use crate::tools::{Server, client, free_port};
 
+/// The time for which the client of the rdma engine sleeps before its first block, in milliseconds. It is part of
+/// the run time that fio prints.
+const PAUSE: f64 = 500.0;
 /// Blocks that the client has in flight. The net engine has one, which the kernel's buffers hide.
 const DEPTH: usize = 16;
 /// Blocks of a transfer by SENDs, the greatest depth of the rdma engine. The server posts receives for all of
@@ -25,7 +28,7 @@ pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Resu
         command
     };
     // A fast machine needs about the given time.
-    let blocks = if verb == "send" { SENDS } else { (seconds * 2e9) as usize / size };
+    let blocks = if verb == "send" { SENDS } else { (seconds * 4e9) as usize / size };
     let total = (blocks.max(DEPTH) * size) as u64;
     let (mut server, mut sender) = match carrier.is_urxe() {
         true => (command("server", total), command("client", total)),
@@ -44,11 +47,13 @@ pub fn transfer(verb: &str, carrier: Carrier, size: usize, seconds: f64) -> Resu
         sender.args(["--protocol=tcp", "--hostname=127.0.0.1"]);
     }
     let _server = Server::start(&mut server)?;
-    let rate = client(&mut sender, |out| {
+    let pause = if carrier.is_urxe() { PAUSE } else { 0.0 };
+    let milliseconds = client(&mut sender, |out| {
         let out: Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
         let job = &out["jobs"][0];
         let is_complete = job["error"] == 0 && job["write"]["io_bytes"].as_u64() == Some(total);
-        job["write"]["bw_bytes"].as_f64().filter(|_| is_complete)
+        let milliseconds = job["write"]["runtime"].as_f64()? - pause;
+        (is_complete && milliseconds > 0.0).then_some(milliseconds)
     })?;
-    Ok(Metrics::from([("Gb/s".into(), rate * 8e-9)]))
+    Ok(Metrics::from([("Gb/s".into(), total as f64 * 8e-6 / milliseconds)]))
 }
