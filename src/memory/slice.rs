@@ -171,7 +171,7 @@ impl HostSlice {
         // Programs poll on the last byte of a message (perftest's ib_write_lat), so it is stored last.
         let Some((last, head)) = bytes.split_last() else { return Ok(()) };
         // SAFETY: by the contract of `from_raw` the target is user memory, and it is long enough; `bytes` is
-        // a receive buffer of a link, which is never registered memory, so the two do not overlap.
+        // memory of this crate, which is never registered, so the two do not overlap.
         unsafe {
             guarded::copy_from(source, head.as_ptr(), self.ptr(), head.len())?;
             guarded::store_byte(self.ptr().add(head.len()), *last)
@@ -185,7 +185,12 @@ impl HostSlice {
     pub(crate) fn store_host(self, from: HostSlice) -> Result<(), Faulted> {
         assert_eq!(from.len, self.len);
         let overlaps = from.addr < self.addr + self.len && self.addr < from.addr + from.len;
-        if self.len == 8 || overlaps {
+        if self.len == 8 {
+            let mut word = [0; 8];
+            from.load(&mut word)?;
+            return self.store(&word, CopySource::Read);
+        }
+        if overlaps {
             let mut bytes = vec![0; self.len];
             from.load(&mut bytes)?;
             return self.store(&bytes, CopySource::Read);

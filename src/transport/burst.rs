@@ -292,8 +292,8 @@ impl TxQueue {
     ) -> Result<(), Faulted> {
         let header_len = headers.len();
         if self.with_deferred_icrc {
-            // If the memory is unmapped before the copy, the ICRC is invalidated and the peer requests a
-            // retransmission.
+            // If the memory is unmapped before the copy, the packet is lost: its ICRC is invalidated, or the receiver finds
+            // that it cannot read the payload.
             if let Err(e) = slices.iter().try_for_each(|slice| slice.probe()) {
                 self.take_back(self.used, packet_len);
                 return Err(e);

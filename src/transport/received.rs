@@ -13,7 +13,7 @@ pub enum PayloadSource<'a> {
 }
 
 impl PayloadSource<'_> {
-    /// Reports whether the payload can no longer be read: the program has unmapped the memory since the packet was queued.
+    /// Reports whether the payload can no longer be read: the program has unmapped, protected or truncated the memory since the packet was queued.
     #[cold]
     pub fn is_lost(self) -> bool {
         match self {

@@ -170,7 +170,9 @@ fn access_to_protected_memory_fails_the_work_request_on_either_side() {
     let real_time = || Fabric::new().pair().unwrap();
     let len = std::num::NonZeroUsize::new(65_536).unwrap();
     for make_pair in [pair as fn() -> (TestEndpoint, TestEndpoint), real_time] {
-        for (len_used, is_local) in [(8, true), (700, true), (40_000, true), (8, false), (40_000, false)] {
+        let cases = [8, 700, 40_000]
+            .map(|len| [(true, true), (true, false), (false, true), (false, false)].map(|case| (len, case)));
+        for (len_used, (is_local, is_write)) in cases.into_iter().flatten() {
             let (a, b) = make_pair();
             let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
             // SAFETY: a new mapping at an address that the kernel picks affects no other memory; it is
@@ -185,14 +187,15 @@ fn access_to_protected_memory_fails_the_work_request_on_either_side() {
             unsafe { mprotect(map, 65_536, ProtFlags::PROT_NONE) }.unwrap();
             let protected_sges = [Sge { addr: protected.addr(), length: len_used, lkey: protected.lkey() }];
             let other_sges = [other.sge(0..len_used as usize)];
-            let (wr, status) = match is_local {
-                true => (SendWr::write(1, &protected_sges, other.remote(0)), WcStatus::LocProtErr),
-                false => (SendWr::read(1, &other_sges, protected.remote(0)), WcStatus::RemOpErr),
+            let (sges, remote, status) = match is_local {
+                true => (&protected_sges, other.remote(0), WcStatus::LocProtErr),
+                false => (&other_sges, protected.remote(0), WcStatus::RemOpErr),
             };
+            let wr = if is_write { SendWr::write(1, sges, remote) } else { SendWr::read(1, sges, remote) };
             assert_eq!(
                 failed_status(&a, &wr),
                 status,
-                "{len_used} bytes, protected memory is local: {is_local}"
+                "{len_used} bytes, protected memory is local: {is_local}, WRITE: {is_write}"
             );
             drop(protected);
             // SAFETY: the region is dropped, so that no reference to the mapping exists.
