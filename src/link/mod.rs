@@ -322,8 +322,8 @@ pub trait Link: Send {
     /// Only if the link itself no longer works (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
-    /// Reports whether the link reads packet bytes only through [`TxBurst::copy_to`], in which case ICRC
-    /// computation can be deferred until that call.
+    /// Reports whether the link copies the bytes of all packets, as [`TxBurst::copy_to`] does, in which case the computation
+    /// of ICRCs can be deferred until then.
     fn supports_deferred_icrc(&self) -> bool {
         false
     }

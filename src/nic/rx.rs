@@ -22,7 +22,7 @@ pub(super) struct BurstPackets<'a> {
     begun: bool,
     /// Payloads in the sender's memory, if there are any.
     payloads: Option<&'a SenderPayloads>,
-    /// Location of the payload of the packet that was taken last.
+    /// Source of the payload of the packet that was taken last.
     source: PayloadSource<'a>,
 }
 

@@ -20,7 +20,7 @@ pub(super) trait PacketBuffer {
     fn put(&mut self, bytes: &[u8]);
 
     /// Appends bytes of user memory, and extends `icrc`, if there is one, over exactly the bytes copied. Appends zeros if
-    /// the memory cannot be read.
+    /// the memory cannot be read. A buffer for packets without ICRCs may keep the slice instead.
     fn put_host(&mut self, slice: HostSlice, icrc: Option<&mut Icrc>) -> Result<(), Faulted>;
 }
 

@@ -24,7 +24,7 @@ pub struct SenderPayloads {
 }
 
 impl SenderPayloads {
-    /// Returns the location of the payload of packet `index`.
+    /// Returns the source of the payload of packet `index`.
     #[inline]
     pub fn source(&self, index: usize) -> PayloadSource<'_> {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);

@@ -22,7 +22,7 @@ pub struct Env<'a> {
     pub scratch: &'a mut Vec<HostSlice>,
     /// Scratch buffer for inline data; empty between uses.
     pub bytes: &'a mut Vec<u8>,
-    /// Location of the payload of the packet being processed.
+    /// Source of the payload of the packet being processed.
     pub payload: PayloadSource<'a>,
     /// Counters of the NIC.
     pub counters: &'a mut Counters,

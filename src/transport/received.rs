@@ -2,10 +2,10 @@
 
 use crate::memory::{CopySource, Faulted, HostSlice};
 
-/// Location of the payload of the packet being processed.
+/// Source of the payload of the packet being processed.
 #[derive(Clone, Copy, Debug)]
 pub enum PayloadSource<'a> {
-    /// The packet, whose bytes have been read just before or not.
+    /// The packet itself. The value tells whether its bytes have been read just before.
     Packet(CopySource),
     /// Memory of the sender, which is a NIC of the same process. The payload of the packet has the right length, but its
     /// bytes are meaningless.
@@ -13,7 +13,8 @@ pub enum PayloadSource<'a> {
 }
 
 impl PayloadSource<'_> {
-    /// Reports whether the payload can no longer be read: the program has unmapped, protected or truncated the memory since the packet was queued.
+    /// Reports whether the payload can no longer be read: the program has unmapped, protected or truncated the memory since
+    /// the packet was queued.
     #[cold]
     pub fn is_lost(self) -> bool {
         match self {

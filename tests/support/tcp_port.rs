@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 /// State of a listener in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 
-/// Returns a port that no socket uses. It is below the ephemeral range, so that no outgoing connection takes it before the
-/// server does.
+/// Returns a port that no socket uses, and that no earlier call in this process has returned. It is below the ephemeral
+/// range, so that no outgoing connection takes it before the server does.
 pub fn unused() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || {
@@ -37,8 +37,9 @@ pub fn wait_for_listener(port: u16) {
 /// Returns the states of all sockets with this local port.
 fn states(port: u16) -> Vec<String> {
     let suffix = format!(":{port:04X}");
-    let tables =
-        ["/proc/net/tcp", "/proc/net/tcp6"].map(|table| std::fs::read_to_string(table).unwrap_or_default());
+    let tcp = std::fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp");
+    // Missing without IPv6.
+    let tables = [tcp, std::fs::read_to_string("/proc/net/tcp6").unwrap_or_default()];
     let lines = tables.iter().flat_map(|table| table.lines());
     let state = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().take(4).collect();

@@ -8,8 +8,8 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo bench --bench side_by_side --", disable_version_flag = true)]
 pub struct Args {
-    /// Takes about two minutes: three rounds of most rows that targets refer to, one short round of clients and
-    /// of some of the others.
+    /// Takes about four minutes: three rounds of most rows that targets refer to, one short round of some of the
+    /// others, without clients and busy pairs.
     #[arg(long)]
     pub quick: bool,
     /// Measures only rows whose name contains PATTERN.

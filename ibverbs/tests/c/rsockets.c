@@ -439,7 +439,7 @@ static void *interrupts(void *none)
 		pthread_t other;                                                             \
 		action.sa_flags = (int[]){ 0, SA_RESTART, SA_RESETHAND }[restarts];          \
 		CHECK(!sigaction(SIGUSR1, &action, NULL));                                   \
-		waiter.thread = pthread_self(), waiter.id = gettid(), waiter.bring = (brings);                     \
+		waiter.thread = pthread_self(), waiter.id = gettid(), waiter.bring = (brings);\
 		waiter.handled = waiter.ended = 0;                                           \
 		CHECK(!pthread_create(&other, NULL, interrupts, NULL));                      \
 		errno = 0;                                                                   \

@@ -228,6 +228,7 @@ fn run_two_cases(server: &str, client: &str, server_ends: bool) {
     let ([a, b], number) = (addresses(), port.to_string());
     let start = |address: &str, name: &str| {
         let mut command = library.program(program.program(), address);
+        // A dead peer is to be noticed soon.
         command.args([name, &a, &number]).env_remove(MIN_ACK_TIMEOUT);
         Running::new(command)
     };

@@ -79,7 +79,7 @@ pub struct SharedUdpLink {
 }
 
 /// Minimum time between two polls of the socket while other processes write to rings: a poll is a system call, which takes
-/// longer than a short packet through a ring. Not yet measured against other values.
+/// longer than a short packet through a ring. With 20 µs instead, long WRITEs were as fast.
 const MIN_SOCKET_POLL_INTERVAL: Duration = Duration::from_micros(2);
 
 impl SharedUdpLink {

@@ -234,8 +234,8 @@ impl FabricPort {
     }
 }
 
-/// Number of packets per step of a direct delivery, small enough for them to stay in the core's first-level
-/// cache on their way from the sender through the scratch buffer to the receiver.
+/// Number of packets per step of a direct delivery, small enough for the scratch buffer to stay in the core's first-level
+/// cache.
 const PACKETS_PER_STEP: usize = 4;
 
 /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's

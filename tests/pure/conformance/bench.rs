@@ -11,8 +11,9 @@ use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectBurst, DirectPackets,
-    EgressRoom, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
-    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    EgressRoom, Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
+    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
+    XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -444,19 +445,23 @@ impl Bench {
         self.take_outputs();
     }
 
-    /// Delivers packets of a NIC of the same process, whose payloads are in the given memory. `before` runs when the packets
-    /// have been queued.
-    pub fn deliver_directly(&mut self, packets: &[(Pkt, &[HostSlice])], before: impl FnOnce()) {
+    /// Delivers packets of a NIC of the same process, whose payloads are in the given slices, or in the packet if there are
+    /// none. `before` runs when the packets have been queued.
+    pub fn deliver_directly(&mut self, flow: &Flow, packets: &[(Pkt, &[HostSlice])], before: impl FnOnce()) {
         let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
         for (p, slices) in packets {
             let mut h = p.h;
-            (h.bth.dest_qp, h.bth.pad) = (self.qpns[p.qp], 0);
-            queue.push_host(&self.flow(), h, slices).unwrap();
+            let dest_qp = if flow.dst.is_multicast() { Qpn::MULTICAST } else { self.qpns[p.qp] };
+            (h.bth.dest_qp, h.bth.pad) = (dest_qp, 0);
+            match slices {
+                [] => queue.push(flow, h, Payload::Bytes(&p.data)),
+                slices => queue.push_host(flow, h, slices).unwrap(),
+            }
         }
         before();
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
-            direct.deliver(&burst, 2, &mut |DirectBurst { burst, payloads }| {
+            direct.deliver(&burst, 4, &mut |DirectBurst { burst, payloads }| {
                 let payloads = payloads.expect("the payloads are in the sender's memory");
                 self.nic.handle_direct(self.now, &burst, payloads, &self.memory, &mut self.tx);
             });

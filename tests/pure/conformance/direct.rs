@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
-use urxe::transport::{QpType, WcOpcode, WrOp};
-use urxe::wire::{Mtu, Qpn, RKey};
+use urxe::transport::{QpType, RecvWr, WcOpcode, WrOp};
+use urxe::wire::{Flow, Mtu, Qpn, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, ok};
 use crate::pkt::*;
@@ -88,6 +88,7 @@ fn write_gathered_from_slices_of_any_length_arrives() {
     let middle = memory.slices(1024, &[1024]);
     let last = memory.slices(2048, &[700, 0, 1]);
     b.deliver_directly(
+        &b.flow(),
         &[
             (write(First, RQ, to, &[]), &first),
             (write(Middle, RQ + 1, to, &[]), &middle),
@@ -100,15 +101,46 @@ fn write_gathered_from_slices_of_any_length_arrives() {
 }
 
 #[test]
-fn short_payload_between_long_ones_is_taken_from_its_packet() {
+fn payload_in_the_packet_between_others_is_taken_from_there() {
     let memory = SenderMemory::new();
     let mut b = bench(QpType::Rc);
-    let [long, short, end] = [(0, 1000), (1000, 100), (1100, 900)].map(|(at, len)| memory.slices(at, &[len]));
-    let packets = [(RQ, 0, &long, 1000), (RQ + 1, 1000, &short, 100), (RQ + 2, 1100, &end, 900)]
-        .map(|(psn, at, slices, len)| (write(Only, psn, b.remote(at, len), &[]), &slices[..]));
-    b.deliver_directly(&packets, || {});
-    b.expect(&[ack(RQ + 2, 3)]);
-    assert_eq!(b.mr.read(0, 2000), SenderMemory::bytes(2000));
+    // With an opcode that is reserved, the RETH counts as payload.
+    let (inline, with_reth) = ([7; 1000], [9; 1016]);
+    let long = memory.slices(0, &[1000]);
+    let end = memory.slices(1000, &[400, 600]);
+    // All of one length, so that they are in one burst. The third is dropped.
+    let packets: [(Pkt, &[HostSlice]); 5] = [
+        (write(Only, RQ, b.remote(0, 1000), &[]), &long),
+        (write(Only, RQ + 1, b.remote(1000, 1000), &inline), &[]),
+        (write(Only, RQ + 2, b.remote(2000, 1000), &with_reth).opcode(0x1f), &[]),
+        (write(Only, RQ + 2, b.remote(2000, 1000), &[]), &end),
+        (write(Only, RQ + 3, b.remote(3000, 1000), &[]), &long),
+    ];
+    b.deliver_directly(&b.flow(), &packets, || {});
+    b.expect(&[ack(RQ + 3, 4)]);
+    assert_eq!(b.count().rx_reserved_opcode, 1);
+    let expected = [SenderMemory::bytes(1000), inline.to_vec(), SenderMemory::bytes(2000)[1000..].to_vec()];
+    assert_eq!(b.mr.read(0, 3000), expected.concat());
+    assert_eq!(b.mr.read(3000, 1000), SenderMemory::bytes(1000));
+}
+
+#[test]
+fn each_member_of_a_multicast_group_gets_the_payload() {
+    let memory = SenderMemory::new();
+    let slices = memory.slices(0, &[333, 667]);
+    let mut b = Bench::with(|s| (s.qp_type, s.mtu, s.qps) = (QpType::Ud, Mtu::Mtu1024, 2));
+    let group: std::net::IpAddr = "239.1.2.3".parse().unwrap();
+    for qp in 0..2 {
+        b.nic.attach_mcast(b.qpns[qp], group.into()).unwrap().unwrap();
+        let sges = [b.mr.sge(2000 * qp, 1040)];
+        b.nic.post_recv(b.qpns[qp], &RecvWr::new(qp as u64, &sges)).unwrap().unwrap();
+    }
+    let flow = Flow { dst: group, ..b.flow() };
+    b.deliver_directly(&flow, &[(send(Only, RQ, &[]).ud(QKEY, Qpn::new(9)), &slices)], || {});
+    b.recvs(&[0, 1].map(|qp| ok(qp, WcOpcode::Recv, 1040)));
+    for qp in 0..2 {
+        assert_eq!(b.mr.read(2000 * qp + 40, 1000), SenderMemory::bytes(1000));
+    }
 }
 
 #[test]
@@ -123,7 +155,7 @@ fn send_and_datagram_are_scattered_over_the_elements_of_a_receive() {
             QpType::Ud => send(Only, RQ, &[]).ud(QKEY, Qpn::new(9)),
             _ => send(Only, RQ, &[]),
         };
-        b.deliver_directly(&[(packet, &slices)], || {});
+        b.deliver_directly(&b.flow(), &[(packet, &slices)], || {});
         let stored = [b.mr.read(0, 48), b.mr.read(100, 1), b.mr.read(200, 1000)].concat();
         if qp_type == QpType::Ud {
             assert_eq!(b.raw_recv().byte_len, 1040);
@@ -154,13 +186,13 @@ fn payload_that_becomes_unreadable_counts_as_lost() {
                 _ => packet.ud(QKEY, Qpn::new(9)),
             };
             let lost = packet.clone();
-            b.deliver_directly(&[(lost, &slices)], || memory.set_readable(false));
+            b.deliver_directly(&b.flow(), &[(lost, &slices)], || memory.set_readable(false));
             b.expect_nothing();
             b.recvs(&[]);
             memory.set_readable(true);
             // The sender repeats the packet of a reliable connection, and continues with the next one on others.
             let next = if qp_type == QpType::Rc { packet } else { packet.with(|h| h.bth.psn += 1) };
-            b.deliver_directly(&[(next, &slices)], || {});
+            b.deliver_directly(&b.flow(), &[(next, &slices)], || {});
             if qp_type == QpType::Rc {
                 b.expect(&[ack(RQ, 1)]);
             }
@@ -186,11 +218,11 @@ fn read_response_that_becomes_unreadable_counts_as_lost() {
     b.post(7, WrOp::Read { va: 0, rkey: RKey(1) }, 0, 1000);
     b.expect(&[read(SQ, (0, RKey(1), 1000))]);
     let response = resp(Only, SQ, 1, &[]);
-    b.deliver_directly(&[(response.clone(), &slices)], || memory.set_readable(false));
+    b.deliver_directly(&b.flow(), &[(response.clone(), &slices)], || memory.set_readable(false));
     b.expect_nothing();
     b.sends(&[]);
     memory.set_readable(true);
-    b.deliver_directly(&[(response, &slices)], || {});
+    b.deliver_directly(&b.flow(), &[(response, &slices)], || {});
     b.sends(&[ok(7, WcOpcode::RdmaRead, 1000)]);
     assert_eq!(b.mr.read(0, 1000), SenderMemory::bytes(1000));
 }
