@@ -72,6 +72,12 @@ impl HostSlice {
         (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
     }
 
+    /// Returns the slice and `next` as one, if `next` follows it in memory.
+    #[inline]
+    pub fn join(self, next: HostSlice) -> Option<HostSlice> {
+        (self.addr + self.len == next.addr).then(|| HostSlice { len: self.len + next.len, ..self })
+    }
+
     /// Faults in all pages of the slice. Returns false if any page is not mapped, or is not writable and
     /// `writes` is set.
     pub(super) fn populate(self, writes: bool) -> bool {
@@ -241,6 +247,7 @@ mod tests {
         assert!(!all.is_word() && all.split_at(8).1.is_word() && !rest.split_at(8).0.is_word());
         let (start, len) = all.split_at(9).1.pages();
         assert_eq!((start.addr() % 4096, start.addr() + len), (0, addr + 16));
+        assert_eq!((first.join(rest), rest.join(first), first.join(first)), (Some(all), None, None));
         assert!(all.populate(false) && all.persist() && HostSlice::EMPTY.persist());
     }
 

@@ -5,11 +5,11 @@ use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
 use crate::transport::{
-    Counters, Instant, PathMatch, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
+    Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{
-    BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Operation, PKey, Packet, Qpn, Transport, WireError,
+    BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,
 };
 
 /// Cursor over the packets of a received burst that are still to be processed.
@@ -47,6 +47,35 @@ impl<'a> BurstPackets<'a> {
     #[inline]
     fn continues(&self, packet: &Packet<'_>) -> bool {
         self.rest.first_chunk::<BTH_LEN>().is_some_and(|bytes| is_same_path(&Bth::read(bytes), packet))
+    }
+
+    /// Returns the payloads of the next packets that repeat `packet`, the one taken last, with consecutive PSNs; `None` if
+    /// there are none, or if the packets have ICRCs to verify.
+    #[inline]
+    fn repeats(&self, packet: &Packet<'a>) -> Option<PayloadRun<'a>> {
+        let (segment, first) = (self.burst.segment, usize::from(self.index));
+        let is_full = BTH_LEN + packet.payload().len() + ICRC_LEN == segment;
+        if self.burst.ident != IpIdent::Elided || !is_full || self.rest.len() < segment {
+            return None;
+        }
+        let is_with_sender = |index| self.payloads.is_some_and(|payloads| payloads.contain(index));
+        let are_with_sender = is_with_sender(first);
+        let mut expected = packet.bth();
+        let repeats = self.rest.chunks_exact(segment).zip(first..).take_while(|(bytes, index)| {
+            expected.psn = expected.psn.next();
+            Bth::read(bytes) == expected && is_with_sender(*index) == are_with_sender
+        });
+        let packets = &self.rest[..repeats.count() * segment];
+        let sender = self.payloads.filter(|_| are_with_sender).map(|payloads| (payloads, first));
+        (!packets.is_empty()).then_some(PayloadRun { packets, segment, offset: BTH_LEN, sender })
+    }
+
+    /// Takes the next `count` packets, which have been processed.
+    fn skip(&mut self, count: usize, c: &mut Counters) {
+        let (taken, rest) = self.rest.split_at(count * self.burst.segment);
+        (self.rest, self.index) = (rest, self.index.wrapping_add(count as u16));
+        c.rcvd_pkts += count as u64;
+        c.rcvd_bytes += taken.len() as u64;
     }
 
     /// Takes the next packet. Returns it if it is well-formed and its ICRC is valid; otherwise counts it as
@@ -251,6 +280,13 @@ impl Nic {
                 env.payload = packets.source;
                 entry.qp.handle_packet(&next, &flow, via, &mut env);
                 accepted += 1;
+                if next.bth().opcode == Opcode::RC_WRITE_MIDDLE
+                    && let Some(run) = packets.repeats(&next)
+                {
+                    let processed = entry.qp.handle_repeated(&next, &run, &mut env);
+                    packets.skip(processed, env.counters);
+                    accepted += processed as u64;
+                }
             }
         }
         if flow.ecn() == Ecn::Ce {

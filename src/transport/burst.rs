@@ -59,6 +59,8 @@ struct Burst {
     first_piece: usize,
     /// Whether the burst accepts no more packets, for example because its last one is shorter than `segment`.
     closed: bool,
+    /// Whether the ICRCs of all packets are deferred, rather than of none.
+    defers_icrcs: bool,
 }
 
 /// Number of queued bytes at which a turn is full: few enough to be still in the core's cache when the kernel
@@ -77,7 +79,7 @@ const DEFERRED_TURN: usize = 128 << 10;
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
-    /// Whether ICRCs are deferred: a long payload is copied, and the ICRC computed, only at transmission.
+    /// Whether ICRCs are deferred: they are computed, and long payloads copied, only at transmission.
     with_deferred_icrc: bool,
     /// Packet buffer, whose first `used` bytes are in use. The rest is not cleared, because clearing it would
     /// cost more than filling it.
@@ -195,7 +197,9 @@ impl TxQueue {
         let dest = headers.bth.dest_qp;
         // A burst of its own: packets to QP1 may be for different processes at the peer, and middleware that splits
         // bursts never has to adjust the ICRC of a FLUSH that covers the headers twice.
-        let index = self.join_burst(flow, dest_group(dest), twice || dest == Qpn::GSI, packet_len);
+        let defers_icrc = self.with_deferred_icrc && !twice;
+        let is_alone = twice || dest == Qpn::GSI;
+        let index = self.join_burst(flow, dest_group(dest), is_alone, packet_len, defers_icrc);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -223,6 +227,11 @@ impl TxQueue {
                 }
                 if pad > 0 {
                     room[..pad].fill(0);
+                }
+                if defers_icrc {
+                    room[pad..].fill(0);
+                    self.add_arena_piece(start);
+                    return Ok(());
                 }
                 let covered = start..start + packet_len - ICRC_LEN;
                 let mut icrc = self.icrc_after(flow, index, packet_len, covered.clone());
@@ -263,7 +272,8 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             let pushed = if each > SHORT {
-                let index = self.join_burst(flow, dest_group(headers.bth.dest_qp), false, packet_len);
+                let dest_group = dest_group(headers.bth.dest_qp);
+                let index = self.join_burst(flow, dest_group, false, packet_len, self.with_deferred_icrc);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
                 self.push_host(flow, headers, &[now])
@@ -358,7 +368,8 @@ impl TxQueue {
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8]) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
         let dest = dest_of_first(packet);
-        let new_index = self.join_burst(flow, dest_group(dest), flush || dest == Qpn::GSI, packet.len());
+        let is_alone = flush || dest == Qpn::GSI;
+        let new_index = self.join_burst(flow, dest_group(dest), is_alone, packet.len(), false);
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -383,14 +394,30 @@ impl TxQueue {
         self.bytes += bytes;
         // Closed, because its packets keep their indices.
         let first_piece = self.pieces.len();
-        self.bursts.push(Burst { flow, dest_group, segment, packets, bytes, first_piece, closed: true });
+        self.bursts.push(Burst {
+            flow,
+            dest_group,
+            segment,
+            packets,
+            bytes,
+            first_piece,
+            closed: true,
+            defers_icrcs: false,
+        });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
 
     /// Counts a packet as part of the last burst or, if it does not fit there, of a new one. Returns the
     /// packet's index in the burst.
     #[inline(always)]
-    fn join_burst(&mut self, flow: &Flow, dest_group: u8, is_alone: bool, packet_len: usize) -> u16 {
+    fn join_burst(
+        &mut self,
+        flow: &Flow,
+        dest_group: u8,
+        is_alone: bool,
+        packet_len: usize,
+        defers_icrcs: bool,
+    ) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
         let limits = self.limits;
@@ -401,6 +428,7 @@ impl TxQueue {
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
             && b.dest_group == dest_group
+            && b.defers_icrcs == defers_icrcs
             && b.flow == *flow
         {
             let index = b.packets as u16;
@@ -417,6 +445,7 @@ impl TxQueue {
             bytes: packet_len,
             first_piece: self.pieces.len(),
             closed: is_alone,
+            defers_icrcs,
         });
         0
     }
@@ -443,6 +472,7 @@ impl TxQueue {
                 packets: b.packets,
                 bytes: b.bytes,
                 dest_group: b.dest_group,
+                defers_icrcs: b.defers_icrcs,
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
             }
@@ -485,8 +515,10 @@ pub struct TxBurst<'a> {
     /// Total UDP payload length of all packets, in bytes.
     pub bytes: usize,
     dest_group: u8,
-    arena: &'a [u8],
-    pieces: &'a [Stored],
+    /// Whether the ICRCs of all packets are deferred.
+    pub(super) defers_icrcs: bool,
+    pub(super) arena: &'a [u8],
+    pub(super) pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
@@ -496,8 +528,18 @@ impl<'a> TxBurst<'a> {
         self.dest_group
     }
 
-    /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRC is deferred.
+    /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRCs are deferred.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
+        self.stored().filter(|_| !self.defers_icrcs)
+    }
+
+    /// Returns the bytes of all packets like [`as_bytes`](Self::as_bytes), but [without ICRCs](IpIdent::Elided); `None` if
+    /// the ICRCs are not deferred, or if a payload is still in user memory.
+    pub(crate) fn as_bytes_without_icrcs(&self) -> Option<&'a [u8]> {
+        self.stored().filter(|_| self.defers_icrcs)
+    }
+
+    fn stored(&self) -> Option<&'a [u8]> {
         match *self.pieces {
             [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
             _ => None,
@@ -531,7 +573,11 @@ impl<'a> TxBurst<'a> {
     /// # Panics
     /// If `out` is shorter than [`bytes`](Self::bytes).
     pub(crate) fn copy_eliding_icrcs(&self, out: &mut [u8]) -> bool {
-        if self.as_bytes().is_none() {
+        if let Some(bytes) = self.as_bytes_without_icrcs() {
+            out[..bytes.len()].copy_from_slice(bytes);
+            return true;
+        }
+        if self.defers_icrcs {
             let (mut copier, mut filled) = (self.copier().eliding_icrcs(), Filled::new(out));
             while copier.copy_packet(&mut filled) {}
             if !copier.has_faulted() {
@@ -554,7 +600,7 @@ impl<'a> TxBurst<'a> {
 
     /// Returns a copier that writes out the packets one at a time, with their ICRCs.
     pub fn copier(&self) -> Copier<'a> {
-        Copier::new(self.flow, self.segment, self.bytes, self.arena, self.pieces)
+        Copier::new(self)
     }
 }
 

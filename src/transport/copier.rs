@@ -1,5 +1,6 @@
 //! Copying of bursts, with the ICRCs that were deferred until then, or without them.
 
+use super::TxBurst;
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{Icrc, Prefixes};
 use crate::wire::{Flow, ICRC_LEN, IpIdent};
@@ -96,37 +97,31 @@ pub struct Copier<'a> {
     pieces: std::slice::Iter<'a, Stored>,
     /// Bytes of the current piece not yet copied.
     rest: &'a [u8],
-    elides_icrcs: bool,
+    /// Whether the ICRCs are deferred, and not left out.
+    computes_icrcs: bool,
     /// Whether user memory could not be read.
     has_faulted: bool,
 }
 
 impl<'a> Copier<'a> {
-    /// Returns a copier of a burst with `bytes` bytes, in packets of `segment` bytes, which consists of `pieces`.
-    pub(super) fn new(
-        flow: Flow,
-        segment: usize,
-        bytes: usize,
-        arena: &'a [u8],
-        pieces: &'a [Stored],
-    ) -> Copier<'a> {
+    pub(super) fn new(burst: &TxBurst<'a>) -> Copier<'a> {
         Copier {
-            flow,
-            segment,
-            left: bytes,
+            flow: burst.flow,
+            segment: burst.segment,
+            left: burst.bytes,
             index: 0,
             prefixes: Prefixes::default(),
-            arena,
-            pieces: pieces.iter(),
+            arena: burst.arena,
+            pieces: burst.pieces.iter(),
             rest: &[],
-            elides_icrcs: false,
+            computes_icrcs: burst.defers_icrcs,
             has_faulted: false,
         }
     }
 
     /// Leaves out the ICRCs that are deferred: the copies are for [`IpIdent::Elided`].
     pub(crate) fn eliding_icrcs(self) -> Copier<'a> {
-        Copier { elides_icrcs: true, ..self }
+        Copier { computes_icrcs: false, ..self }
     }
 
     /// Reports whether user memory could not be read. The copies are then invalid, and without ICRCs the receiver would
@@ -162,18 +157,22 @@ impl<'a> Copier<'a> {
         }
         // The headers, or the complete packet.
         let (first, later) = self.rest.split_at(self.rest.len().min(packet_len));
-        out.put(first);
         self.rest = later;
-        if first.len() == packet_len {
+        let is_complete = first.len() == packet_len;
+        if is_complete && !self.computes_icrcs {
+            out.put(first);
             return true;
         }
-        let mut icrc = match self.elides_icrcs {
-            true => None,
-            false => {
-                let prefix = self.prefixes.of(&self.flow, packet_len);
-                Some(prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first))
-            }
-        };
+        let first = if is_complete { &first[..packet_len - ICRC_LEN] } else { first };
+        out.put(first);
+        let mut icrc = self.computes_icrcs.then(|| {
+            let prefix = self.prefixes.of(&self.flow, packet_len);
+            prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first)
+        });
+        if is_complete {
+            out.put(&icrc.unwrap_or_default().value().to_le_bytes());
+            return true;
+        }
         let mut gone = false;
         self.gather(|slice| gone |= out.put_host(slice, icrc.as_mut()).is_err());
         self.has_faulted |= gone;

@@ -1,5 +1,7 @@
 //! Packets that are delivered within a process without a copy of their long payloads.
 
+use std::ops::Range;
+
 use super::copier::{Copier, PacketBuffer};
 use super::received::PayloadSource;
 use super::{RxBurst, TxBurst};
@@ -27,11 +29,27 @@ impl SenderPayloads {
     /// Returns the source of the payload of packet `index`.
     #[inline]
     pub fn source(&self, index: usize) -> PayloadSource<'_> {
-        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        match &self.slices[start..self.ends[index]] {
+        match &self.slices[self.start(index)..self.ends[index]] {
             [] => PayloadSource::Packet(CopySource::Unread),
             slices => PayloadSource::Sender(slices),
         }
+    }
+
+    /// Reports whether the payload of packet `index` is among them.
+    #[inline]
+    pub fn contain(&self, index: usize) -> bool {
+        self.start(index) < self.ends[index]
+    }
+
+    /// Returns the slices of consecutive packets.
+    pub fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
+        &self.slices[self.start(packets.start)..self.start(packets.end)]
+    }
+
+    /// Returns the index of a packet's first slice.
+    #[inline]
+    fn start(&self, packet: usize) -> usize {
+        packet.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 }
 

@@ -66,7 +66,7 @@ pub use init::{QpInit, RecvCaps, SendCaps};
 pub use output::Output;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{CnpScope, EarlySends, Quirks};
-pub use received::PayloadSource;
+pub use received::{PayloadRun, PayloadSource};
 pub use recovery::TimerDeferral;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;

@@ -8,9 +8,9 @@ use super::responder::{Responder, is_receiving};
 use super::slow_event::EventKind;
 use super::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PostError,
-    PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus, earliest,
-    state,
+    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PayloadRun,
+    PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
+    earliest, state,
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
@@ -437,6 +437,13 @@ impl QueuePair {
         self.migrate_if_due(env);
         self.settle(result, if request { "invalid request" } else { "failed request" }, env);
         self.note_drained(env);
+    }
+
+    /// Processes packets that repeat `packet`, the request processed last, with consecutive PSNs. Returns how many of them
+    /// it has processed; each of the others has to be passed to [`handle_packet`](Self::handle_packet).
+    #[inline]
+    pub fn handle_repeated(&mut self, packet: &Packet<'_>, run: &PayloadRun<'_>, env: &mut Env<'_>) -> usize {
+        self.responder.continue_write_run(packet, run, &self.conn, env)
     }
 
     /// Sends pending packets, and returns whether more could be sent immediately. The requester and the

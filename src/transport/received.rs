@@ -1,5 +1,6 @@
 //! Payloads of received packets, in a link's buffer or still in the sender's memory.
 
+use super::SenderPayloads;
 use crate::memory::{CopySource, Faulted, HostSlice};
 
 /// Source of the payload of the packet being processed.
@@ -73,6 +74,62 @@ impl<'a> ReceivedPayload<'a> {
             PayloadSource::Sender(slices) => store_slices(slices, self.offset, target.split_at(self.len()).0),
         }
     }
+}
+
+/// Payloads of consecutive packets of the same length, with headers of the same length.
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadRun<'a> {
+    /// The packets, one after the other.
+    pub packets: &'a [u8],
+    /// Length of each packet.
+    pub segment: usize,
+    /// Offset of the payload in each packet.
+    pub offset: usize,
+    /// If the payloads are in the sender's memory: all those of the burst, and the index of the first packet.
+    pub sender: Option<(&'a SenderPayloads, usize)>,
+}
+
+impl PayloadRun<'_> {
+    /// Returns the number of packets.
+    pub fn count(&self) -> usize {
+        self.packets.len() / self.segment
+    }
+
+    /// Copies the payloads of the first packets, of `each` bytes, to `target`, which they fill. If this fails, some of them
+    /// may have been stored.
+    pub fn store_to(&self, target: HostSlice, each: usize) -> Result<(), Faulted> {
+        let (count, mut rest) = (target.len() / each, target);
+        match self.sender {
+            Some((payloads, first)) => {
+                for slice in joined(payloads.slices_of(first..first + count)) {
+                    let (now, later) = rest.split_at(slice.len());
+                    now.store_host(slice)?;
+                    rest = later;
+                }
+            }
+            None => {
+                for packet in self.packets.chunks_exact(self.segment).take(count) {
+                    let (now, later) = rest.split_at(each);
+                    now.store(&packet[self.offset..][..each], CopySource::Unread)?;
+                    rest = later;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Iterates over slices, with those joined that follow one another in memory.
+fn joined(slices: &[HostSlice]) -> impl Iterator<Item = HostSlice> {
+    let mut slices = slices.iter().copied().peekable();
+    std::iter::from_fn(move || {
+        let mut first = slices.next()?;
+        while let Some(longer) = slices.peek().and_then(|next| first.join(*next)) {
+            first = longer;
+            slices.next();
+        }
+        Some(first)
+    })
 }
 
 /// Fills `target` with the bytes of `slices` from `offset` on.

@@ -237,6 +237,8 @@ impl Opcode {
     pub const CNP: Opcode = Opcode(0x81);
     /// FLUSH on the reliable connection service.
     pub const FLUSH: Opcode = Opcode(0x1c);
+    /// RC WRITE Middle.
+    pub const RC_WRITE_MIDDLE: Opcode = Opcode(0x07);
 
     /// Returns the table row.
     pub const fn row(self) -> &'static OpcodeRow {

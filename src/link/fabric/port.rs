@@ -236,7 +236,7 @@ impl FabricPort {
 
 /// Number of packets per step of a direct delivery, small enough for the scratch buffer to stay in the core's first-level
 /// cache.
-const PACKETS_PER_STEP: usize = 4;
+const PACKETS_PER_STEP: usize = 16;
 
 /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's
 /// memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are computed and checked. Returns false if
@@ -256,11 +256,15 @@ fn deliver_direct(
     }
     let Some(driver) = port.driver() else { return false };
     let elides_icrcs = elides_icrcs && port.elides_icrcs.load(Ordering::Relaxed);
+    let stored = match elides_icrcs {
+        true => burst.as_bytes_without_icrcs().map(|bytes| (IpIdent::Elided, bytes)),
+        false => None,
+    };
+    let stored = stored.or_else(|| burst.as_bytes().map(|bytes| (IpIdent::SENT, bytes)));
     driver.try_receive_direct(now, &mut |sink| {
-        if let Some(bytes) = burst.as_bytes() {
+        if let Some((ident, data)) = stored {
             let TxBurst { flow, segment, .. } = *burst;
-            let burst = RxBurst { flow, ident: IpIdent::SENT, segment, data: bytes };
-            return sink(DirectBurst { burst, payloads: None });
+            return sink(DirectBurst { burst: RxBurst { flow, ident, segment, data }, payloads: None });
         }
         match elides_icrcs {
             true => packets.deliver(burst, PACKETS_PER_STEP, sink),

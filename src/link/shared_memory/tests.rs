@@ -287,6 +287,24 @@ fn deferred_icrcs_are_left_out_if_the_writer_elides_them() {
 }
 
 #[test]
+fn icrcs_of_short_packets_are_deferred_and_left_out_likewise() {
+    for (elides_icrcs, expected) in [(false, IpIdent::SENT), (true, IpIdent::Elided)] {
+        let (mut writer, mut reader, _fd) = ring_eliding_icrcs(elides_icrcs);
+        let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
+        for byte in [3, 5] {
+            let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+            queue.push(&flow(4000), headers, Payload::Bytes(&[byte; 99]));
+        }
+        let burst = queue.bursts().next().unwrap();
+        assert_eq!((queue.bursts().len(), burst.as_bytes()), (1, None));
+        assert!(writer.write(&burst).unwrap());
+        writer.publish();
+        let packets = vec![(vec![3; 99], true), (vec![5; 99], true)];
+        assert_eq!(received_payloads(&mut reader), (expected, packets), "{elides_icrcs}");
+    }
+}
+
+#[test]
 fn complete_packets_keep_their_icrcs() {
     let (mut writer, mut reader, _fd) = ring_eliding_icrcs(true);
     let mut bytes = Vec::new();

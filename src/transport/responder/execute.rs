@@ -5,7 +5,7 @@ use super::nak_reason::NakReason;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{Completion, CountedOps, Env, Placement, QpType, WcOpcode, WcStatus};
+use crate::transport::{Completion, CountedOps, Env, PayloadRun, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
@@ -44,6 +44,39 @@ impl Responder {
             self.acknowledge(bth.psn, self.msn, conn);
         }
         true
+    }
+
+    /// Executes packets that repeat `packet`, a middle packet of a WRITE that was executed last, with consecutive PSNs.
+    /// Returns how many of them it has executed; each of the others has to be handled by itself.
+    #[inline]
+    pub(in crate::transport) fn continue_write_run(
+        &mut self,
+        packet: &Packet<'_>,
+        run: &PayloadRun<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> usize {
+        let (bth, each) = (packet.bth(), conn.mtu.bytes());
+        let Some(Message::Write { reth, received }) = self.message else { return 0 };
+        if bth.psn.next() != self.expected
+            || bth.ack_req
+            || packet.payload().len() != each
+            || !conn.access.allows(Access::REMOTE_WRITE)
+        {
+            return 0;
+        }
+        // At least one byte is left for the last packet.
+        let left = (reth.dma_len - received).saturating_sub(1) as usize;
+        let count = run.count().min(left / each);
+        let len = count * each;
+        let va = reth.va.wrapping_add(received.into());
+        let found = env.memory.remote(conn.accessor(), reth.rkey, va, len as u32, Access::REMOTE_WRITE);
+        if count == 0 || found.is_err() || found.is_ok_and(|target| run.store_to(target, each).is_err()) {
+            return 0;
+        }
+        self.message = Some(Message::Write { reth, received: received + len as u32 });
+        self.expected += count as u32;
+        count
     }
 
     /// Executes a request that has passed [`check`](Self::check); `named` is the memory that the check

@@ -420,6 +420,11 @@ impl Bench {
     /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a
     /// shorter one after them, arrive as one burst.
     pub fn deliver(&mut self, packets: &[Pkt]) {
+        self.deliver_as(IpIdent::Unknown, packets);
+    }
+
+    /// Delivers `packets` like [`deliver`](Self::deliver), as packets with the given identification.
+    pub fn deliver_as(&mut self, ident: IpIdent, packets: &[Pkt]) {
         let flow = self.flow();
         let (mut burst, mut segment) = (Vec::new(), 0);
         for p in packets {
@@ -428,7 +433,7 @@ impl Bench {
             let bytes = support::encode(&h, &p.data, &flow);
             let ends_burst = !burst.len().is_multiple_of(segment.max(1));
             if !burst.is_empty() && (ends_burst || bytes.len() > segment) {
-                self.burst(&flow, segment, &burst);
+                self.burst(&flow, ident, segment, &burst);
                 burst.clear();
             }
             if burst.is_empty() {
@@ -436,11 +441,11 @@ impl Bench {
             }
             burst.extend_from_slice(&bytes);
         }
-        self.burst(&flow, segment, &burst);
+        self.burst(&flow, ident, segment, &burst);
     }
 
-    fn burst(&mut self, flow: &Flow, segment: usize, data: &[u8]) {
-        let burst = RxBurst { flow: *flow, ident: IpIdent::Unknown, segment, data };
+    fn burst(&mut self, flow: &Flow, ident: IpIdent, segment: usize, data: &[u8]) {
+        let burst = RxBurst { flow: *flow, ident, segment, data };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }
@@ -461,7 +466,7 @@ impl Bench {
         before();
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
-            direct.deliver(&burst, 4, &mut |DirectBurst { burst, payloads }| {
+            direct.deliver(&burst, 16, &mut |DirectBurst { burst, payloads }| {
                 let payloads = payloads.expect("the payloads are in the sender's memory");
                 self.nic.handle_direct(self.now, &burst, payloads, &self.memory, &mut self.tx);
             });

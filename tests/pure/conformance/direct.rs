@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
 use urxe::transport::{QpType, RecvWr, WcOpcode, WrOp};
-use urxe::wire::{Flow, Mtu, Qpn, RKey};
+use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, ok};
 use crate::pkt::*;
@@ -98,6 +98,122 @@ fn write_gathered_from_slices_of_any_length_arrives() {
     );
     b.expect(&[ack(RQ + 2, 1)]);
     assert_eq!(b.mr.read(3, 2749), SenderMemory::bytes(2749));
+}
+
+/// Number of packets of a WRITE that [`same_in_runs`] delivers, and its path MTU in bytes.
+const PACKETS: usize = 12;
+const MTU: usize = 1024;
+
+/// Delivers the packets of a WRITE, which `change` may change, with ICRCs, without them, and with the payloads in the sender's
+/// memory, and checks that the results are the same. Without ICRCs, middle packets are processed in runs.
+fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8>) {
+    let memory = SenderMemory::new();
+    let results = [0, 1, 2].map(|way| {
+        let mut b = bench(QpType::Rc);
+        let data = SenderMemory::bytes(PACKETS * MTU);
+        let to = b.remote(0, data.len() as u32);
+        let mut packets = message(MTU, &data, |position, psn, part| write(position, psn, to, part), RQ);
+        change(&mut b, &mut packets);
+        match way {
+            0 => b.deliver(&packets),
+            1 => b.deliver_as(IpIdent::Elided, &packets),
+            _ => {
+                let slices = packets.iter().map(|p| {
+                    let start = data.windows(MTU).position(|part| part == p.data);
+                    start.map_or(vec![], |at| memory.slices(at, &[MTU]))
+                });
+                let slices: Vec<_> = slices.collect();
+                let packets: Vec<(Pkt, &[HostSlice])> =
+                    packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
+                b.deliver_directly(&b.flow(), &packets, || {});
+            }
+        }
+        while b.next_event().is_some() {}
+        (b.sent(), b.mr.read(0, PACKETS * MTU), format!("{:?}", b.count()))
+    });
+    let [with_icrcs, without, direct] = results;
+    for (sent, stored, counters) in [without, direct] {
+        assert_eq!((&sent, &counters), (&with_icrcs.0, &with_icrcs.2));
+        let differs = stored.iter().zip(&with_icrcs.1).position(|(byte, expected)| byte != expected);
+        assert_eq!(differs, None, "the position at which the stored bytes differ");
+    }
+    (with_icrcs.0, with_icrcs.1)
+}
+
+/// Returns what the target of [`same_in_runs`] contains before the WRITE.
+fn initial_bytes() -> Vec<u8> {
+    bench(QpType::Rc).mr.read(0, PACKETS * MTU)
+}
+
+#[test]
+fn write_in_runs_of_middle_packets_is_executed_like_its_packets() {
+    let data = SenderMemory::bytes(PACKETS * MTU);
+    let last = RQ + PACKETS as u32 - 1;
+    let (sent, stored) = same_in_runs(|_, _| {});
+    assert!(sent == [ack(last, 1)] && stored == data);
+    // A packet in the middle that requests an acknowledgement, or that has its payload in the packet.
+    same_in_runs(|_, packets| packets[5] = packets[5].clone().ackreq(true));
+    let (sent, stored) = same_in_runs(|_, packets| packets[5].data = vec![7; MTU]);
+    assert!(sent == [ack(last, 1)] && stored[5 * MTU..6 * MTU] == [7; MTU]);
+    // One that is lost, and one that arrives twice.
+    let (sent, stored) = same_in_runs(|_, packets| drop(packets.remove(5)));
+    assert_eq!(
+        (sent, &stored[..5 * MTU]),
+        (vec![nak(RQ + 5, 0, NakCode::PsnSequenceError)], &data[..5 * MTU])
+    );
+    same_in_runs(|_, packets| packets.insert(5, packets[4].clone()));
+    // One with another P_Key, or of another length.
+    same_in_runs(|_, packets| packets[5] = packets[5].clone().pkey(0x1234));
+    same_in_runs(|_, packets| packets[5].data.truncate(MTU - 4));
+}
+
+#[test]
+fn run_that_exceeds_the_length_of_the_write_is_refused_at_the_first_packet_too_many() {
+    for extra in 1..PACKETS as u32 - 1 {
+        let (sent, stored) = same_in_runs(|b, packets| {
+            let len = (PACKETS as u32 - extra) * MTU as u32;
+            assert_eq!(packets[0].h.reth.va, b.remote(0, len).0);
+            packets[0].h.reth.dma_len = len;
+        });
+        let stored_packets = PACKETS - extra as usize - 1;
+        let psn = RQ + stored_packets as u32;
+        assert_eq!(sent, [nak(psn, 0, NakCode::InvalidRequest)], "{extra} too many");
+        let untouched = stored_packets * MTU;
+        assert!(stored[untouched..] == initial_bytes()[untouched..], "{extra} too many");
+    }
+}
+
+#[test]
+fn run_stops_where_access_is_withdrawn() {
+    let (sent, stored) = same_in_runs(|b, packets| {
+        let rest = packets.split_off(4);
+        b.deliver(packets);
+        b.memory.deregister(b.mr.info.lkey).unwrap();
+        *packets = rest;
+    });
+    assert_eq!(sent, [nak(RQ + 4, 0, NakCode::RemoteAccessError)]);
+    assert!(stored[..4 * MTU] == SenderMemory::bytes(4 * MTU));
+    assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..]);
+}
+
+#[cfg(all(target_arch = "x86_64", not(urxe_plain_access)))]
+#[test]
+fn run_whose_source_is_partly_unreadable_is_executed_up_to_there() {
+    let memory = [SenderMemory::new(), SenderMemory::new()];
+    let mut b = bench(QpType::Rc);
+    let data = SenderMemory::bytes(PACKETS * MTU);
+    let to = b.remote(0, data.len() as u32);
+    let packets = message(MTU, &data, |position, psn, part| write(position, psn, to, part), RQ);
+    let slices: Vec<_> = (0..PACKETS).map(|n| memory[usize::from(n >= 6)].slices(n * MTU, &[MTU])).collect();
+    let packets: Vec<(Pkt, &[HostSlice])> =
+        packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
+    b.deliver_directly(&b.flow(), &packets, || memory[1].set_readable(false));
+    b.expect(&[nak(RQ + 6, 0, NakCode::PsnSequenceError)]);
+    assert!(b.mr.read(0, 6 * MTU) == data[..6 * MTU]);
+    memory[1].set_readable(true);
+    b.deliver_directly(&b.flow(), &packets[6..], || {});
+    b.expect(&[ack(RQ + PACKETS as u32 - 1, 1)]);
+    assert!(b.mr.read(0, PACKETS * MTU) == data);
 }
 
 #[test]
