@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::timing::IDLE_TIMEOUT;
+use super::timing::{IDLE_TIMEOUT, SPIN_TIME, YIELD_INTERVAL};
 use crate::transport::Instant;
 
 /// Party responsible for driving a shard while no application call is in progress; see the table in
@@ -33,6 +33,10 @@ pub(super) struct DriveState {
     /// Time at which an application thread last polled; 0 if the application has since announced that it will
     /// wait.
     last_poll: AtomicU64,
+    /// Time at which a turn last received packets.
+    last_packet: AtomicU64,
+    /// Time at which a polling application thread last yielded its core.
+    last_yield: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
     /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
     responds_without_polling: AtomicBool,
@@ -48,6 +52,8 @@ impl DriveState {
             doorbell: AtomicBool::new(false),
             fair_waiters: AtomicU32::new(0),
             last_poll: AtomicU64::new(0),
+            last_packet: AtomicU64::new(0),
+            last_yield: AtomicU64::new(0),
             responds_without_polling: AtomicBool::new(false),
             sleeping_until: AtomicU64::new(0),
         }
@@ -72,6 +78,21 @@ impl DriveState {
     /// Records that the application polls at time `now`.
     pub fn on_poll(&self, now: Instant) {
         self.last_poll.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Records that a turn has received packets at time `now`.
+    pub fn on_packets(&self, now: Instant) {
+        self.last_packet.store(now.0, Ordering::Relaxed);
+    }
+
+    /// Reports whether a polling thread should yield its core at time `now`; if so, counts it as done.
+    pub fn should_yield(&self, now: Instant) -> bool {
+        let since = |at: &AtomicU64| now.since(Instant(at.load(Ordering::Relaxed)));
+        let due = since(&self.last_packet) >= SPIN_TIME && since(&self.last_yield) >= YIELD_INTERVAL;
+        if due {
+            self.last_yield.store(now.0, Ordering::Relaxed);
+        }
+        due
     }
 
     /// Records that the application is about to wait.
@@ -189,6 +210,18 @@ mod tests {
         state.on_poll(START);
         state.extend_polling(START + IDLE_TIMEOUT);
         assert_eq!(state.last_poll(), Some(START + IDLE_TIMEOUT));
+    }
+
+    #[test]
+    fn polling_thread_yields_at_intervals_once_no_packets_have_arrived_for_the_spin_time() {
+        let state = DriveState::new(false);
+        state.on_packets(START);
+        let idle = START + SPIN_TIME;
+        assert!(!state.should_yield(Instant(idle.0 - 1)));
+        assert!(state.should_yield(idle) && !state.should_yield(Instant((idle + YIELD_INTERVAL).0 - 1)));
+        assert!(state.should_yield(idle + YIELD_INTERVAL));
+        state.on_packets(idle + YIELD_INTERVAL);
+        assert!(!state.should_yield(Instant((idle + YIELD_INTERVAL + SPIN_TIME).0 - 1)));
     }
 
     #[test]

@@ -30,12 +30,16 @@ impl Shard {
         result
     }
 
-    /// Polls the link once on this thread, for an application that keeps polling.
+    /// Polls the link once on this thread, for an application that keeps polling. Now and then yields the core if no packets
+    /// arrive: the peer may be waiting for it.
     pub fn poll(&self) {
         if !self.drive_state.is_virtual() {
             let now = self.clock.now();
             self.drive_state.on_poll(now);
             self.drive(now, true);
+            if self.fabric.is_none() && self.drive_state.should_yield(now) {
+                std::thread::yield_now();
+            }
         }
     }
 
@@ -63,7 +67,9 @@ impl Shard {
             let state = if polls { self.try_lock() } else { self.try_lock_or_ring() };
             let Some(mut state) = state else { return false };
             self.drive_state.clear_doorbell();
-            self.extend_polling(now);
+            if !polls {
+                self.extend_polling(now);
+            }
             self.turn(&mut state, now, if polls { AckDelay::OneTurn } else { AckDelay::Off });
             let more = self.unlock(state, now);
             if let Some(fabric) = &self.fabric {

@@ -63,3 +63,9 @@ pub(super) const MAX_INLINE_TURNS: usize = 64;
 
 /// Number of bytes in a shard's inbox above which the other shards stop reading their sockets.
 pub(super) const INBOX_FULL_BYTES: usize = 4 << 20;
+
+/// Time without packets after which a polling application thread begins to yield its core, and the interval at which it
+/// yields. If more processes poll than there are cores, the peer of a thread that spins may be waiting for the core: four
+/// pairs of polling processes on two cores move PAIRS.
+pub(super) const SPIN_TIME: Duration = Duration::from_micros(10);
+pub(super) const YIELD_INTERVAL: Duration = Duration::from_micros(5);

@@ -60,6 +60,9 @@ impl Shard {
                 self.lose_link(state, e, now);
                 0
             });
+        if received > 0 {
+            self.drive_state.on_packets(now);
+        }
         let ShardState { nic, tx, memory, .. } = state;
         let delay_acks = match delay {
             AckDelay::Off => false,
