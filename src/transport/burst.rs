@@ -496,6 +496,16 @@ impl<'a> TxBurst<'a> {
         self.dest_group
     }
 
+    /// Reports whether the burst is for QP1: packets to it are bursts of their own.
+    pub(crate) fn is_for_gsi(&self) -> bool {
+        match self.pieces.first() {
+            Some(Stored::Arena { start, .. }) if self.dest_group == dest_group(Qpn::GSI) => {
+                dest_of_first(&self.arena[*start as usize..]) == Qpn::GSI
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRC is deferred.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
         match *self.pieces {

@@ -4,7 +4,10 @@
 //! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
 //! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
 //! memory over a connection ([`RingOffer`]), otherwise the packets take the UDP socket. So no packet can overtake
-//! another by changing between both. Packets to QP1 and to multicast groups always take the UDP socket.
+//! another by changing between both. Packets to QP1, to multicast groups and to the own NIC always take the UDP socket.
+//!
+//! With [`SharedMemory::Require`], packets to an address of this network namespace never take the socket, so a
+//! destination without a ring is not remembered: each packet to it tries again, and is dropped if that fails.
 //!
 //! The reader confirms a ring with a byte, or refuses it by closing the connection. After a refusal, the packets in the
 //! ring are lost, and later packets take the socket.
@@ -20,7 +23,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,13 +38,13 @@ use rustix::net::{
     socket_with,
 };
 
-use crate::broker::{BindAddr, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
+use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
 use crate::link::RxBurst;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::{BurstLimits, Instant, TxBurst};
-use crate::wire::Qpn;
+use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
 /// background thread at once.
@@ -58,6 +61,10 @@ const BATCH: u64 = CAPACITY as u64 / 4;
 
 /// Maximum number of destinations without a ring that are remembered.
 const MAX_ROUTES: usize = 4096;
+
+/// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
+/// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
+const MAX_NAME_WAIT: Duration = Duration::from_secs(2);
 
 /// Maximum length of the queue of pending connections, and number of connections accepted at a time.
 const BACKLOG: i32 = 64;
@@ -126,6 +133,8 @@ enum Route {
     Socket { is_final: bool },
     /// Through the ring of the connection with this index.
     Ring(usize),
+    /// Not at all: a ring is required, and there is none.
+    Nowhere,
 }
 
 /// State and purpose of a connection.
@@ -183,6 +192,8 @@ pub enum Sent {
     Yes,
     /// There was no room in the ring.
     Dropped,
+    /// A ring is required, and there is none.
+    NoRing,
     /// It must take the UDP socket.
     No,
 }
@@ -191,6 +202,8 @@ pub enum Sent {
 pub struct Rings {
     bind_addr: BindAddr,
     names: SocketNames,
+    /// Whether packets to addresses of this network namespace are dropped if they have no ring.
+    is_required: bool,
     /// The listening socket and its name; `None` if other processes write to another link of this NIC.
     listener: Option<(CloseOnForkFd, String)>,
     epoll: Epoll,
@@ -220,27 +233,31 @@ pub struct Rings {
 
 impl Rings {
     /// Creates the rings of a link with a partition, and starts to listen for those of other processes if `listens` is
-    /// set. Returns `None` for an address that a packet to it does not identify by itself: a wildcard or IPv6
-    /// link-local address.
+    /// set. Returns `None` without shared memory, and for an address that [cannot have rings](can_have_rings); if rings are
+    /// required, such an address has none, and its packets for this network namespace are dropped.
     pub fn new(
         bind_addr: BindAddr,
         partition: u32,
         names: SocketNames,
         listens: bool,
+        shared_memory: SharedMemory,
     ) -> io::Result<Option<Rings>> {
         let ip = bind_addr.ip();
-        if ip.is_unspecified() || needs_scope(ip) {
-            return Ok(None);
-        }
+        let is_required = match shared_memory {
+            SharedMemory::Off => return Ok(None),
+            SharedMemory::Auto if !can_have_rings(ip) => return Ok(None),
+            SharedMemory::Auto => false,
+            SharedMemory::Require => true,
+        };
         let own = (ip, partition as u8);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let eventfd = || EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let (wake, spare) = (eventfd()?, Some(eventfd()?));
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        let listener = match listens {
+        let listener = match listens && can_have_rings(ip) {
             true => {
                 let (socket, name) = (socket()?, socket_name(own));
-                names.bind(&socket, &name)?;
+                bind_when_free(&names, &socket, &name)?;
                 listen(&socket, BACKLOG)?;
                 epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
                 Some((CloseOnForkFd::new(socket), name))
@@ -250,6 +267,7 @@ impl Rings {
         Ok(Some(Rings {
             bind_addr,
             names,
+            is_required,
             listener,
             epoll,
             wake,
@@ -276,9 +294,8 @@ impl Rings {
     /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
     /// [`publish`](Self::publish).
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Sent {
-        // The first partition is that of the broker, with QP1.
         let to = (burst.flow.dst, burst.dest_group());
-        if to.1 == 0 || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
+        if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
             return Sent::No;
         }
         let route = match self.last {
@@ -286,15 +303,21 @@ impl Rings {
             _ => self.route(to),
         };
         self.last = Some((to, route));
-        let Route::Ring(index) = route else { return Sent::No };
+        let index = match route {
+            Route::Ring(index) => index,
+            Route::Socket { .. } => return Sent::No,
+            Route::Nowhere => {
+                self.last = None;
+                return Sent::NoRing;
+            }
+        };
         match self.write_to(index, burst) {
             Ok(true) => Sent::Yes,
             Ok(false) => Sent::Dropped,
             Err(error) => {
                 trace_event!(WARN, "urxe::link", "ring closed", to = %to.0, reason = %error);
                 self.close(index);
-                self.routes.insert(to, Route::Socket { is_final: true });
-                self.last = None;
+                self.give_up(to);
                 Sent::Dropped
             }
         }
@@ -355,7 +378,7 @@ impl Rings {
         }
         if self.routes.len() >= MAX_ROUTES {
             // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
-            return Route::Socket { is_final: true };
+            return self.route_without_ring(to, true);
         }
         let route = match self.offer(to) {
             Ok(index) => Route::Ring(index),
@@ -363,11 +386,30 @@ impl Rings {
                 trace_event!(DEBUG, "urxe::link", "no ring", to = %to.0, partition = to.1, reason = %error);
                 let nobody_listens =
                     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-                Route::Socket { is_final: !nobody_listens }
+                self.route_without_ring(to, !nobody_listens)
             }
         };
-        self.routes.insert(to, route);
+        if route != Route::Nowhere {
+            self.routes.insert(to, route);
+        }
         route
+    }
+
+    fn route_without_ring(&self, to: Destination, is_final: bool) -> Route {
+        match self.is_required && is_of_this_host(to.0, &self.bind_addr) {
+            true => Route::Nowhere,
+            false => Route::Socket { is_final },
+        }
+    }
+
+    /// Makes the socket the route to a destination whose ring is closed, for good; if rings are required, the next packet
+    /// tries again.
+    fn give_up(&mut self, to: Destination) {
+        match self.route_without_ring(to, true) {
+            Route::Nowhere => self.routes.remove(&to),
+            route => self.routes.insert(to, route),
+        };
+        self.last = None;
     }
 
     /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
@@ -382,6 +424,9 @@ impl Rings {
 
     /// Creates a ring and passes it to the process at a destination. Returns the index of the connection.
     fn offer(&mut self, to: Destination) -> io::Result<usize> {
+        if !can_have_rings(self.bind_addr.ip()) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let socket = socket()?;
         connect(&socket, &self.names.address(&socket_name(to))?)?;
         // Root would be trusted, but does not trust other users itself.
@@ -419,10 +464,7 @@ impl Rings {
                 self.routes.remove(&to);
                 self.last = None;
             }
-            Role::Writer(Writer { to, .. }) => {
-                self.routes.insert(to, Route::Socket { is_final: true });
-                self.last = None;
-            }
+            Role::Writer(Writer { to, .. }) => self.give_up(to),
             Role::Reader { .. } => self.readers -= 1,
             Role::Pending => {}
         }
@@ -593,6 +635,43 @@ impl Drop for Rings {
         if let Some((_, name)) = self.listener.as_ref().filter(|(listener, _)| listener.is_of_this_process())
         {
             self.names.unbind(name);
+        }
+    }
+}
+
+/// Reports whether an address may have rings: a packet to it identifies its process by address and partition, as it does not
+/// for a wildcard or IPv6 link-local address.
+pub fn can_have_rings(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && !needs_scope(ip)
+}
+
+/// Reports whether this network namespace has an address, which belongs to the interface of `own` if it is link-local.
+/// Returns true if that cannot be determined for lack of descriptors or memory.
+fn is_of_this_host(ip: IpAddr, own: &BindAddr) -> bool {
+    let interface = || pnet_datalink::interfaces().into_iter().find(|i| own.is_on(&i.name));
+    let to = match ip {
+        _ if ip.is_loopback() => return true,
+        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
+        IpAddr::V6(ip) => {
+            let scope = if needs_scope(ip.into()) { interface().map_or(0, |i| i.index) } else { 0 };
+            SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into()
+        }
+    };
+    let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let Ok(socket) = UdpSocket::bind((any, 0)) else { return true };
+    // The kernel sends from an address of this host to that address from the address itself.
+    socket.connect(to).and_then(|()| socket.local_addr()).is_ok_and(|from| from.ip() == ip)
+}
+
+/// Binds a socket to a name, once the last process on the partition has released it.
+fn bind_when_free(names: &SocketNames, socket: &OwnedFd, name: &str) -> io::Result<()> {
+    let begin = std::time::Instant::now();
+    loop {
+        match names.bind(socket, name) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && begin.elapsed() < MAX_NAME_WAIT => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
         }
     }
 }
