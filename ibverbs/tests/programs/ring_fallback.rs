@@ -38,6 +38,16 @@ fn rings(
     rings
 }
 
+/// Calls [`rings`] with addresses that no other user's or container's broker still serves.
+fn rings_on_new_addresses(
+    transfer: &Transfer,
+    lines: [&[&str]; 2],
+    change: impl Fn(&mut Command),
+) -> [usize; 2] {
+    let [one, other] = addresses();
+    rings(transfer, [&one, &other], lines, change)
+}
+
 #[test]
 fn process_without_free_descriptors_uses_the_socket() {
     let (transfer, [one, other]) = (Transfer::new(), addresses());
@@ -70,8 +80,7 @@ fn processes_of_two_users_use_the_socket() {
     if !is_met(nix::unistd::geteuid().is_root(), "two users require root") {
         return;
     }
-    let (mut transfer, [one, other]) = (Transfer::new(), addresses());
-    let addresses = [one.as_str(), other.as_str()];
+    let mut transfer = Transfer::new();
     // The build products may be in a directory that other users cannot read.
     let dir = tempfile::tempdir().unwrap();
     for (name, copy) in
@@ -88,9 +97,17 @@ fn processes_of_two_users_use_the_socket() {
             command.env("URXE_ANY_USER", any_user).env("LD_LIBRARY_PATH", dir.path());
         };
         for lines in [[&nobody[..], &[]], [&[], &nobody[..]]] {
-            assert_eq!(rings(&transfer, addresses, lines, change), [0; 2], "{lines:?}, any_user {any_user}");
+            assert_eq!(
+                rings_on_new_addresses(&transfer, lines, change),
+                [0; 2],
+                "{lines:?}, any_user {any_user}"
+            );
         }
-        assert_eq!(rings(&transfer, addresses, [&nobody, &nobody], change), [2; 2], "any_user {any_user}");
+        assert_eq!(
+            rings_on_new_addresses(&transfer, [&nobody, &nobody], change),
+            [2; 2],
+            "any_user {any_user}"
+        );
     }
 }
 
@@ -99,14 +116,13 @@ fn containers_have_rings_only_if_they_share_network_namespace_and_directory() {
     if !netns::is_available() {
         return;
     }
-    let (transfer, [one, other]) = (Transfer::new(), addresses());
-    let addresses = [one.as_str(), other.as_str()];
+    let transfer = Transfer::new();
     let container = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child"];
-    assert_eq!(rings(&transfer, addresses, [&container, &container], auto), [2; 2]);
+    assert_eq!(rings_on_new_addresses(&transfer, [&container, &container], auto), [2; 2]);
     // The directory of the broker's sockets is in /run.
     let script = "mount -t tmpfs none /run && exec \"$@\"";
     let separate = ["unshare", "--mount", "sh", "-c", script, "sh"];
-    assert_eq!(rings(&transfer, addresses, [&separate, &container], auto), [0; 2]);
+    assert_eq!(rings_on_new_addresses(&transfer, [&separate, &container], auto), [0; 2]);
     let net = Veth::new(1500);
     let [first, second] = net.sides.each_ref().map(|side| ["ip", "netns", "exec", side.name()]);
     assert_eq!(rings(&transfer, ["10.77.0.1", "10.77.0.2"], [&first, &second], auto), [0; 2]);

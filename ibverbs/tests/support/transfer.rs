@@ -67,7 +67,11 @@ impl Transfer {
     /// Starts a process that serves connections at an address, started by the command line `before`, such as `unshare`.
     pub fn serve(&self, address: &str, before: &[&str], change: impl FnOnce(&mut Command)) -> End {
         let end = self.start("server", address, before, &[], change);
-        eventually("the server listens", || end.says("listens") == 1);
+        eventually("the server listens", || {
+            let ended = end.says("urxe:") > 0;
+            assert!(!ended, "{}", end.printed());
+            end.says("listens") == 1
+        });
         end
     }
 

@@ -20,7 +20,12 @@ fn packet(from: &Rings, to: &str, partition: u32, psn: u32) -> TxQueue {
 }
 
 fn packet_to_qp(from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> TxQueue {
-    let bth = Bth { opcode: Opcode(4), dest_qp, psn: Psn::new(psn), ..Bth::default() };
+    // RC SEND Only.
+    packet_of(Opcode(0x04), from, to, dest_qp, psn)
+}
+
+fn packet_of(opcode: Opcode, from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> TxQueue {
+    let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ..Bth::default() };
     let flow = Flow::new(from.bind_addr.ip(), to.parse().unwrap(), 4791);
     let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
     queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[7; 64]));
@@ -113,6 +118,23 @@ fn packets_of_this_host_without_the_required_ring_are_dropped_until_there_is_one
     eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
     drop(listener);
     assert_eq!(write(&mut a, b_ip, 1, 6), Sent::NoRing);
+}
+
+#[test]
+fn packets_without_acknowledgements_take_a_ring_only_if_rings_are_required() {
+    let b_ip = "127.18.252.2";
+    let _b = rings(b_ip, 1);
+    for (n, shared_memory, expected) in
+        [(1, SharedMemory::Auto, Sent::No), (2, SharedMemory::Require, Sent::Yes)]
+    {
+        let mut a = rings_with("127.18.252.1", n, shared_memory).unwrap();
+        // UC SEND Only, UD SEND Only.
+        for opcode in [0x24, 0x64] {
+            let queue = packet_of(Opcode(opcode), &a, b_ip, Qpn::new(1 << 18 | 5), 0);
+            assert_eq!(a.write(&queue.bursts().next().unwrap()), expected, "{opcode:x}");
+        }
+        assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
+    }
 }
 
 #[test]
