@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::link::LinkSpec;
 use super::{CliError, json};
-use urxe::broker::Sharing;
+use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::fabric::Fabric;
 use urxe::verbs::{Adapter, Context, ContextOptions};
 
@@ -188,7 +188,8 @@ pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
         what: "cannot determine the path of the urxe executable".into(),
         source,
     })?;
-    let links = Sharing { program, any_user: false, shared_memory: false }.bind(&link, 1, true)?;
+    let links =
+        Sharing { program, any_user: false, shared_memory: SharedMemory::Off }.bind(&link, 1, true)?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 

@@ -30,6 +30,7 @@ use self::sysfs::Tree;
 use super::CliError;
 use super::link::STANDARD_OUTPUT;
 use super::oob::parse_seconds;
+use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
 use urxe::link::faults::Rules;
@@ -107,10 +108,11 @@ pub struct DeviceArgs {
     /// program applies
     #[arg(long)]
     any_user: bool,
-    /// Exchange packets with other programs of this host and user through shared memory, if they have this option too;
-    /// tcpdump and Wireshark on the interface then do not show them, --capture does
-    #[arg(long)]
-    shared_memory: bool,
+    /// Whether packets to other programs of this host and user take rings in shared memory instead of UDP sockets:
+    /// `off`, `auto` (where possible) or `require` (else they are dropped). tcpdump and Wireshark on the interface do
+    /// not show packets in rings, --capture does [default: the value of URXE_SHARED_MEMORY, or auto]
+    #[arg(long, value_name = "WHEN", value_parser = parse_shared_memory)]
+    shared_memory: Option<SharedMemory>,
     /// Compute and verify the ICRCs of all packets in shared memory, of which long ones otherwise have none; necessary at
     /// both ends
     #[arg(long)]
@@ -179,6 +181,12 @@ fn parse_name(text: &str) -> Result<DeviceName, String> {
 fn parse_rules(text: &str) -> Result<String, String> {
     let Rules(rules) = text.parse::<Rules<Fault>>().map_err(|e| e.to_string())?;
     Ok(rules.iter().map(Fault::to_string).collect::<Vec<_>>().join(";"))
+}
+
+fn parse_shared_memory(text: &str) -> Result<SharedMemory, String> {
+    SharedMemory::named(text).ok_or_else(|| {
+        format!("'{text}' is none of {}", SharedMemory::ALL.map(SharedMemory::name).join(", "))
+    })
 }
 
 fn parse_personality(text: &str) -> Result<String, String> {
@@ -258,6 +266,10 @@ fn shell_quote(value: &OsStr) -> Vec<u8> {
 /// Name of the environment variable for the capture file.
 const CAPTURE: &str = "URXE_CAPTURE";
 
+/// Name of the environment variable for `--shared-memory`, which applies without the option, so that all programs of a
+/// script or test run can have the same.
+const SHARED_MEMORY: &str = "URXE_SHARED_MEMORY";
+
 impl DeviceArgs {
     fn captures_to_standard_output(&self) -> bool {
         self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
@@ -329,7 +341,10 @@ impl DeviceArgs {
             ("URXE_CONGESTION", self.congestion.map(|control| control.to_string().into())),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
-            ("URXE_SHARED_MEMORY", self.shared_memory.then(|| "1".into())),
+            (
+                SHARED_MEMORY,
+                self.shared_memory.map(|when| when.name().into()).or_else(|| env::var_os(SHARED_MEMORY)),
+            ),
             ("URXE_ALWAYS_ICRC", self.always_icrc.then(|| "1".into())),
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
             ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),

@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, socketpair,
 };
+use urxe::broker::SharedMemory;
 
 /// Number of executions after which an honest process joins, and descriptors are counted.
 const CHECK_INTERVAL: u64 = 256;
@@ -107,7 +108,7 @@ fn receive(from: &OwnedFd) -> bool {
 
 fuzz_target!(|data: &[u8]| {
     static LEASE: OnceLock<std::sync::Mutex<urxe::broker::SharedUdpLink>> = OnceLock::new();
-    LEASE.get_or_init(|| shared::start_broker(false).into());
+    LEASE.get_or_init(|| shared::start_broker(SharedMemory::Off).into());
     let mut p = Input::new(data);
     let name = format!("urxe-broker/{}", shared::address());
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("the name is short");
@@ -133,7 +134,7 @@ fuzz_target!(|data: &[u8]| {
     EXECUTIONS.set(EXECUTIONS.get() + 1);
     if EXECUTIONS.get().is_multiple_of(CHECK_INTERVAL) {
         let begin = Instant::now();
-        while let Err(e) = shared::join(shared::address().into(), false) {
+        while let Err(e) = shared::join(shared::address().into(), SharedMemory::Off) {
             assert!(begin.elapsed() < JOIN_TIMEOUT, "an honest process gets no partition: {e}");
         }
         // The broker may still be serving a request whose sender has disconnected.

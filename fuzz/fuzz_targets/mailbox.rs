@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
-use urxe::broker::SharedUdpLink;
+use urxe::broker::{SharedMemory, SharedUdpLink};
 use urxe::link::{Link, SharedAddress};
 use urxe::transport::Instant;
 use urxe::wire::mad::{CommId, Mad, Req, ServiceId};
@@ -43,7 +43,7 @@ struct Process {
 
 impl Process {
     fn start() -> Process {
-        let mut link = shared::start_broker(false);
+        let mut link = shared::start_broker(SharedMemory::Off);
         link.claim(SERVICE, None).expect("no other process has the service");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let attacker = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).expect("a socket");

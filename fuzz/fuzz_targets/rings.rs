@@ -28,7 +28,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
     listen, recv, recvmsg, send, sendmsg, socket_with,
 };
-use urxe::broker::SharedUdpLink;
+use urxe::broker::{SharedMemory, SharedUdpLink};
 use urxe::link::{Link, NicEvent, SharedAddress};
 use urxe::transport::{BurstLimits, Instant, Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Psn, Qpn, icrc};
@@ -279,7 +279,7 @@ fn is_open_if(expected: bool, connection: &OwnedFd) -> bool {
 
 impl Victim {
     fn start() -> Victim {
-        let link = shared::start_broker(true);
+        let link = shared::start_broker(SharedMemory::Auto);
         let partition = link.partition().index();
         let (attacker, listener) = (Ipv4Addr::UNSPECIFIED, socket());
         Victim { link, now: 1_000_000_000, partition, attacker, listener, executions: 0 }
@@ -288,7 +288,7 @@ impl Victim {
     fn join(&self) -> SharedUdpLink {
         let begin = std::time::Instant::now();
         loop {
-            match shared::join(shared::address().into(), true) {
+            match shared::join(shared::address().into(), SharedMemory::Auto) {
                 Ok(link) => return link,
                 Err(e) => assert!(begin.elapsed() < JOIN_TIMEOUT, "no lease: {e}"),
             }

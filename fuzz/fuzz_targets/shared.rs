@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use urxe::broker::{SharedUdpLink, Sharing, serve};
+use urxe::broker::{SharedMemory, SharedUdpLink, Sharing, serve};
 use urxe::link::udp::UdpOptions;
 
 /// Maximum time until the broker listens.
@@ -17,7 +17,7 @@ pub fn address() -> Ipv4Addr {
 }
 
 /// Starts the broker in a thread. It serves processes of any user, so that the names of its sockets are abstract.
-pub fn start_broker(shared_memory: bool) -> SharedUdpLink {
+pub fn start_broker(shared_memory: SharedMemory) -> SharedUdpLink {
     let ip = IpAddr::from(address());
     thread::spawn(move || {
         let result = serve(&ip.to_string(), true);
@@ -35,7 +35,7 @@ pub fn start_broker(shared_memory: bool) -> SharedUdpLink {
 }
 
 /// Leases a partition of the address, as an honest client does.
-pub fn join(ip: IpAddr, shared_memory: bool) -> Result<SharedUdpLink, urxe::broker::SharingError> {
+pub fn join(ip: IpAddr, shared_memory: SharedMemory) -> Result<SharedUdpLink, urxe::broker::SharingError> {
     // The broker runs already: a client must not start one.
     let sharing = Sharing { program: "/nonexistent".into(), any_user: true, shared_memory };
     SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).map(|mut links| links.swap_remove(0))

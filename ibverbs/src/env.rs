@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use urxe::broker::Sharing;
+use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rules;
 use urxe::nic::ShardId;
@@ -115,8 +115,17 @@ fn sharing() -> Result<Option<Sharing>, String> {
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = parse_with("URXE_ANY_USER", "0 or 1", boolean)?;
     let any_user = any_user.unwrap_or(false);
-    let shared_memory = parse_with("URXE_SHARED_MEMORY", "0 or 1", boolean)?.unwrap_or(false);
-    Ok(named.or_else(adjacent_program).map(|program| Sharing { program, any_user, shared_memory }))
+    let names = SharedMemory::ALL.map(SharedMemory::name).join(", ");
+    let shared_memory = parse_with("URXE_SHARED_MEMORY", &names, SharedMemory::named)?.unwrap_or_default();
+    match named.or_else(adjacent_program) {
+        Some(program) => Ok(Some(Sharing { program, any_user, shared_memory })),
+        None if shared_memory == SharedMemory::Require => {
+            Err("URXE_SHARED_MEMORY is 'require', but addresses are not shared, as there is no urxe program next to \
+                 the library: set URXE_PROGRAM to its path"
+                .into())
+        }
+        None => Ok(None),
+    }
 }
 
 /// Parses `0` or `1`.

@@ -24,6 +24,11 @@ impl BindAddr {
         self.ip
     }
 
+    /// Reports whether the address is bound on the interface with this name.
+    pub fn is_on(&self, interface: &str) -> bool {
+        self.interface.as_deref() == Some(interface)
+    }
+
     /// Returns the options for a UDP link on this address.
     pub fn options(&self) -> UdpOptions {
         UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }

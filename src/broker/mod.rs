@@ -50,8 +50,8 @@
 //!
 //! # Shared memory
 //!
-//! Processes that both permit it exchange packets through rings in shared memory instead of the sockets
-//! (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
+//! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one of them
+//! forbids it (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
 //! partition.
 //!
 //! # Death of the broker
@@ -102,8 +102,41 @@ pub struct Sharing {
     pub program: PathBuf,
     /// Whether processes of any user may share the address, and brokers run by other users are trusted.
     pub any_user: bool,
-    /// Whether to exchange packets with other processes of this host through shared memory, if they do so too.
-    pub shared_memory: bool,
+    /// Whether to exchange packets with other processes of this host through rings in shared memory.
+    pub shared_memory: SharedMemory,
+}
+
+/// Use of rings in shared memory for packets to other processes of this host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SharedMemory {
+    /// All packets take the socket.
+    Off,
+    /// Packets take a ring if the other process of the same user listens for rings and one can be created, otherwise the
+    /// socket.
+    #[default]
+    Auto,
+    /// Packets to an address of this network namespace take a ring or are dropped, except those to QP1, to multicast
+    /// groups and to the sender's own NIC, which take the socket. A link without rings cannot be opened.
+    Require,
+}
+
+impl SharedMemory {
+    /// All values.
+    pub const ALL: [SharedMemory; 3] = [SharedMemory::Off, SharedMemory::Auto, SharedMemory::Require];
+
+    /// Returns the text form: `off`, `auto` or `require`.
+    pub fn name(self) -> &'static str {
+        match self {
+            SharedMemory::Off => "off",
+            SharedMemory::Auto => "auto",
+            SharedMemory::Require => "require",
+        }
+    }
+
+    /// Returns the value with the given text form.
+    pub fn named(name: &str) -> Option<SharedMemory> {
+        SharedMemory::ALL.into_iter().find(|value| value.name() == name)
+    }
 }
 
 /// Reports whether messages from a process of the given user are trusted. Root and this process's own user

@@ -34,9 +34,31 @@ fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), Ser
     }
     (
         ip.parse().unwrap(),
-        Sharing { program: "/nonexistent".into(), any_user: false, shared_memory: false },
+        Sharing { program: "/nonexistent".into(), any_user: false, shared_memory: SharedMemory::Off },
         server,
     )
+}
+
+#[test]
+fn link_without_rings_is_opened_unless_they_are_required() {
+    let sharing = |shared_memory| Sharing { program: "/nonexistent".into(), any_user: false, shared_memory };
+    let bind = |text: &str, shared_memory| {
+        sharing(shared_memory).bind(&text.parse().unwrap(), 1, true).map(|_| ()).map_err(|e| e.to_string())
+    };
+    for (link, reason) in [
+        ("udp:0.0.0.0", "0.0.0.0 cannot have the required rings in shared memory: wildcard and"),
+        ("udp:fe80::1%lo", "fe80::1 cannot have the required rings in shared memory: wildcard and"),
+        ("frames:connect:/nonexistent,ip=10.77.0.1/24", "it is not a udp link"),
+    ] {
+        let error = bind(link, SharedMemory::Require).unwrap_err();
+        assert!(
+            error.contains(reason) && error.ends_with("shared memory `auto` does not require them"),
+            "{error}"
+        );
+        // Fails for another reason: there is no program, no such address, nobody listens.
+        let error = bind(link, SharedMemory::Auto).unwrap_err();
+        assert!(!error.contains("rings"), "{error}");
+    }
 }
 
 fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<SharedUdpLink>, SharingError> {

@@ -183,6 +183,8 @@ pub struct LinkCounters {
     pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not (yet) known.
     pub tx_unresolved: u64,
+    /// Packets to another process of this host for which a ring in shared memory is required, and there was none.
+    pub tx_no_ring: u64,
     /// Pause frames received that name a priority, resumptions included, by priority.
     pub rx_prio_pause: [u64; PRIORITIES],
     /// Pause frames sent that name a priority, resumptions included, by priority.
@@ -249,6 +251,7 @@ impl LinkCounters {
             ("link_tx_oversized", self.tx_oversized),
             ("link_tx_unreachable", self.tx_unreachable),
             ("link_tx_unresolved", self.tx_unresolved),
+            ("link_tx_no_ring", self.tx_no_ring),
         ]
         .into_iter()
         .chain(RX_PRIO_PAUSE.into_iter().zip(self.rx_prio_pause))
@@ -272,6 +275,7 @@ impl AddAssign for LinkCounters {
             tx_oversized,
             tx_unreachable,
             tx_unresolved,
+            tx_no_ring,
             rx_prio_pause,
             tx_prio_pause,
         } = other;
@@ -288,6 +292,7 @@ impl AddAssign for LinkCounters {
         self.tx_oversized += tx_oversized;
         self.tx_unreachable += tx_unreachable;
         self.tx_unresolved += tx_unresolved;
+        self.tx_no_ring += tx_no_ring;
         self.rx_prio_pause.iter_mut().zip(rx_prio_pause).for_each(|(sum, n)| *sum += n);
         self.tx_prio_pause.iter_mut().zip(tx_prio_pause).for_each(|(sum, n)| *sum += n);
     }

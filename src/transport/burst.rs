@@ -49,8 +49,8 @@ pub enum Payload<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
-    /// [`dest_group`] of all packets in the burst.
-    dest_group: u8,
+    /// [`group_of`] all packets in the burst.
+    group: u8,
     /// UDP payload length of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
@@ -197,9 +197,9 @@ impl TxQueue {
         let dest = headers.bth.dest_qp;
         // A burst of its own: packets to QP1 may be for different processes at the peer, and middleware that splits
         // bursts never has to adjust the ICRC of a FLUSH that covers the headers twice.
-        let defers_icrc = self.with_deferred_icrc && !twice;
+        let (defers_icrc, group) = (self.with_deferred_icrc && !twice, group_of(headers.bth.opcode, dest));
         let is_alone = twice || dest == Qpn::GSI;
-        let index = self.join_burst(flow, dest_group(dest), is_alone, packet_len, defers_icrc);
+        let index = self.join_burst(flow, group, is_alone, packet_len, defers_icrc);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -272,8 +272,8 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             let pushed = if each > SHORT {
-                let dest_group = dest_group(headers.bth.dest_qp);
-                let index = self.join_burst(flow, dest_group, false, packet_len, self.with_deferred_icrc);
+                let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
+                let index = self.join_burst(flow, group, false, packet_len, self.with_deferred_icrc);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
                 self.push_host(flow, headers, &[now])
@@ -366,10 +366,10 @@ impl TxQueue {
     /// Adds a complete packet (BTH to ICRC) that was at `index` in another burst, for middleware that splits
     /// bursts. Adjusts its ICRC to the new index; a wrong ICRC stays wrong.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8]) {
-        let flush = packet.first() == Some(&Opcode::FLUSH.0);
+        let opcode = packet.first().map_or(Opcode(0), |opcode| Opcode(*opcode));
         let dest = dest_of_first(packet);
-        let is_alone = flush || dest == Qpn::GSI;
-        let new_index = self.join_burst(flow, dest_group(dest), is_alone, packet.len(), false);
+        let is_alone = opcode == Opcode::FLUSH || dest == Qpn::GSI;
+        let new_index = self.join_burst(flow, group_of(opcode, dest), is_alone, packet.len(), false);
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -387,7 +387,7 @@ impl TxQueue {
     /// Adds a whole burst from another queue unchanged, for links and middleware that distribute a queue's bursts.
     /// Deferred ICRCs are computed.
     pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
-        let TxBurst { flow, segment, packets, bytes, dest_group, .. } = *burst;
+        let TxBurst { flow, segment, packets, bytes, group, .. } = *burst;
         let start = self.take(bytes);
         burst.copy_to_slice(&mut self.arena[start..self.used]);
         self.packets += packets;
@@ -396,7 +396,7 @@ impl TxQueue {
         let first_piece = self.pieces.len();
         self.bursts.push(Burst {
             flow,
-            dest_group,
+            group,
             segment,
             packets,
             bytes,
@@ -413,7 +413,7 @@ impl TxQueue {
     fn join_burst(
         &mut self,
         flow: &Flow,
-        dest_group: u8,
+        group: u8,
         is_alone: bool,
         packet_len: usize,
         defers_icrcs: bool,
@@ -427,7 +427,7 @@ impl TxQueue {
             && packet_len <= b.segment
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
-            && b.dest_group == dest_group
+            && b.group == group
             && b.defers_icrcs == defers_icrcs
             && b.flow == *flow
         {
@@ -439,7 +439,7 @@ impl TxQueue {
         }
         self.bursts.push(Burst {
             flow: *flow,
-            dest_group,
+            group,
             segment: packet_len,
             packets: 1,
             bytes: packet_len,
@@ -471,7 +471,7 @@ impl TxQueue {
                 segment: b.segment,
                 packets: b.packets,
                 bytes: b.bytes,
-                dest_group: b.dest_group,
+                group: b.group,
                 defers_icrcs: b.defers_icrcs,
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
@@ -480,10 +480,16 @@ impl TxQueue {
     }
 }
 
-/// Returns the group of a destination. Packets in different groups cannot be in the same burst.
+/// Bit of a group whose packets are of a service without acknowledgements.
+const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
+
+/// Returns the group of a packet: the leading bits of its destination, and whether its service has acknowledgements. Packets
+/// in different groups cannot be in the same burst.
 #[inline]
-fn dest_group(dest: Qpn) -> u8 {
-    (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8
+fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
+    // The three highest bits are the transport: 1 is UC, 3 is UD.
+    let unacknowledged = if matches!(opcode.0 >> 5, 0b001 | 0b011) { UNACKNOWLEDGED } else { 0 };
+    (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8 | unacknowledged
 }
 
 /// Returns the destination of the first packet; QP0 if there is none.
@@ -514,7 +520,7 @@ pub struct TxBurst<'a> {
     pub packets: usize,
     /// Total UDP payload length of all packets, in bytes.
     pub bytes: usize,
-    dest_group: u8,
+    group: u8,
     /// Whether the ICRCs of all packets are deferred.
     pub(super) defers_icrcs: bool,
     pub(super) arena: &'a [u8],
@@ -525,7 +531,22 @@ impl<'a> TxBurst<'a> {
     /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs have in
     /// common.
     pub(crate) fn dest_group(&self) -> u8 {
-        self.dest_group
+        self.group & !UNACKNOWLEDGED
+    }
+
+    /// Reports whether the packets are of a service without acknowledgements (UC, UD).
+    pub(crate) fn is_unacknowledged(&self) -> bool {
+        self.group & UNACKNOWLEDGED != 0
+    }
+
+    /// Reports whether the burst is for QP1: packets to it are bursts of their own.
+    pub(crate) fn is_for_gsi(&self) -> bool {
+        match self.pieces.first() {
+            Some(Stored::Arena { start, .. }) if self.dest_group() == 0 => {
+                dest_of_first(&self.arena[*start as usize..]) == Qpn::GSI
+            }
+            _ => false,
+        }
     }
 
     /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRCs are deferred.

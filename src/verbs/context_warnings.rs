@@ -16,6 +16,11 @@ impl Inner {
             self.warnings.raise_receive_queue_empty(qp);
         }
     }
+
+    /// Warns if packets were dropped because a ring in shared memory is required.
+    fn check_rings(&self) {
+        self.warnings.check_rings(self.shards.link_state().0.tx_no_ring);
+    }
 }
 
 impl WeakContext {
@@ -24,6 +29,7 @@ impl WeakContext {
     pub fn update_warnings(&self) {
         if let Some(device) = self.get() {
             device.check_receives();
+            device.check_rings();
         }
     }
 }
@@ -41,12 +47,13 @@ impl Context {
     /// ```
     pub fn warnings(&self) -> Vec<Warning> {
         self.0.check_receives();
+        self.0.check_rings();
         self.0.warnings.all()
     }
 
     /// Calls `callback` for each warning: at once for those already raised, and from then on for each new
-    /// one, on the thread whose call causes it. [`WarningKind::ReceiveQueueEmpty`] is raised by
-    /// [`warnings`](Self::warnings).
+    /// one, on the thread whose call causes it. [`WarningKind::ReceiveQueueEmpty`] and
+    /// [`WarningKind::RingMissing`] are raised by [`warnings`](Self::warnings).
     pub fn on_warning(&self, callback: impl Fn(&Warning) + Send + Sync + 'static) {
         self.0.warnings.add_callback(Arc::new(callback));
     }

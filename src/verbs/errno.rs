@@ -167,7 +167,7 @@ table! {
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     SharingError {
-        Self::Refused { errno, .. } => *errno,
+        Self::Refused { errno, .. } | Self::NoRings { errno, .. } => *errno,
         Self::Link(e) => e.errno(),
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }

@@ -44,7 +44,13 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
     ("port_xmit_constraint_errors", &[]),
     (
         "port_xmit_discards",
-        &["link_tx_dropped", "link_tx_oversized", "link_tx_unreachable", "link_tx_unresolved"],
+        &[
+            "link_tx_dropped",
+            "link_tx_oversized",
+            "link_tx_unreachable",
+            "link_tx_unresolved",
+            "link_tx_no_ring",
+        ],
     ),
     ("port_xmit_packets", &["sent_pkts"]),
     ("port_xmit_wait", &[]),

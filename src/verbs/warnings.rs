@@ -36,10 +36,13 @@ pub enum WarningKind {
     InlineLimit,
     /// A completion queue is smaller than the queues that complete to it.
     CqOverrun,
+    /// Packets were dropped because a ring in shared memory is required
+    /// ([`SharedMemory::Require`](crate::broker::SharedMemory::Require)), and there was none.
+    RingMissing,
 }
 
 /// Name and consequence of each kind, in the order of [`WarningKind`].
-const TABLE: [(WarningKind, &str, &str); 9] = [
+const TABLE: [(WarningKind, &str, &str); 10] = [
     (
         WarningKind::RnrTimerZero,
         "rnr-timer-zero",
@@ -86,6 +89,12 @@ const TABLE: [(WarningKind, &str, &str); 9] = [
         WarningKind::CqOverrun,
         "cq-overrun",
         "a completion may be lost, which moves the QP to the error state: create a larger completion queue",
+    ),
+    (
+        WarningKind::RingMissing,
+        "ring-missing",
+        "connections to that process fail: start it with shared memory too, as the same user, or choose shared \
+         memory `auto`",
     ),
 ];
 
@@ -226,6 +235,18 @@ impl Warnings {
     pub fn raise_receive_queue_empty(&self, qp: Qpn) {
         let detail = || format!("a message has arrived at QP {qp}, to which no receive has been posted");
         self.raise(WarningKind::ReceiveQueueEmpty, detail);
+    }
+
+    /// Warns of packets that were dropped because a ring is required.
+    pub fn check_rings(&self, dropped: u64) {
+        if dropped > 0 {
+            let detail = || {
+                format!(
+                    "{dropped} packets to another process of this host were dropped, as there is no ring to it"
+                )
+            };
+            self.raise(WarningKind::RingMissing, detail);
+        }
     }
 
     /// Returns the warnings raised so far.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use netns::Netns;
 use serde_json::Value;
-use urxe::broker::Sharing;
+use urxe::broker::{SharedMemory, Sharing};
 
 /// Runs `urxe doctor --json` in the namespace.
 fn doctor(netns: &Netns) -> (Option<i32>, Vec<Value>) {
@@ -75,8 +75,11 @@ fn port_shared_by_a_broker_is_ok() {
         return;
     }
     let netns = Netns::new();
-    let sharing =
-        Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: false };
+    let sharing = Sharing {
+        program: env!("CARGO_BIN_EXE_urxe").into(),
+        any_user: false,
+        shared_memory: SharedMemory::Off,
+    };
     let links = netns.run(|| sharing.bind(&"udp:127.0.0.1".parse().unwrap(), 1, true).unwrap());
     let (_, checks) = doctor(&netns);
     let ports = named(&checks, "port");

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use urxe::broker::{SharedUdpLink, Sharing};
+use urxe::broker::{SharedMemory, SharedUdpLink, Sharing};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::{AddressVector, Context, ContextOptions, Gid, MAD_LEN, ManagementPort, ServiceId};
@@ -16,7 +16,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
-    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: true }
+    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: SharedMemory::Auto }
 }
 
 pub fn open_shared(ip: IpAddr, wrap: impl Fn(SharedUdpLink) -> Box<dyn Link>) -> Context {

@@ -38,9 +38,7 @@ impl Carrier {
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
         command.args(["run", "--ip", IP, "--no-warnings"]);
-        if self == Carrier::SharedMemory {
-            command.arg("--shared-memory");
-        }
+        command.args(["--shared-memory", if self == Carrier::SharedMemory { "require" } else { "off" }]);
         command.args(["--", program]);
         command
     }

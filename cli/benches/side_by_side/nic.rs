@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use urxe::broker::Sharing;
+use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, LinkSpec, PacketConfig, PacketLink};
@@ -50,7 +50,7 @@ pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>, options: &ContextOp
         LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[role as usize], &UdpOptions::default())?),
         LinkAddrs::SharedMemory(ips) => {
             let program = env!("CARGO_BIN_EXE_urxe").into();
-            let sharing = Sharing { program, any_user: false, shared_memory: true };
+            let sharing = Sharing { program, any_user: false, shared_memory: SharedMemory::Auto };
             sharing.bind(&LinkSpec::Udp(Some(ips[role as usize])), 1, true)?.swap_remove(0)
         }
         LinkAddrs::Packet(interfaces) => {

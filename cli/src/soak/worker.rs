@@ -21,7 +21,7 @@ use super::plan::{Plan, Rng, connection_number};
 use super::report::{Incarnation, Initiated, Report, Totals};
 use crate::CliError;
 use crate::link::LinkSpec;
-use urxe::broker::Sharing;
+use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::Middleware;
 use urxe::link::faults::{Direction, FaultCounters, Rule};
 use urxe::verbs::cm::{
@@ -155,9 +155,9 @@ fn report(report: &Report) -> Result<(), CliError> {
     Ok(out.flush()?)
 }
 
-/// Reports whether processes that share an address exchange packets through rings in shared memory.
-fn uses_shared_memory(seed: u64) -> bool {
-    !seed.is_multiple_of(2)
+/// Returns whether processes that share an address exchange packets through rings in shared memory.
+fn shared_memory(seed: u64) -> SharedMemory {
+    if seed.is_multiple_of(2) { SharedMemory::Off } else { SharedMemory::Auto }
 }
 
 fn system(e: impl std::error::Error) -> Violation {
@@ -174,7 +174,7 @@ impl Worker {
             .map_err(|source| CliError::Io { what: "cannot find the urxe command".into(), source })?;
         let links = match is_shared {
             true => {
-                let shared_memory = uses_shared_memory(seed);
+                let shared_memory = shared_memory(seed);
                 Sharing { program, any_user: false, shared_memory }.bind(&spec, 1, true)?
             }
             false => spec.bind_with(1, true)?,

@@ -1,5 +1,7 @@
 //! Tests of unmodified libfabric on the library: device discovery, and messages between two programs over
 //! each type of endpoint.
+//!
+//! Repeated over sockets.
 
 #[path = "../support/mod.rs"]
 mod support;

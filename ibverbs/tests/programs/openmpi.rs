@@ -1,5 +1,7 @@
 //! Tests of Open MPI over UCX on the library, with ranks on separate addresses, all ranks on one address, and
 //! ranks in two network namespaces that act as two hosts.
+//!
+//! Repeated over sockets.
 
 #[path = "../support/mod.rs"]
 mod support;

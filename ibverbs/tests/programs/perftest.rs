@@ -1,5 +1,7 @@
 //! Tests of Debian's perftest on the library: a server and a client in separate processes, over the loopback
 //! interface.
+//!
+//! Repeated over sockets.
 
 #[path = "../support/mod.rs"]
 mod support;

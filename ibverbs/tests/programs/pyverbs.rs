@@ -1,5 +1,7 @@
 //! Test suite of python3-pyverbs, run on the library: no test may fail, and exactly those listed in
 //! `pyverbs-skips.txt` must be skipped.
+//!
+//! Repeated over sockets.
 
 #[path = "../support/mod.rs"]
 mod support;

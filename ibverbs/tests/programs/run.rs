@@ -76,7 +76,9 @@ fn run_clears_inherited_variables_that_no_option_sets() {
     command
         .env("URXE_FAULTS", "drop=1")
         .env("URXE_CAPTURE", "/nowhere/out")
-        .env("LD_LIBRARY_PATH", "/one:/two");
+        .env("LD_LIBRARY_PATH", "/one:/two")
+        // Without the option, its variable applies.
+        .env_remove("URXE_SHARED_MEMORY");
     let out = command.output().unwrap();
     let mut lines: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
     lines.sort();

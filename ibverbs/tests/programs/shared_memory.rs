@@ -2,43 +2,37 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/transfer.rs"]
+mod transfer;
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use support::{Library, Running, addresses, port, text, wait_for_listener};
+use support::{Library, MIN_ACK_TIMEOUT, Running, addresses, port, text, urxe, wait_for_listener};
+use transfer::{Transfer, eventually, wait_for_messages};
 
 /// Number of iterations that no test waits for.
 const ENDLESS: [&str; 2] = ["-n", "100000000"];
 
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}: not reached within 20 s");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Returns the command of one end of a ping-pong, with rings if `rings` is set.
-fn pingpong(library: &Library, address: &str, rings: bool, port: &str, args: &[&str]) -> Command {
+/// Returns the command of one end of a ping-pong with this value of `URXE_SHARED_MEMORY`.
+fn pingpong(library: &Library, address: &str, when: &str, port: &str, args: &[&str]) -> Command {
     let mut command = library.program("ibv_rc_pingpong", address);
-    command.args(["-g", "0", "-p", port]).args(args);
-    command.env("URXE_SHARED_MEMORY", if rings { "1" } else { "0" });
+    command.args(["-g", "0", "-p", port]).args(args).env("URXE_SHARED_MEMORY", when);
     command
 }
 
-/// Starts both ends, each with its address and whether it has rings. `change` is applied to both commands.
+/// Starts both ends, each with its address and its value of `URXE_SHARED_MEMORY`. `change` is applied to both commands.
 fn start(
     library: &Library,
-    ends: [(&str, bool); 2],
+    ends: [(&str, &str); 2],
     args: &[&str],
     change: impl Fn(&mut Command),
 ) -> [Running; 2] {
     let port = port().to_string();
-    let mut commands = ends.map(|(address, rings)| pingpong(library, address, rings, &port, args));
+    let mut commands = ends.map(|(address, when)| pingpong(library, address, when, &port, args));
     commands[1].arg("127.0.0.1");
     commands.iter_mut().for_each(&change);
     let [server, client] = commands;
@@ -49,7 +43,7 @@ fn start(
 
 /// Lets a connection outlive a peer that does not respond, or has ended.
 fn with_long_timeout(command: &mut Command) {
-    command.env("URXE_MIN_ACK_TIMEOUT", "60");
+    command.env(MIN_ACK_TIMEOUT, "60");
 }
 
 fn check_succeeds(running: Running) {
@@ -62,9 +56,8 @@ fn maps(running: &Running) -> String {
     std::fs::read_to_string(format!("/proc/{}/maps", running.id())).unwrap_or_default()
 }
 
-/// Returns the number of rings that a process has mapped: each has two mappings of its data.
 fn rings(running: &Running) -> usize {
-    maps(running).lines().filter(|line| line.contains("/memfd:urxe ring")).count() / 2
+    transfer::rings(running.id())
 }
 
 fn signal(running: &Running, signal: Signal) {
@@ -75,7 +68,7 @@ fn signal(running: &Running, signal: Signal) {
 fn packets_take_a_ring_in_each_direction_on_one_address_and_between_two() {
     let (library, [one, other]) = (Library::new(), addresses());
     for (a, b) in [(&one, &one), (&one, &other)] {
-        let ends = [(a.as_str(), true), (b.as_str(), true)];
+        let ends = [(a.as_str(), "require"), (b.as_str(), "require")];
         let running = start(&library, ends, &ENDLESS, |_| {});
         eventually("both ends have two rings", || running.iter().all(|end| rings(end) == 2));
         running.iter().for_each(|end| signal(end, Signal::SIGKILL));
@@ -91,7 +84,7 @@ fn packets_take_a_ring_in_each_direction_on_one_address_and_between_two() {
 #[test]
 fn programs_with_several_shards_have_rings() {
     let (library, [one, other]) = (Library::new(), addresses());
-    let ends = [(one.as_str(), true), (other.as_str(), true)];
+    let ends = [(one.as_str(), "require"), (other.as_str(), "require")];
     let shards = |command: &mut Command| {
         command.env("URXE_SHARDS", "4");
     };
@@ -104,8 +97,8 @@ fn programs_with_several_shards_have_rings() {
 #[test]
 fn program_without_rings_exchanges_packets_by_the_socket() {
     let (library, [one, other]) = (Library::new(), addresses());
-    for rings_of in [[true, false], [false, true]] {
-        let ends = [(one.as_str(), rings_of[0]), (other.as_str(), rings_of[1])];
+    for [first, second] in [["auto", "off"], ["off", "auto"]] {
+        let ends = [(one.as_str(), first), (other.as_str(), second)];
         let running = start(&library, ends, &["-n", "200"], |_| {});
         running.into_iter().for_each(check_succeeds);
     }
@@ -114,7 +107,7 @@ fn program_without_rings_exchanges_packets_by_the_socket() {
 #[test]
 fn rings_of_a_killed_program_are_closed_and_others_on_its_partition_get_new_ones() {
     let (library, [one, other]) = (Library::new(), addresses());
-    let ends = [(one.as_str(), true), (other.as_str(), true)];
+    let ends = [(one.as_str(), "require"), (other.as_str(), "require")];
     // Keeps the brokers, so that partitions are used again.
     let stays = start(&library, ends, &ENDLESS, with_long_timeout);
     for killed in [0, 1, 0] {
@@ -130,18 +123,111 @@ fn rings_of_a_killed_program_are_closed_and_others_on_its_partition_get_new_ones
     assert!(stays.iter().all(|end| rings(end) == 2), "other connections are not affected");
 }
 
+/// Requires rings.
+fn require(command: &mut Command) {
+    command.env("URXE_SHARED_MEMORY", "require");
+}
+
 #[test]
-fn stopped_program_continues_where_it_was() {
-    let (library, [one, other]) = (Library::new(), addresses());
-    let ends = [(one.as_str(), true), (other.as_str(), true)];
-    let running = start(&library, ends, &ENDLESS, with_long_timeout);
-    eventually("both ends have two rings", || running.iter().all(|end| rings(end) == 2));
-    for end in &running {
-        signal(end, Signal::SIGSTOP);
-        std::thread::sleep(Duration::from_millis(500));
-        signal(end, Signal::SIGCONT);
+fn descriptors_and_memory_of_a_program_stay_bounded_when_a_hundred_peers_are_killed() {
+    let (transfer, [one, other]) = (Transfer::new(), addresses());
+    let server = transfer.serve(&one, &[], require);
+    let mut first = None;
+    for n in 0..100 {
+        let (exchanged, done) = (server.says("exchanged"), server.says("done"));
+        let client = transfer.connect([&other, &one], 0, &[], require);
+        wait_for_messages([&server, &client], [exchanged, 0]);
+        client.signal(Signal::SIGKILL);
+        drop(client);
+        eventually("the rings are closed", || server.rings() == 0);
+        server.signal(Signal::SIGUSR1);
+        eventually("the server ends the connection", || server.says("done") > done);
+        let now = server.descriptors_and_memory();
+        // Some memory is kept once it was needed.
+        if n == 10 {
+            first = Some(now);
+        }
+        let (descriptors, memory) = first.unwrap_or(now);
+        // Ninety rings leaked would be 180 descriptors or 90 MiB.
+        assert!(now.0 <= descriptors + 4 && now.1 <= memory + 8 * 1024, "{now:?} after {first:?}");
     }
-    // A failed work request would end the program.
-    std::thread::sleep(Duration::from_millis(500));
-    assert!(running.iter().all(|end| rings(end) == 2));
+}
+
+#[test]
+fn stopped_program_loses_nothing_and_continues() {
+    let (transfer, [one, other]) = (Transfer::new(), addresses());
+    let change = |command: &mut Command| {
+        require(command);
+        with_long_timeout(command);
+    };
+    let server = transfer.serve(&one, &[], change);
+    let client = transfer.connect([&other, &one], 0, &[], change);
+    for stopped in [&server, &client] {
+        wait_for_messages([&server, &client], [&server, &client].map(|end| end.says("exchanged")));
+        stopped.signal(Signal::SIGSTOP);
+        // The variable is for a longer stop by hand.
+        let seconds = std::env::var("STOPPED_SECONDS").map(|text| text.parse().unwrap());
+        std::thread::sleep(Duration::from_secs(seconds.unwrap_or(2)));
+        stopped.signal(Signal::SIGCONT);
+    }
+    wait_for_messages([&server, &client], [&server, &client].map(|end| end.says("exchanged")));
+    assert_eq!([server.says("status"), client.says("status")], [0; 2]);
+    assert_eq!([server.rings(), client.rings()], [2; 2]);
+}
+
+#[test]
+fn stop_beyond_the_retries_fails_the_connection_at_both_ends_and_the_next_one_works() {
+    let (transfer, [one, other]) = (Transfer::new(), addresses());
+    let change = |command: &mut Command| {
+        require(command);
+        command.env(MIN_ACK_TIMEOUT, "0.1");
+    };
+    let server = transfer.serve(&one, &[], change);
+    let client = transfer.connect([&other, &one], 0, &[], change);
+    wait_for_messages([&server, &client], [0; 2]);
+    client.signal(Signal::SIGSTOP);
+    eventually("the server's connection fails", || server.says("status 12") == 1);
+    eventually("the server ends it", || server.says("done") == 1);
+    client.signal(Signal::SIGCONT);
+    eventually("the client's connection fails", || client.says("status") == 1);
+    drop(client);
+    transfer.connect([&other, &one], 64, &[], require).check_succeeds();
+}
+
+#[test]
+fn program_that_requires_rings_fails_with_a_warning_if_its_peer_has_none() {
+    let (library, [one, other]) = (Library::new(), addresses());
+    let port = port().to_string();
+    let server = Running::new(pingpong(&library, &one, "off", &port, &ENDLESS));
+    wait_for_listener(&port);
+    let args =
+        ["run", "--ip", &other, "--shared-memory", "require", "--", "ibv_rc_pingpong", "-g", "0", "-p"];
+    let mut command = urxe(&args);
+    command.args([&port, "127.0.0.1"]);
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(!out.status.success(), "{}", text(&out));
+    for part in
+        ["transport retry counter exceeded", "urxe: warning: ring-missing: ", "as there is no ring to it; "]
+    {
+        assert!(text(&out).contains(part), "{part}: {}", text(&out));
+    }
+    drop(server);
+}
+
+#[test]
+fn device_that_cannot_have_the_required_rings_does_not_open() {
+    let library = Library::new();
+    let open = |link: &str, when: &str| {
+        let mut command = library.program("ibv_devinfo", "127.0.0.1");
+        command.env("URXE_LINK", link).env("URXE_SHARED_MEMORY", when);
+        Running::new(command).finish(Duration::from_secs(60))
+    };
+    let out = open("frames:connect:/nonexistent,ip=10.77.0.1/24", "require");
+    assert!(!out.status.success() && text(&out).contains("cannot have the required rings"), "{}", text(&out));
+    let out = open("udp:127.0.0.1", "maybe");
+    assert!(
+        text(&out).contains("URXE_SHARED_MEMORY is 'maybe': it must be off, auto, require"),
+        "{}",
+        text(&out)
+    );
 }

@@ -1,5 +1,7 @@
 //! Tests of unmodified UCX on the library. UCX looks for devices in `/sys` and `/dev`, performs its wireup
 //! over UD, and then writes, reads and sends over RC.
+//!
+//! Repeated over sockets.
 
 #[path = "../support/mod.rs"]
 mod support;

@@ -30,7 +30,7 @@ pub fn urxe(args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     for (name, _) in std::env::vars_os() {
-        // With URXE_SHARED_MEMORY=1, the tests run over shared memory.
+        // With URXE_SHARED_MEMORY=off, the tests run over sockets.
         if name.to_string_lossy().starts_with("URXE_") && name != "URXE_SHARED_MEMORY" {
             command.env_remove(name);
         }

@@ -38,6 +38,18 @@ pub enum SharingError {
     /// The link could not be created.
     #[error(transparent)]
     Link(#[from] BindError),
+    /// Rings in shared memory are required, and the link cannot have any.
+    #[error(
+        "{link} cannot have the required rings in shared memory: {reason}; shared memory `auto` does not require them"
+    )]
+    NoRings {
+        /// The link.
+        link: String,
+        /// Reason as an errno value.
+        errno: i32,
+        /// Reason as text.
+        reason: String,
+    },
     /// An unexpected system call failure.
     #[error("cannot share {ip} with other processes: {what} failed: {source}")]
     System {

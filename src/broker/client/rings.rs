@@ -4,7 +4,11 @@
 //! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
 //! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
 //! memory over a connection ([`RingOffer`]), otherwise the packets take the UDP socket. So no packet can overtake
-//! another by changing between both. Packets to QP1 and to multicast groups always take the UDP socket.
+//! another by changing between both. Packets to QP1, to multicast groups and to the own NIC always take the UDP socket, as do
+//! those of UC and UD unless rings are required.
+//!
+//! With [`SharedMemory::Require`], packets to an address of this network namespace never take the socket, so a
+//! destination without a ring is not remembered: each packet to it tries again, and is dropped if that fails.
 //!
 //! The reader confirms a ring with a byte, or refuses it by closing the connection. After a refusal, the packets in the
 //! ring are lost, and later packets take the socket.
@@ -20,7 +24,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,13 +39,13 @@ use rustix::net::{
     socket_with,
 };
 
-use crate::broker::{BindAddr, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
+use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
 use crate::link::RxBurst;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::{BurstLimits, Instant, TxBurst};
-use crate::wire::Qpn;
+use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
 /// background thread at once.
@@ -59,15 +63,23 @@ const BATCH: u64 = CAPACITY as u64 / 4;
 /// Maximum number of destinations without a ring that are remembered.
 const MAX_ROUTES: usize = 4096;
 
+/// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
+/// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
+const MAX_NAME_WAIT: Duration = Duration::from_secs(2);
+
 /// Maximum length of the queue of pending connections, and number of connections accepted at a time.
 const BACKLOG: i32 = 64;
 
 /// Maximum number of notifications read from a connection at a time.
 const MAX_NOTIFICATIONS: usize = 64;
 
-/// Maximum wait for room in full rings per turn, during which this thread yields its processor. Not yet measured against
-/// other values.
-const MAX_WAIT: Duration = Duration::from_millis(2);
+/// Maximum wait for room in full rings per turn, during which this thread yields its processor: as long as a reader may be
+/// without one on a busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by `ib_send_bw -c UC`
+/// beside 4 busy processes on 2 processors, 4 of 4 runs lost packets with 2 ms, none with 20 and 100 ms.
+const MAX_WAIT: Duration = Duration::from_millis(50);
+
+/// Maximum wait while packets for this process are waiting: the reader may wait for room in the ring that they are in.
+const MAX_MUTUAL_WAIT: Duration = Duration::from_millis(2);
 
 /// Window of the peers of a link with rings, in bytes. A ring holds twice as much: requests of one end, and the responses
 /// to those of the other.
@@ -126,6 +138,8 @@ enum Route {
     Socket { is_final: bool },
     /// Through the ring of the connection with this index.
     Ring(usize),
+    /// Not at all: a ring is required, and there is none.
+    Nowhere,
 }
 
 /// State and purpose of a connection.
@@ -183,6 +197,8 @@ pub enum Sent {
     Yes,
     /// There was no room in the ring.
     Dropped,
+    /// A ring is required, and there is none.
+    NoRing,
     /// It must take the UDP socket.
     No,
 }
@@ -191,6 +207,8 @@ pub enum Sent {
 pub struct Rings {
     bind_addr: BindAddr,
     names: SocketNames,
+    /// Whether packets to addresses of this network namespace are dropped if they have no ring.
+    is_required: bool,
     /// The listening socket and its name; `None` if other processes write to another link of this NIC.
     listener: Option<(CloseOnForkFd, String)>,
     epoll: Epoll,
@@ -220,27 +238,31 @@ pub struct Rings {
 
 impl Rings {
     /// Creates the rings of a link with a partition, and starts to listen for those of other processes if `listens` is
-    /// set. Returns `None` for an address that a packet to it does not identify by itself: a wildcard or IPv6
-    /// link-local address.
+    /// set. Returns `None` without shared memory, and for an address that [cannot have rings](can_have_rings); if rings are
+    /// required, such an address has none, and its packets for this network namespace are dropped.
     pub fn new(
         bind_addr: BindAddr,
         partition: u32,
         names: SocketNames,
         listens: bool,
+        shared_memory: SharedMemory,
     ) -> io::Result<Option<Rings>> {
         let ip = bind_addr.ip();
-        if ip.is_unspecified() || needs_scope(ip) {
-            return Ok(None);
-        }
+        let is_required = match shared_memory {
+            SharedMemory::Off => return Ok(None),
+            SharedMemory::Auto if !can_have_rings(ip) => return Ok(None),
+            SharedMemory::Auto => false,
+            SharedMemory::Require => true,
+        };
         let own = (ip, partition as u8);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let eventfd = || EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let (wake, spare) = (eventfd()?, Some(eventfd()?));
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        let listener = match listens {
+        let listener = match listens && can_have_rings(ip) {
             true => {
                 let (socket, name) = (socket()?, socket_name(own));
-                names.bind(&socket, &name)?;
+                bind_when_free(&names, &socket, &name)?;
                 listen(&socket, BACKLOG)?;
                 epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
                 Some((CloseOnForkFd::new(socket), name))
@@ -250,6 +272,7 @@ impl Rings {
         Ok(Some(Rings {
             bind_addr,
             names,
+            is_required,
             listener,
             epoll,
             wake,
@@ -276,9 +299,12 @@ impl Rings {
     /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
     /// [`publish`](Self::publish).
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Sent {
-        // The first partition is that of the broker, with QP1.
         let to = (burst.flow.dst, burst.dest_group());
-        if to.1 == 0 || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
+        if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
+            return Sent::No;
+        }
+        // The receive buffer of the socket holds more than a ring, and no retransmission replaces what is dropped.
+        if burst.is_unacknowledged() && !self.is_required {
             return Sent::No;
         }
         let route = match self.last {
@@ -286,15 +312,21 @@ impl Rings {
             _ => self.route(to),
         };
         self.last = Some((to, route));
-        let Route::Ring(index) = route else { return Sent::No };
+        let index = match route {
+            Route::Ring(index) => index,
+            Route::Socket { .. } => return Sent::No,
+            Route::Nowhere => {
+                self.last = None;
+                return Sent::NoRing;
+            }
+        };
         match self.write_to(index, burst) {
             Ok(true) => Sent::Yes,
             Ok(false) => Sent::Dropped,
             Err(error) => {
                 trace_event!(WARN, "urxe::link", "ring closed", to = %to.0, reason = %error);
                 self.close(index);
-                self.routes.insert(to, Route::Socket { is_final: true });
-                self.last = None;
+                self.give_up(to);
                 Sent::Dropped
             }
         }
@@ -315,10 +347,11 @@ impl Rings {
         if !writer.is_stalled && !self.wait_left.is_zero() {
             let begin = std::time::Instant::now();
             let mut waited = Duration::ZERO;
-            while waited < self.wait_left {
+            while waited < self.wait_left && (waited < MAX_MUTUAL_WAIT || !self.has_input()) {
                 std::thread::yield_now();
+                let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
                 if writer.ring.write(burst)? {
-                    self.wait_left -= waited;
+                    self.wait_left = self.wait_left.saturating_sub(waited);
                     writer.is_unpublished = true;
                     self.unpublished.push(index);
                     return Ok(true);
@@ -326,7 +359,9 @@ impl Rings {
                 waited = begin.elapsed();
             }
             self.wait_left = Duration::ZERO;
-            writer.is_stalled = true;
+            if let Some(writer) = writer_of(&mut self.connections, index) {
+                writer.is_stalled = true;
+            }
         }
         Ok(false)
     }
@@ -355,7 +390,7 @@ impl Rings {
         }
         if self.routes.len() >= MAX_ROUTES {
             // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
-            return Route::Socket { is_final: true };
+            return self.route_without_ring(to, true);
         }
         let route = match self.offer(to) {
             Ok(index) => Route::Ring(index),
@@ -363,11 +398,30 @@ impl Rings {
                 trace_event!(DEBUG, "urxe::link", "no ring", to = %to.0, partition = to.1, reason = %error);
                 let nobody_listens =
                     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
-                Route::Socket { is_final: !nobody_listens }
+                self.route_without_ring(to, !nobody_listens)
             }
         };
-        self.routes.insert(to, route);
+        if route != Route::Nowhere {
+            self.routes.insert(to, route);
+        }
         route
+    }
+
+    fn route_without_ring(&self, to: Destination, is_final: bool) -> Route {
+        match self.is_required && is_of_this_host(to.0, &self.bind_addr) {
+            true => Route::Nowhere,
+            false => Route::Socket { is_final },
+        }
+    }
+
+    /// Makes the socket the route to a destination whose ring is closed, for good; if rings are required, the next packet
+    /// tries again.
+    fn give_up(&mut self, to: Destination) {
+        match self.route_without_ring(to, true) {
+            Route::Nowhere => self.routes.remove(&to),
+            route => self.routes.insert(to, route),
+        };
+        self.last = None;
     }
 
     /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
@@ -382,6 +436,9 @@ impl Rings {
 
     /// Creates a ring and passes it to the process at a destination. Returns the index of the connection.
     fn offer(&mut self, to: Destination) -> io::Result<usize> {
+        if !can_have_rings(self.bind_addr.ip()) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         let socket = socket()?;
         connect(&socket, &self.names.address(&socket_name(to))?)?;
         // Root would be trusted, but does not trust other users itself.
@@ -419,13 +476,16 @@ impl Rings {
                 self.routes.remove(&to);
                 self.last = None;
             }
-            Role::Writer(Writer { to, .. }) => {
-                self.routes.insert(to, Route::Socket { is_final: true });
-                self.last = None;
-            }
+            Role::Writer(Writer { to, .. }) => self.give_up(to),
             Role::Reader { .. } => self.readers -= 1,
             Role::Pending => {}
         }
+    }
+
+    /// Reports whether packets are waiting in a ring that this thread reads.
+    fn has_input(&self) -> bool {
+        let mut connections = self.connections.iter().flatten();
+        connections.any(|one| matches!(&one.role, Role::Reader { ring, .. } if ring.has_bursts()))
     }
 
     /// Reports whether other processes write to this link.
@@ -593,6 +653,43 @@ impl Drop for Rings {
         if let Some((_, name)) = self.listener.as_ref().filter(|(listener, _)| listener.is_of_this_process())
         {
             self.names.unbind(name);
+        }
+    }
+}
+
+/// Reports whether an address may have rings: a packet to it identifies its process by address and partition, as it does not
+/// for a wildcard or IPv6 link-local address.
+pub fn can_have_rings(ip: IpAddr) -> bool {
+    !ip.is_unspecified() && !needs_scope(ip)
+}
+
+/// Reports whether this network namespace has an address, which belongs to the interface of `own` if it is link-local.
+/// Returns true if that cannot be determined for lack of descriptors or memory.
+fn is_of_this_host(ip: IpAddr, own: &BindAddr) -> bool {
+    let interface = || pnet_datalink::interfaces().into_iter().find(|i| own.is_on(&i.name));
+    let to = match ip {
+        _ if ip.is_loopback() => return true,
+        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
+        IpAddr::V6(ip) => {
+            let scope = if needs_scope(ip.into()) { interface().map_or(0, |i| i.index) } else { 0 };
+            SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into()
+        }
+    };
+    let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let Ok(socket) = UdpSocket::bind((any, 0)) else { return true };
+    // The kernel sends from an address of this host to that address from the address itself.
+    socket.connect(to).and_then(|()| socket.local_addr()).is_ok_and(|from| from.ip() == ip)
+}
+
+/// Binds a socket to a name, once the last process on the partition has released it.
+fn bind_when_free(names: &SocketNames, socket: &OwnedFd, name: &str) -> io::Result<()> {
+    let begin = std::time::Instant::now();
+    loop {
+        match names.bind(socket, name) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && begin.elapsed() < MAX_NAME_WAIT => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
         }
     }
 }

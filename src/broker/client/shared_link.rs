@@ -1,6 +1,7 @@
 //! Links on addresses that several processes share through the broker.
 #![forbid(unsafe_code)]
 
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
-use super::rings::{RING_WINDOW, Rings, Sent};
+use super::rings::{RING_WINDOW, Rings, Sent, can_have_rings};
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
-use crate::broker::{BindAddr, Sharing, SocketNames};
+use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
 use crate::link::udp::{self, UdpLink, UdpOptions};
 use crate::link::{
     ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, RxBurst,
@@ -29,7 +30,8 @@ impl Sharing {
     ///
     /// # Errors
     /// [`SharingError::Link`] if the link cannot be opened; [`SharingError::Refused`] if the broker has no
-    /// QPN partition for this process; [`SharingError::System`] if the broker cannot be started or reached.
+    /// QPN partition for this process; [`SharingError::NoRings`] if rings are required and impossible;
+    /// [`SharingError::System`] if the broker cannot be started or reached.
     pub fn bind(
         &self,
         spec: &LinkSpec,
@@ -49,11 +51,18 @@ impl Sharing {
             LinkSpec::UdpOn { interface, address: None } => {
                 Ok(boxed(SharedUdpLink::bind_interface(interface, &options, shards, self)?))
             }
-            LinkSpec::Fabric | LinkSpec::Packet(_) | LinkSpec::Frames(_) => {
-                Ok(spec.bind_with(shards, offload)?)
-            }
+            LinkSpec::Fabric | LinkSpec::Packet(_) | LinkSpec::Frames(_) => match self.shared_memory {
+                SharedMemory::Require => Err(no_rings(spec, "it is not a udp link")),
+                SharedMemory::Off | SharedMemory::Auto => Ok(spec.bind_with(shards, offload)?),
+            },
         }
     }
+}
+
+/// Returns the error for a link of a kind that has no rings, although they are required.
+fn no_rings(link: &impl fmt::Display, reason: &str) -> SharingError {
+    let (link, reason) = (link.to_string(), reason.to_owned());
+    SharingError::NoRings { link, errno: libc::EOPNOTSUPP, reason }
 }
 
 /// A [`UdpLink`] on an address shared with other processes. It receives the packets for one QPN partition,
@@ -78,6 +87,8 @@ pub struct SharedUdpLink {
     last_socket_packet: Instant,
     /// Number of packets for which there was no room in a ring.
     dropped: u64,
+    /// Number of packets for which a ring is required, and there was none.
+    without_ring: u64,
 }
 
 /// Minimum time between two polls of the socket while other processes write to rings: if the socket had packets less than
@@ -128,6 +139,10 @@ fn share(
     sharing: &Sharing,
 ) -> Result<Vec<Vec<SharedUdpLink>>, SharingError> {
     let count = count.next_power_of_two().min(QpnPartition::COUNT / 2);
+    if sharing.shared_memory == SharedMemory::Require && !ips.iter().any(|ip| can_have_rings(*ip)) {
+        let all = ips.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" ");
+        return Err(no_rings(&all, "wildcard and IPv6 link-local addresses have none"));
+    }
     let bind_addrs: Vec<BindAddr> = ips.iter().map(|ip| BindAddr::new(*ip, options)).collect();
     let (lease, sockets) = Lease::acquire(bind_addrs.clone(), count, sharing)?;
     let mut by_address = Vec::new();
@@ -160,19 +175,25 @@ fn new_link(
     let failed = |source| SharingError::System { ip, what: "finding the names of sockets", source };
     let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
     // The queue pair numbers of all shards begin with the first partition, so one link has the rings of all.
-    let rings = match sharing.shared_memory {
-        true => Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), is_first),
-        false => Ok(None),
-    };
+    let shared_memory = sharing.shared_memory;
+    let rings =
+        Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), is_first, shared_memory);
     let add = |rings: Option<Rings>| match rings {
         Some(rings) => inner.add_to_group_fd(&rings).map(|()| Some(rings)),
         None => Ok(None),
     };
-    // Without rings, the link works all the same.
-    let rings = rings.and_then(add).unwrap_or_else(|error| {
-        trace_event!(WARN, "urxe::link", "no rings", reason = %error);
-        None
-    });
+    let rings = match rings.and_then(add) {
+        Ok(rings) => rings,
+        Err(error) if shared_memory == SharedMemory::Require => {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            return Err(SharingError::NoRings { link: ip.to_string(), errno, reason: error.to_string() });
+        }
+        // Without rings, the link works all the same.
+        Err(error) => {
+            trace_event!(WARN, "urxe::link", "no rings", reason = %error);
+            None
+        }
+    };
     let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
     let registry = if has_qp1 {
         let registry = ServiceRegistry::new(bind_addr.clone(), names, lease.any_user()).map_err(failed)?;
@@ -192,11 +213,12 @@ fn new_link(
         registry,
         rings,
         // Also an address that cannot have rings: all members of an interface's link defer ICRCs, or none does.
-        defers_icrc: sharing.shared_memory,
+        defers_icrc: shared_memory != SharedMemory::Off,
         to_socket,
         last_socket_poll: Instant(0),
         last_socket_packet: Instant(0),
         dropped: 0,
+        without_ring: 0,
     })
 }
 
@@ -213,6 +235,7 @@ impl Link for SharedUdpLink {
             match self.rings.as_mut().map_or(Sent::No, |rings| rings.write(&burst)) {
                 Sent::Yes => {}
                 Sent::Dropped => self.dropped += burst.packets as u64,
+                Sent::NoRing => self.without_ring += burst.packets as u64,
                 Sent::No => self.to_socket.push_burst(&burst),
             }
         }
@@ -303,6 +326,7 @@ impl Link for SharedUdpLink {
     fn counters(&self) -> LinkCounters {
         let mut all = self.inner.counters();
         all.tx_dropped += self.dropped;
+        all.tx_no_ring += self.without_ring;
         all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
     }

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use urxe::broker::{SharedUdpLink, Sharing};
+use urxe::broker::{SharedMemory, SharedUdpLink, Sharing};
 use urxe::link::udp::UdpOptions;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
@@ -11,8 +11,11 @@ use urxe::verbs::*;
 use super::fixture::*;
 
 fn open_shared(ip: &str) -> Side {
-    let sharing =
-        Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: true };
+    let sharing = Sharing {
+        program: env!("CARGO_BIN_EXE_urxe").into(),
+        any_user: false,
+        shared_memory: SharedMemory::Auto,
+    };
     let ip: IpAddr = ip.parse().unwrap();
     let links = SharedUdpLink::bind(ip, &UdpOptions::default(), 1, &sharing).unwrap();
     Side::new(nic::open(links))

@@ -6,14 +6,26 @@ use crate::transport::{Payload, TxQueue};
 use crate::wire::{Bth, Flow, Headers, Opcode, Psn};
 
 fn rings(ip: &str, partition: u32) -> Rings {
+    rings_with(ip, partition, SharedMemory::Auto).unwrap()
+}
+
+fn rings_with(ip: &str, partition: u32, shared_memory: SharedMemory) -> Option<Rings> {
     let bind_addr = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default());
-    Rings::new(bind_addr, partition, SocketNames::of(false).unwrap(), true).unwrap().unwrap()
+    Rings::new(bind_addr, partition, SocketNames::of(false).unwrap(), true, shared_memory).unwrap()
 }
 
 /// Returns a packet from one link to a queue pair in a partition of another.
 fn packet(from: &Rings, to: &str, partition: u32, psn: u32) -> TxQueue {
-    let dest_qp = Qpn::new(partition << 18 | 5);
-    let bth = Bth { opcode: Opcode(4), dest_qp, psn: Psn::new(psn), ..Bth::default() };
+    packet_to_qp(from, to, Qpn::new(partition << 18 | 5), psn)
+}
+
+fn packet_to_qp(from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> TxQueue {
+    // RC SEND Only.
+    packet_of(Opcode(0x04), from, to, dest_qp, psn)
+}
+
+fn packet_of(opcode: Opcode, from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> TxQueue {
+    let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ..Bth::default() };
     let flow = Flow::new(from.bind_addr.ip(), to.parse().unwrap(), 4791);
     let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
     queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[7; 64]));
@@ -71,8 +83,86 @@ fn packets_take_the_ring_of_their_address_and_partition_or_else_the_socket() {
     // The decision for a destination is kept: earlier packets may still be in the socket.
     let _late = rings(b_ip, 3);
     assert_eq!(write(&mut a, b_ip, 3, 5), Sent::No);
-    // The broker's partition, which has QP1, and queue pairs of the same NIC.
+    // The broker's partition, in which nobody listens, and queue pairs of the same NIC.
     assert_eq!([write(&mut a, b_ip, 0, 6), write(&mut a, a_ip, 1, 7)], [Sent::No; 2]);
+}
+
+#[test]
+fn address_that_a_packet_does_not_identify_has_rings_only_to_drop_what_requires_one() {
+    for ip in ["0.0.0.0", "::", "fe80::1"] {
+        assert!(rings_with(ip, 1, SharedMemory::Auto).is_none(), "{ip}");
+        let required = rings_with(ip, 1, SharedMemory::Require).unwrap();
+        assert!(required.listener.is_none() && required.is_required, "{ip}");
+    }
+    assert!(rings_with("127.18.248.1", 1, SharedMemory::Off).is_none());
+}
+
+#[test]
+fn packets_of_this_host_without_the_required_ring_are_dropped_until_there_is_one() {
+    let (a_ip, b_ip) = ("127.18.249.1", "127.18.249.2");
+    let mut a = rings_with(a_ip, 1, SharedMemory::Require).unwrap();
+    assert_eq!([write(&mut a, b_ip, 1, 1), write(&mut a, b_ip, 0, 2)], [Sent::NoRing; 2], "nobody listens");
+    let mut b = rings_with(b_ip, 1, SharedMemory::Require).unwrap();
+    assert_eq!(write(&mut a, b_ip, 1, 3), Sent::Yes, "the first decision is not kept");
+    assert_eq!(received(&mut b), [(a_ip.parse().unwrap(), 3)]);
+    drop(b);
+    eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
+    assert_eq!(write(&mut a, b_ip, 1, 4), Sent::NoRing, "the process has ended");
+    // A process that accepts connections and refuses rings.
+    let names = SocketNames::of(false).unwrap();
+    let listener = socket().unwrap();
+    names.bind(&listener, &socket_name((b_ip.parse().unwrap(), 1))).unwrap();
+    listen(&listener, 1).unwrap();
+    assert_eq!(write(&mut a, b_ip, 1, 5), Sent::Yes);
+    drop(accept_with(&listener, SocketFlags::CLOEXEC).unwrap());
+    eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
+    drop(listener);
+    assert_eq!(write(&mut a, b_ip, 1, 6), Sent::NoRing);
+}
+
+#[test]
+fn packets_without_acknowledgements_take_a_ring_only_if_rings_are_required() {
+    let b_ip = "127.18.252.2";
+    let _b = rings(b_ip, 1);
+    for (n, shared_memory, expected) in
+        [(1, SharedMemory::Auto, Sent::No), (2, SharedMemory::Require, Sent::Yes)]
+    {
+        let mut a = rings_with("127.18.252.1", n, shared_memory).unwrap();
+        // UC SEND Only, UD SEND Only.
+        for opcode in [0x24, 0x64] {
+            let queue = packet_of(Opcode(opcode), &a, b_ip, Qpn::new(1 << 18 | 5), 0);
+            assert_eq!(a.write(&queue.bursts().next().unwrap()), expected, "{opcode:x}");
+        }
+        assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
+    }
+}
+
+#[test]
+fn qp1_multicast_own_nic_and_other_hosts_take_the_socket_also_if_rings_are_required() {
+    let a_ip = "127.18.250.1";
+    let mut a = rings_with(a_ip, 1, SharedMemory::Require).unwrap();
+    let to_gsi = packet_to_qp(&a, "127.18.250.2", Qpn::GSI, 0);
+    assert_eq!(a.write(&to_gsi.bursts().next().unwrap()), Sent::No);
+    // TEST-NET-3 (RFC 5737), of no host.
+    let to = ["239.1.2.3", a_ip, "203.0.113.77"];
+    assert_eq!(to.map(|to| write(&mut a, to, 1, 1)), [Sent::No; 3]);
+}
+
+#[test]
+fn addresses_of_this_host_are_those_of_its_interfaces_and_all_of_loopback() {
+    let own = BindAddr::new("127.0.0.1".parse().unwrap(), &UdpOptions::default());
+    let is_own = |ip: IpAddr| is_of_this_host(ip, &own);
+    for interface in pnet_datalink::interfaces().into_iter().filter(|i| i.is_up()) {
+        for ip in interface.ips.iter().map(|net| net.ip()) {
+            let on = UdpOptions { interface: Some(interface.name.clone()), ..UdpOptions::default() };
+            let own = BindAddr::new(ip, &on);
+            assert!(is_of_this_host(ip, &own), "{ip} on {}", interface.name);
+        }
+    }
+    assert!(is_own("127.1.2.3".parse().unwrap()) && is_own("::1".parse().unwrap()));
+    for ip in ["203.0.113.77", "2001:db8::1", "255.255.255.255"] {
+        assert!(!is_own(ip.parse().unwrap()), "{ip}");
+    }
 }
 
 #[test]
@@ -95,6 +185,21 @@ fn ring_is_read_to_its_end_after_the_writer_has_ended_and_closed_after_the_reade
     a.on_connected(b_ip.parse().unwrap(), Qpn::new(1 << 18));
     assert_eq!(write(&mut a, b_ip, 1, 6), Sent::Yes);
     assert_eq!(received(&mut b).len(), 1);
+}
+
+#[test]
+fn process_on_a_partition_whose_last_process_still_ends_waits_for_its_name() {
+    let (ip, names) = ("127.18.251.1", SocketNames::of(false).unwrap());
+    let ending = socket().unwrap();
+    names.bind(&ending, &socket_name((ip.parse().unwrap(), 1))).unwrap();
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        drop(ending);
+    });
+    let (mut new, mut other) = (rings(ip, 1), rings("127.18.251.2", 1));
+    ends.join().unwrap();
+    assert_eq!(write(&mut other, ip, 1, 1), Sent::Yes);
+    assert_eq!(received(&mut new).len(), 1);
 }
 
 #[test]
