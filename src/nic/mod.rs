@@ -447,6 +447,11 @@ impl Nic {
         self.schedule.has_delayed_acks()
     }
 
+    /// Returns the number of queue pairs with acknowledgements that are held back.
+    pub fn held_acknowledgements(&self) -> usize {
+        self.schedule.delayed_acks()
+    }
+
     /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full. Returns
     /// true if there are more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
