@@ -136,6 +136,35 @@ fn acks_of_many_queue_pairs_with_one_packet_each_are_delayed() {
 }
 
 #[test]
+fn one_read_is_answered_in_parts_and_several_at_once() {
+    const LEN: usize = 128 << 10;
+    let (a, b) = pair_without_timers("127.88.11.1", "127.88.11.2");
+    let (to, from) = (a.pd.reg_mr(2 * LEN, Access::ALL).unwrap(), b.pd.reg_mr(LEN, Access::ALL).unwrap());
+    let shard = b.context.shards().first();
+    // Returns the number of packets in each of two turns.
+    let answers = |reads: usize| {
+        let sges = [[to.sge(0..LEN)], [to.sge(LEN..2 * LEN)]];
+        let mut state = shard.lock_fairly();
+        let requests =
+            sges[..reads].iter().map(|sges| SendWr::read(1, sges, from.remote(0))).collect::<Vec<_>>();
+        // In one list, so that they arrive together.
+        a.qp.post_send_list(&requests).unwrap();
+        let sent = [(); 2].map(|()| {
+            let before = state.nic.counters().sent_pkts;
+            shard.turn(&mut state, shard.clock.now(), AckDelay::Off);
+            state.nic.counters().sent_pkts - before
+        });
+        shard.release(state, shard.clock.now());
+        for _ in 0..reads {
+            a.cq.wait(Duration::from_secs(10)).unwrap();
+        }
+        sent
+    };
+    assert_eq!(answers(1), [16, 16]);
+    assert_eq!(answers(2), [64, 0]);
+}
+
+#[test]
 fn requests_posted_while_many_are_in_flight_are_sent_together_without_a_call() {
     const LEN: usize = 64 << 10;
     let (a, b) = pair_without_timers("127.88.8.1", "127.88.8.2");
