@@ -7,8 +7,8 @@ use super::turn::AckDelay;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, Fabric, Notify, Qpn, RecvWr,
-    SendWr, TestEndpoint,
+    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, Fabric, Notify, QpOptions, Qpn,
+    RecvWr, SendWr, TestEndpoint,
 };
 
 /// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
@@ -99,6 +99,69 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     // acknowledgement.
     let is_delayed = |hold| outcomes(len, hold, true).contains(&true);
     assert!(is_delayed(AckDelay::OneTurn) && is_delayed(AckDelay::UntilResponse));
+}
+
+#[test]
+fn acks_of_many_queue_pairs_with_one_packet_each_are_delayed() {
+    const QPS: usize = 64;
+    let (a, b) = pair_without_timers("127.88.10.1", "127.88.10.2");
+    let (from, to) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
+    let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
+    let qps = [(); QPS].map(|()| {
+        let of = |end: &TestEndpoint| end.pd.create_qp(&end.cq, &end.cq, &QpOptions::default()).unwrap();
+        let (qp, peer) = (of(&a), of(&b));
+        qp.connect(&peer.endpoint(), &options).unwrap();
+        peer.connect(&qp.endpoint(), &options).unwrap();
+        (qp, peer)
+    });
+    let shard = b.context.shards().first();
+    let mut state = shard.lock_fairly();
+    let before = state.nic.counters().rcvd_pkts;
+    for (qp, _) in &qps {
+        qp.post_send(&SendWr::write(1, &[from.sge(0..8)], to.remote(0))).unwrap();
+    }
+    let mut turn = || {
+        shard.turn(&mut state, shard.clock.now(), AckDelay::OneTurn);
+        (state.nic.counters().rcvd_pkts - before, state.nic.has_held_acknowledgements())
+    };
+    // The link reads more datagrams in each turn while it finds as many as it asked for. Every other turn sends what
+    // was delayed.
+    assert_eq!([(); 4].map(|()| turn()), [(1, true), (2, false), (4, true), (8, false)]);
+    const { assert!(8 > MAX_DELAYED_ACK_PACKETS) };
+    assert_eq!([(); 2].map(|()| turn()), [(16, true), (24, false)]);
+    shard.release(state, shard.clock.now());
+    for _ in 0..QPS {
+        a.cq.wait(Duration::from_secs(10)).unwrap();
+    }
+}
+
+#[test]
+fn one_read_is_answered_in_parts_and_several_at_once() {
+    const LEN: usize = 128 << 10;
+    let (a, b) = pair_without_timers("127.88.11.1", "127.88.11.2");
+    let (to, from) = (a.pd.reg_mr(2 * LEN, Access::ALL).unwrap(), b.pd.reg_mr(LEN, Access::ALL).unwrap());
+    let shard = b.context.shards().first();
+    // Returns the number of packets in each of two turns.
+    let answers = |reads: usize| {
+        let sges = [[to.sge(0..LEN)], [to.sge(LEN..2 * LEN)]];
+        let mut state = shard.lock_fairly();
+        let requests =
+            sges[..reads].iter().map(|sges| SendWr::read(1, sges, from.remote(0))).collect::<Vec<_>>();
+        // In one list, so that they arrive together.
+        a.qp.post_send_list(&requests).unwrap();
+        let sent = [(); 2].map(|()| {
+            let before = state.nic.counters().sent_pkts;
+            shard.turn(&mut state, shard.clock.now(), AckDelay::Off);
+            state.nic.counters().sent_pkts - before
+        });
+        shard.release(state, shard.clock.now());
+        for _ in 0..reads {
+            a.cq.wait(Duration::from_secs(10)).unwrap();
+        }
+        sent
+    };
+    assert_eq!(answers(1), [16, 16]);
+    assert_eq!(answers(2), [64, 0]);
 }
 
 #[test]

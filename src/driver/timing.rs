@@ -48,9 +48,11 @@ pub(super) const MAX_ACK_DELAY: Duration = Duration::from_millis(4);
 /// queues only for their sends, and otherwise wait for memory to change, need no background thread.
 pub(super) const RESPONSE_ACK_DELAY: Duration = Duration::from_micros(30);
 
-/// Maximum number of packets received in a turn whose acknowledgements are delayed until the application's
-/// next call. A polling application may respond to so few packets, and its response then carries the
-/// acknowledgements. A longer burst is a stream, whose sender waits for the acknowledgements.
+/// Maximum number of packets received in a turn, for each queue pair with acknowledgements to send, whose
+/// acknowledgements are delayed until the application's next call. A polling application may respond to so few packets, and
+/// its response then carries the acknowledgements. A longer burst is a stream, whose sender waits for the
+/// acknowledgements. A limit for all queue pairs together cost redis-benchmark, with 50 connections over
+/// rsockets, 14 % of its requests.
 pub(super) const MAX_DELAYED_ACK_PACKETS: usize = 4;
 
 /// Number of bytes sent in one turn above which the turn takes so long that the application thread running it

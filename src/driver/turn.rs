@@ -67,7 +67,10 @@ impl Shard {
         let delay_acks = match delay {
             AckDelay::Off => false,
             AckDelay::OneTurn if self.drive_state.responds_without_polling() => !had_delayed_acks,
-            AckDelay::OneTurn => !had_delayed_acks && received <= MAX_DELAYED_ACK_PACKETS,
+            AckDelay::OneTurn => {
+                let most = MAX_DELAYED_ACK_PACKETS * nic.held_acknowledgements().max(1);
+                !had_delayed_acks && received <= most
+            }
             AckDelay::UntilResponse => true,
         };
         nic.handle_timeouts_unless_deferred(now, received > 0, memory, tx);

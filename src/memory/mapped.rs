@@ -4,11 +4,12 @@ use std::sync::OnceLock;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Faults in the page at `at`, of `page` bytes, and reports whether it is writable.
-pub fn may_write(at: usize, page: usize) -> bool {
-    // SAFETY: the call faults the page in, as a write would, and changes no byte; it fails for a page that is
+/// Faults in all pages of the `len` bytes at `at` for writing, and reports whether they are writable. Stops at the first
+/// page that is not.
+pub fn may_write(at: usize, len: usize) -> bool {
+    // SAFETY: the call faults the pages in, as writes would, and changes no byte; it fails for pages that are
     // not writable.
-    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
+    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), len, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
 /// Faults in all pages of the `len` bytes at `at`, and reports whether they are readable.

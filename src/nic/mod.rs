@@ -447,8 +447,13 @@ impl Nic {
         self.schedule.has_delayed_acks()
     }
 
-    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full. Returns
-    /// true if there are more.
+    /// Returns the number of queue pairs with acknowledgements that are held back.
+    pub fn held_acknowledgements(&self) -> usize {
+        self.schedule.delayed_acks()
+    }
+
+    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a part of a long
+    /// READ response. Returns true if there are more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         self.release_acknowledgements();
         self.transmit_urgent(now, memory, tx)
@@ -486,6 +491,10 @@ impl Nic {
             }
             self.schedule.arm(entry);
             self.egress.charge(priority, tx.packets() - before);
+            if more && entry.qp.has_lone_read() {
+                // The peer receives this part of the responses while the next one is built.
+                break;
+            }
         }
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;

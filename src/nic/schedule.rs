@@ -69,6 +69,11 @@ impl Schedule {
         self.delayed_acks.pop_front()
     }
 
+    /// Returns the number of queue pairs with delayed acknowledgements.
+    pub fn delayed_acks(&self) -> usize {
+        self.delayed_acks.len()
+    }
+
     pub fn has_delayed_acks(&self) -> bool {
         !self.delayed_acks.is_empty()
     }

@@ -14,6 +14,11 @@ use super::{
 };
 use crate::wire::{Flow, Packet, Qpn, Transport};
 
+/// Bytes of the responses to one READ alone that a queue pair sends in a turn. fio has one READ of 256 KiB in flight: if all
+/// of it left in one turn, the peer would wait while it is copied; 15.4 Gb/s instead of 17.9. With several READs in flight
+/// the peer has something to do, and parts cost 15 % of the throughput.
+const RESPONSE_PART: usize = 64 << 10;
+
 /// Kind of packets that a queue pair has pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
@@ -490,15 +495,25 @@ impl QueuePair {
     /// Sends pending replies. READ responses are data, which congestion control paces like requests.
     fn transmit_replies(&mut self, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
         let rate = self.requester.congestion.response_rate(env.now, &env.tuning.congestion);
+        let part = match self.responder.has_lone_read() {
+            true => (RESPONSE_PART / self.conn.mtu.bytes()).max(1),
+            false => usize::MAX,
+        };
         if rate.is_none() || !self.responder.has_read_replies() {
-            return self.responder.transmit(&self.conn, budget, usize::MAX, env);
+            return self.responder.transmit(&self.conn, budget, part, env);
         }
-        let reads = self.allowed(rate, env);
+        let reads = self.allowed(rate, env).min(part);
         let before = (env.tx.bytes(), env.tx.packets());
         let left = self.responder.transmit(&self.conn, budget, reads, env)?;
         self.account(before, env);
         self.requests_first |= reads > 0;
         Ok(left && reads > 0)
+    }
+
+    /// Reports whether one READ alone is to be answered, of whose responses [`transmit`](Self::transmit) sends a part in
+    /// each turn.
+    pub fn has_lone_read(&self) -> bool {
+        self.responder.has_lone_read()
     }
 
     /// Handles a congestion notification packet, which arrived on a path of this queue pair.

@@ -301,6 +301,35 @@ impl Cq {
     }
 }
 
+/// For rsockets, many of which may be polled in one call.
+#[cfg(feature = "unstable-internals")]
+impl Cq {
+    /// Moves completions like [`poll`](Self::poll), but does not poll the link.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    pub fn poll_queued(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        let injected = self.0.calls.inject(Call::ibv_poll_cq);
+        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
+        self.0.queue.poll(max, out)
+    }
+
+    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty.
+    pub fn poll_link(&self) {
+        self.poll_link_if_empty();
+    }
+
+    /// Reports whether [`poll_link`](Self::poll_link) polls all links that it would poll for `other`.
+    pub fn polls_links_of(&self, other: &Cq) -> bool {
+        self.0.context.is(&other.0.context) && other.0.users.shards() & !self.0.users.shards() == 0
+    }
+
+    /// Reports whether an event has been requested and not raised yet.
+    pub fn is_armed(&self) -> bool {
+        self.0.queue.is_armed()
+    }
+}
+
 impl Cq {
     /// Destroys the queue as `ibv_destroy_cq` does: fails while work queues complete to it, and waits up to
     /// `timeout` for all events retrieved from its channel to be acknowledged. (Dropping the last handle

@@ -12,6 +12,7 @@ use urxe::verbs::{
 
 use super::buffers::{Sink, Source};
 use super::incoming::Incoming;
+use super::link_polls::LinkPolls;
 use super::mappings::{LocalMap, RemoteMap};
 use super::options::Sizes;
 use super::outgoing::{INTERNAL, Outgoing, Transfer};
@@ -178,7 +179,7 @@ impl Connection {
 
     /// Processes completions and sends pending updates to the peer. Returns true if there were any
     /// completions.
-    pub(super) fn process(&mut self) -> bool {
+    pub(super) fn process(&mut self, link_polls: &mut LinkPolls) -> bool {
         if !self.is_negotiated || self.has_ended {
             return false;
         }
@@ -188,7 +189,12 @@ impl Connection {
         // does not keep the thread in this loop.
         for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
             polled.clear();
-            match self.cq.poll(BATCH, &mut polled) {
+            let polls_link = !changed && link_polls.take(&self.cq);
+            let count = match polls_link {
+                true => self.cq.poll(BATCH, &mut polled),
+                false => self.cq.poll_queued(BATCH, &mut polled),
+            };
+            match count {
                 Ok(0) => break,
                 Ok(_) => changed = true,
                 Err(_) => self.fail(libc::EIO),

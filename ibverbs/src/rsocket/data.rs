@@ -22,11 +22,6 @@ fn conn<T>(state: &mut State) -> Result<&mut Connection, PollOutcome<T>> {
 }
 
 impl Stream {
-    /// Reports whether a call with the given flags may block.
-    fn may_block(&self, flags: c_int) -> bool {
-        self.with_state(|state| state.options.may_block(flags))
-    }
-
     /// Receives data and returns the number of bytes, which is 0 only at the end of the stream or if the
     /// buffer is empty.
     pub(super) fn receive(
@@ -41,7 +36,7 @@ impl Stream {
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let (may_block, timeout) =
-            (self.may_block(flags), self.with_state(|state| state.options.receive_timeout));
+            self.options(|options| (options.may_block(flags), options.receive_timeout));
         loop {
             let result = self.until(call, may_block, timeout, |state| {
                 let conn = match conn(state) {
@@ -102,8 +97,7 @@ impl Stream {
         flags: c_int,
         post: impl Fn(&mut Connection, &mut Source<'_>) -> Result<(), c_int>,
     ) -> Result<usize, c_int> {
-        let (may_block, timeout) =
-            (self.may_block(flags), self.with_state(|state| state.options.send_timeout));
+        let (may_block, timeout) = self.options(|options| (options.may_block(flags), options.send_timeout));
         loop {
             let result = self.until(call, may_block, timeout, |state| {
                 let conn = match conn(state) {

@@ -10,7 +10,7 @@
 //! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), through which it
 //! resolves its [`peers`], and UD queue pairs ([`ud_qp`]); [`headers`] precede the data. A [`socket`] is of
 //! either kind. [`wait`] blocks calls, [`poll`] implements `rpoll` and `rselect`, [`repoll`] the
-//! calls named after `epoll`, and [`calls`] is the C interface.
+//! calls named after `epoll`, and [`calls`] is the C interface. [`link_polls`] decides which sockets poll the link.
 
 mod buffers;
 mod calls;
@@ -21,6 +21,7 @@ mod errno;
 mod headers;
 mod incoming;
 mod keepalive;
+mod link_polls;
 mod mappings;
 mod options;
 mod outgoing;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use libc::{c_short, fd_set, pollfd, timeval};
 
+use super::link_polls::LinkPolls;
 use super::socket::Socket;
 use super::table::find;
 use super::wait::{PENDING, WaitEnd, poll, wait};
@@ -29,8 +30,16 @@ pub(super) fn wait_for(
     let mut others: Vec<pollfd> = fds.iter().zip(&sockets).map(other).collect();
     let has_others = others.iter().any(|other| other.fd >= 0);
     let mut poll_once = |others: &mut [pollfd]| {
-        for (fd, socket) in fds.iter_mut().zip(&sockets) {
-            fd.revents = socket.as_ref().map_or(0, |socket| socket.events() & (fd.events | ALWAYS));
+        let mut look = |link_polls: &mut LinkPolls| {
+            for (fd, socket) in fds.iter_mut().zip(&sockets) {
+                let events = |socket: &Socket| socket.events(link_polls) & (fd.events | ALWAYS);
+                fd.revents = socket.as_ref().map_or(0, events);
+            }
+            fds.iter().any(|fd| fd.revents != 0)
+        };
+        let mut link_polls = LinkPolls::Later(Vec::new());
+        if !look(&mut link_polls) && link_polls.poll() {
+            look(&mut LinkPolls::None);
         }
         if has_others {
             if let Err(e) = poll(others, Some(Duration::ZERO)) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::buffers::{Received, Sink, Source};
 use super::datagram::Datagram;
 use super::keepalive::register;
+use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::stream::{Phase, Stream};
 use super::wait::{Waitable, Watchers};
@@ -95,13 +96,19 @@ impl Socket {
     }
 
     /// Returns the `poll` events that are currently pending.
-    pub(super) fn events(&self) -> libc::c_short {
-        either!(self, socket => socket.events())
+    pub(super) fn events(&self, link_polls: &mut LinkPolls) -> libc::c_short {
+        match self {
+            Socket::Stream(stream) => stream.events(link_polls),
+            Socket::Datagram(datagram) => datagram.events(),
+        }
     }
 
     /// Calls `f` with the socket's options.
     pub(super) fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
-        either!(self, socket => socket.with_state(|state| f(&mut state.options)))
+        match self {
+            Socket::Stream(stream) => stream.options(f),
+            Socket::Datagram(datagram) => datagram.with_state(|state| f(&mut state.options)),
+        }
     }
 
     /// Takes the pending error (`SO_ERROR`).

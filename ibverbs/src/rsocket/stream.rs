@@ -11,6 +11,7 @@ use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortS
 
 use super::connection::Connection;
 use super::errno::errno;
+use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::protocol::ConnData;
 use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, uncancellable, until};
@@ -92,10 +93,20 @@ impl Stream {
         self.process.is_inherited()
     }
 
-    /// Processes completions and events, then calls `f` with the state.
+    /// Calls `f` with the socket's options.
+    pub(super) fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
+        f(&mut self.state.lock().options)
+    }
+
+    /// Polls the link, processes completions and events, then calls `f` with the state.
     pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        self.with_state_after(&mut LinkPolls::All, f)
+    }
+
+    /// Calls `f` like [`with_state`](Self::with_state), after the given polls.
+    fn with_state_after<R>(&self, link_polls: &mut LinkPolls, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
-        let changed = state.process(&self.channel);
+        let changed = state.process(&self.channel, link_polls);
         let was_over = state.has_ended();
         let result = f(&mut state);
         let ended = state.has_ended() != was_over;
@@ -126,7 +137,16 @@ impl Stream {
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(call, || self.clone(), may_block, timeout, || self.with_state(&mut f))
+        until(
+            call,
+            || self.clone(),
+            may_block,
+            timeout,
+            || {
+                // Polling the link costs system calls, which data that have arrived do not need.
+                self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
+            },
+        )
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -166,8 +186,7 @@ impl Stream {
 
     /// Waits for the next connection request and accepts it.
     pub(super) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
-        let (may_block, timeout) =
-            self.with_state(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
+        let (may_block, timeout) = self.options(|options| (!options.is_nonblocking, options.receive_timeout));
         loop {
             let found = self.until(call, may_block, timeout, |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
@@ -365,8 +384,8 @@ impl Stream {
     }
 
     /// Returns the `poll` events that are currently pending.
-    pub(super) fn events(&self) -> libc::c_short {
-        self.with_state(|state| state.events())
+    pub(super) fn events(&self, link_polls: &mut LinkPolls) -> libc::c_short {
+        self.with_state_after(link_polls, |state| state.events())
     }
 }
 
@@ -395,10 +414,10 @@ impl Waitable for Stream {
 
 impl State {
     /// Processes completions and events. Returns true if anything has changed.
-    fn process(&mut self, channel: &EventChannel) -> bool {
+    fn process(&mut self, channel: &EventChannel, link_polls: &mut LinkPolls) -> bool {
         let mut changed = match &mut self.phase {
             // Completions come first, because they are older than an event that ends the connection.
-            Phase::Connected(conn) => conn.process(),
+            Phase::Connected(conn) => conn.process(link_polls),
             _ => false,
         };
         while !self.has_request()
@@ -444,7 +463,7 @@ impl State {
             (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
             (Phase::Connected(conn), CmEventKind::Disconnected) => {
                 // Data that the peer sent before it disconnected have arrived.
-                conn.process();
+                conn.process(&mut LinkPolls::All);
                 conn.disconnect();
             }
             (Phase::Connected(conn), _) => conn.fail(libc::ECONNRESET),
@@ -459,7 +478,7 @@ impl State {
             Ok(peer) => {
                 conn.start(&peer);
                 conn.establish();
-                conn.process();
+                conn.process(&mut LinkPolls::All);
                 self.phase = Phase::Connected(conn);
             }
             Err(_) => self.error = Some(libc::EPROTO),

@@ -421,6 +421,21 @@ static void sparse(void)
 	CHECK(!ibv_reg_mr(pd, bytes, len, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
 }
 
+/* Registering unused memory makes it resident if the device may write to it, so that transfers cause no page faults. */
+
+static void populated(void)
+{
+	const long kib = 16 * 1024, other = 2 * 1024;
+	char *bytes = mmap(NULL, kib << 10, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(bytes != MAP_FAILED);
+	open_first();
+	long before = resident_or_in_tables();
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, kib << 10, IBV_ACCESS_REMOTE_READ);
+	CHECK(mr && !ibv_dereg_mr(mr) && resident_or_in_tables() - before < other);
+	mr = ibv_reg_mr(pd, bytes, kib << 10, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && !ibv_dereg_mr(mr) && resident_or_in_tables() - before > kib - other);
+}
+
 /* A device that is opened more than once: one NIC with independent contexts. */
 
 static int event_waits(struct ibv_context *of)
@@ -794,7 +809,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "sparse", sparse }, { "linger", linger }, { "leave", leave }, { "much", much }, { "interrupted", interrupted },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "sparse", sparse }, { "populated", populated }, { "linger", linger }, { "leave", leave }, { "much", much }, { "interrupted", interrupted },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };

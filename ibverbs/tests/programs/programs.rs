@@ -178,6 +178,11 @@ fn registration_of_unmapped_memory_fails_with_efault() {
 }
 
 #[test]
+fn registered_memory_is_resident_if_the_device_may_write_to_it() {
+    run_case("populated");
+}
+
+#[test]
 fn tebibyte_of_sparse_memory_is_registered_without_touching_its_pages() {
     run_case("sparse");
 }

@@ -179,6 +179,11 @@ impl Responder {
         }
     }
 
+    /// Reports whether the only pending reply is the response to a READ.
+    pub fn has_lone_read(&self) -> bool {
+        self.replies.len() == 1 && self.has_read_replies()
+    }
+
     /// Reports whether READ responses are pending.
     pub fn has_read_replies(&self) -> bool {
         self.replies.iter().any(|reply| matches!(reply, Reply::Read { .. }))
