@@ -109,7 +109,7 @@ pub struct DeviceArgs {
     #[arg(long)]
     any_user: bool,
     /// Whether packets to other programs of this host and user take rings in shared memory instead of UDP sockets:
-    /// `off`, `auto` (where possible) or `require` (else they are dropped). tcpdump and Wireshark on the interface do
+    /// `off`, `auto` (those of RC and XRC, where possible) or `require` (else they are dropped). tcpdump and Wireshark on the interface do
     /// not show packets in rings, --capture does [default: the value of URXE_SHARED_MEMORY, or auto]
     #[arg(long, value_name = "WHEN", value_parser = parse_shared_memory)]
     shared_memory: Option<SharedMemory>,

@@ -111,8 +111,8 @@ pub struct Sharing {
 pub enum SharedMemory {
     /// All packets take the socket.
     Off,
-    /// Packets take a ring if the other process of the same user listens for rings and one can be created, otherwise the
-    /// socket.
+    /// Packets of RC and XRC take a ring if the other process, of the same user, listens for rings and one can be created.
+    /// All others take the socket, whose receive buffer holds more than a ring.
     #[default]
     Auto,
     /// Packets to an address of this network namespace take a ring or are dropped, except those to QP1, to multicast
