@@ -179,9 +179,11 @@ impl Responder {
         }
     }
 
-    /// Reports whether the only pending reply is the response to a READ.
+    /// Reports whether the only pending reply is the response to a READ of at most 256 KiB. A longer one takes several turns
+    /// anyway.
     pub fn has_lone_read(&self) -> bool {
-        self.replies.len() == 1 && self.has_read_replies()
+        let is_short = |reply: &Reply| matches!(reply, Reply::Read { reth, .. } if reth.dma_len <= 256 << 10);
+        self.replies.len() == 1 && self.replies.front().is_some_and(is_short)
     }
 
     /// Reports whether READ responses are pending.
