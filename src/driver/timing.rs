@@ -67,7 +67,8 @@ pub(super) const MAX_INLINE_TURNS: usize = 64;
 pub(super) const INBOX_FULL_BYTES: usize = 4 << 20;
 
 /// Time without packets after which a polling application thread begins to yield its core, and the interval at which it
-/// yields. If more processes poll than there are cores, the peer of a thread that spins may be waiting for the core: four
-/// pairs of polling processes on two cores move PAIRS.
+/// yields. If more threads poll than there are cores, the peer of a thread that spins may be waiting for the core: with four
+/// pairs of polling processes on two cores, WRITEs of 64 KiB reach 73 instead of 30 Gb/s in rings, and 47 instead of 28 over
+/// sockets.
 pub(super) const SPIN_TIME: Duration = Duration::from_micros(10);
 pub(super) const YIELD_INTERVAL: Duration = Duration::from_micros(5);

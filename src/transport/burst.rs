@@ -522,9 +522,9 @@ pub struct TxBurst<'a> {
     pub bytes: usize,
     group: u8,
     /// Whether the ICRCs of all packets are deferred.
-    pub(super) defers_icrcs: bool,
-    pub(super) arena: &'a [u8],
-    pub(super) pieces: &'a [Stored],
+    defers_icrcs: bool,
+    arena: &'a [u8],
+    pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
@@ -621,7 +621,8 @@ impl<'a> TxBurst<'a> {
 
     /// Returns a copier that writes out the packets one at a time, with their ICRCs.
     pub fn copier(&self) -> Copier<'a> {
-        Copier::new(self)
+        let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
+        Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Copying of bursts, with the ICRCs that were deferred until then, or without them.
 
-use super::TxBurst;
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{Icrc, Prefixes};
 use crate::wire::{Flow, ICRC_LEN, IpIdent};
@@ -104,17 +103,25 @@ pub struct Copier<'a> {
 }
 
 impl<'a> Copier<'a> {
-    pub(super) fn new(burst: &TxBurst<'a>) -> Copier<'a> {
+    /// Returns a copier of a burst with `bytes` bytes, in packets of `segment` bytes, which consists of `pieces`. It computes
+    /// the ICRCs if `defers_icrcs` is set.
+    pub(super) fn new(
+        flow: Flow,
+        (segment, bytes): (usize, usize),
+        defers_icrcs: bool,
+        arena: &'a [u8],
+        pieces: &'a [Stored],
+    ) -> Copier<'a> {
         Copier {
-            flow: burst.flow,
-            segment: burst.segment,
-            left: burst.bytes,
+            flow,
+            segment,
+            left: bytes,
             index: 0,
             prefixes: Prefixes::default(),
-            arena: burst.arena,
-            pieces: burst.pieces.iter(),
+            arena,
+            pieces: pieces.iter(),
             rest: &[],
-            computes_icrcs: burst.defers_icrcs,
+            computes_icrcs: defers_icrcs,
             has_faulted: false,
         }
     }

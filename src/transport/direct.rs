@@ -1,11 +1,9 @@
 //! Packets that are delivered within a process without a copy of their long payloads.
 
-use std::ops::Range;
-
 use super::copier::{Copier, PacketBuffer};
-use super::received::PayloadSource;
+use super::received::SenderPayloads;
 use super::{RxBurst, TxBurst};
-use crate::memory::{CopySource, Faulted, HostSlice};
+use crate::memory::{Faulted, HostSlice};
 use crate::wire::IpIdent;
 use crate::wire::icrc::Icrc;
 
@@ -15,42 +13,6 @@ pub struct DirectBurst<'a> {
     pub burst: RxBurst<'a>,
     /// Payloads in the sender's memory; `None` if all payloads are in the packets.
     pub payloads: Option<&'a SenderPayloads>,
-}
-
-/// Payloads in the sender's memory, of consecutive packets.
-#[derive(Debug, Default)]
-pub struct SenderPayloads {
-    slices: Vec<HostSlice>,
-    /// For each packet, the end of its slices; it has none if it contains its payload.
-    ends: Vec<usize>,
-}
-
-impl SenderPayloads {
-    /// Returns the source of the payload of packet `index`.
-    #[inline]
-    pub fn source(&self, index: usize) -> PayloadSource<'_> {
-        match &self.slices[self.start(index)..self.ends[index]] {
-            [] => PayloadSource::Packet(CopySource::Unread),
-            slices => PayloadSource::Sender(slices),
-        }
-    }
-
-    /// Reports whether the payload of packet `index` is among them.
-    #[inline]
-    pub fn contain(&self, index: usize) -> bool {
-        self.start(index) < self.ends[index]
-    }
-
-    /// Returns the slices of consecutive packets.
-    pub fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
-        &self.slices[self.start(packets.start)..self.start(packets.end)]
-    }
-
-    /// Returns the index of a packet's first slice.
-    #[inline]
-    fn start(&self, packet: usize) -> usize {
-        packet.checked_sub(1).map_or(0, |before| self.ends[before])
-    }
 }
 
 /// Packets of a burst on their way to the receiver, a few at a time.
@@ -76,13 +38,12 @@ impl DirectPackets {
     /// Replaces the contents with the next packets, at most `count`. Returns false if there are none.
     fn take(&mut self, copier: &mut Copier<'_>, count: usize) -> bool {
         self.used = 0;
-        self.payloads.slices.clear();
-        self.payloads.ends.clear();
+        self.payloads.clear();
         for _ in 0..count {
             if !copier.copy_packet(self) {
                 break;
             }
-            self.payloads.ends.push(self.payloads.slices.len());
+            self.payloads.end_packet();
         }
         self.used > 0
     }
@@ -114,7 +75,7 @@ impl PacketBuffer for DirectPackets {
     #[inline]
     fn put_host(&mut self, slice: HostSlice, _: Option<&mut Icrc>) -> Result<(), Faulted> {
         self.room(slice.len());
-        self.payloads.slices.push(slice);
+        self.payloads.add(slice);
         Ok(())
     }
 }

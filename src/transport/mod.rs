@@ -53,7 +53,7 @@ pub use congestion::{
 pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::Counters;
-pub use direct::{DirectBurst, DirectPackets, SenderPayloads};
+pub use direct::{DirectBurst, DirectPackets};
 pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
@@ -66,7 +66,7 @@ pub use init::{QpInit, RecvCaps, SendCaps};
 pub use output::Output;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{CnpScope, EarlySends, Quirks};
-pub use received::{PayloadRun, PayloadSource};
+pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use recovery::TimerDeferral;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;

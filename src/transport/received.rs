@@ -1,6 +1,7 @@
 //! Payloads of received packets, in a link's buffer or still in the sender's memory.
 
-use super::SenderPayloads;
+use std::ops::Range;
+
 use crate::memory::{CopySource, Faulted, HostSlice};
 
 /// Source of the payload of the packet being processed.
@@ -22,6 +23,59 @@ impl PayloadSource<'_> {
             PayloadSource::Packet(_) => false,
             PayloadSource::Sender(slices) => slices.iter().any(|slice| slice.probe().is_err()),
         }
+    }
+}
+
+/// Payloads in the sender's memory, of consecutive packets.
+#[derive(Debug, Default)]
+pub struct SenderPayloads {
+    slices: Vec<HostSlice>,
+    /// For each packet, the end of its slices; it has none if it contains its payload.
+    ends: Vec<usize>,
+}
+
+impl SenderPayloads {
+    /// Removes all packets.
+    pub(super) fn clear(&mut self) {
+        self.slices.clear();
+        self.ends.clear();
+    }
+
+    /// Adds a slice of the payload of the packet that [`end_packet`](Self::end_packet) ends.
+    #[inline]
+    pub(super) fn add(&mut self, slice: HostSlice) {
+        self.slices.push(slice);
+    }
+
+    /// Ends a packet, whose payload consists of the slices added since the last one.
+    pub(super) fn end_packet(&mut self) {
+        self.ends.push(self.slices.len());
+    }
+
+    /// Returns the source of the payload of packet `index`.
+    #[inline]
+    pub fn source(&self, index: usize) -> PayloadSource<'_> {
+        match &self.slices[self.start(index)..self.ends[index]] {
+            [] => PayloadSource::Packet(CopySource::Unread),
+            slices => PayloadSource::Sender(slices),
+        }
+    }
+
+    /// Reports whether the payload of packet `index` is among them.
+    #[inline]
+    pub fn contain(&self, index: usize) -> bool {
+        self.start(index) < self.ends[index]
+    }
+
+    /// Returns the slices of consecutive packets.
+    pub fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
+        &self.slices[self.start(packets.start)..self.start(packets.end)]
+    }
+
+    /// Returns the index of a packet's first slice.
+    #[inline]
+    fn start(&self, packet: usize) -> usize {
+        packet.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 }
 
