@@ -10,7 +10,8 @@ use super::*;
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Link, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::Instant;
+use crate::transport::{BurstLimits, Instant, Payload, TxQueue};
+use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};
 
 mod hostile;
 mod services;
@@ -59,6 +60,47 @@ fn link_without_rings_is_opened_unless_they_are_required() {
         let error = bind(link, SharedMemory::Auto).unwrap_err();
         assert!(!error.contains("rings"), "{error}");
     }
+}
+
+#[test]
+fn link_defers_icrcs_and_limits_the_window_once_packets_have_taken_a_ring() {
+    let (ip, sharing, server) = start_broker("127.18.205.1");
+    let sharing = Sharing { shared_memory: SharedMemory::Auto, ..sharing };
+    let [mut a, mut b, off] = [SharedMemory::Auto, SharedMemory::Auto, SharedMemory::Off].map(|memory| {
+        let sharing = Sharing { shared_memory: memory, ..sharing.clone() };
+        join(ip, 1, &sharing).unwrap().swap_remove(0)
+    });
+    assert_eq!(a.info().window, off.info().window);
+    let send = |from: &mut SharedUdpLink, to: QpnPartition, with_deferred_icrc: bool| {
+        let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
+        if with_deferred_icrc {
+            queue.defer_icrcs();
+        }
+        let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(to.index() << 18 | 9), ..Bth::default() };
+        let headers = Headers { bth, ..Headers::default() };
+        queue.push(&Flow::new(ip, ip, 4791), headers, Payload::Bytes(&[7; 64]));
+        from.transmit(Instant(1), &queue).unwrap();
+        (from.supports_deferred_icrc(), from.ring_window())
+    };
+    let (to_off, to_b) = (off.partition(), b.partition());
+    assert_eq!(send(&mut a, to_off, false), (false, None));
+    let (defers, window) = send(&mut a, to_b, false);
+    assert!(defers && window.is_some_and(|window| window < off.info().window));
+    // From now on, packets for the socket have deferred ICRCs as well.
+    assert_eq!(send(&mut a, to_off, true), (true, window));
+    assert_eq!(send(&mut a, to_b, true), (true, window));
+    let mut off = off;
+    for link in [&mut off, &mut b] {
+        let (mut qpns, mut now) = (Vec::new(), Instant(0));
+        while qpns.len() < 2 {
+            now = now + std::time::Duration::from_millis(1);
+            let mut record = |burst: RxBurst<'_>| qpns.extend(burst.packets().map(|(_, packet)| packet[7]));
+            link.receive(now, &mut record).unwrap();
+        }
+        assert_eq!(qpns, [9, 9]);
+    }
+    drop((a, b, off));
+    server.join().unwrap().unwrap();
 }
 
 fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<SharedUdpLink>, SharingError> {

@@ -204,11 +204,11 @@ fn requests_posted_while_many_are_in_flight_are_sent_together_without_a_call() {
     };
     // Two messages are enough in flight to batch; the fourth makes two unsent ones, which leave together, and
     // the fifth waits. On a loaded machine a late turn of the background thread may send the waiting message
-    // earlier: then more packets have left, and the round does not count.
-    let expected = [16, 32, 32, 64, 64];
+    // earlier: then at most one message is unsent all the same, and the round does not count.
+    let (expected, least) = ([16, 32, 32, 64, 64], [16, 32, 32, 48, 64]);
     let undisturbed = (0..1000).filter(|_| {
         let sent = sent();
-        assert!(sent.iter().zip(expected).all(|(n, least)| *n >= least), "{sent:?}");
+        assert!(sent.iter().zip(least).all(|(n, least)| *n >= least), "{sent:?}");
         sent == expected
     });
     assert_eq!(undisturbed.take(20).count(), 20);

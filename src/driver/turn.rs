@@ -103,6 +103,12 @@ impl Shard {
                 && let Some(link) = link.get()
             {
                 lost = link.transmit(now, tx).err();
+                if let Some(window) = link.ring_window() {
+                    nic.limit_window(window);
+                }
+                if link.supports_deferred_icrc() {
+                    tx.defer_icrcs();
+                }
             }
             if tx.bytes() >= LONG_TURN_BYTES {
                 self.extend_polling(self.clock.now());

@@ -39,6 +39,9 @@ macro_rules! delegate_link_methods {
         fn prepare_to_sleep(&mut $self) -> bool {
             $inner.prepare_to_sleep()
         }
+        fn ring_window(&$self) -> Option<usize> {
+            $inner.ring_window()
+        }
         fn counters(&$self) -> $crate::link::LinkCounters {
             $inner.counters()
         }
@@ -328,9 +331,14 @@ pub trait Link: Send {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
     /// Reports whether the link copies the bytes of all packets, as [`TxBurst::copy_to`] does, in which case the computation
-    /// of ICRCs can be deferred until then.
+    /// of ICRCs can be deferred until then. A link may begin to do so when it has transmitted.
     fn supports_deferred_icrc(&self) -> bool {
         false
+    }
+
+    /// Returns the window of the link's rings in shared memory, in bytes; `None` until the link has transmitted through one.
+    fn ring_window(&self) -> Option<usize> {
+        None
     }
 
     /// Permits packets without ICRCs ([`IpIdent::Elided`](crate::wire::IpIdent::Elided)) in both directions, for NICs of

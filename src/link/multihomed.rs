@@ -179,7 +179,11 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn supports_deferred_icrc(&self) -> bool {
-        self.members.iter().all(|m| m.link.supports_deferred_icrc())
+        self.members.iter().any(|m| m.link.supports_deferred_icrc())
+    }
+
+    fn ring_window(&self) -> Option<usize> {
+        self.members.iter().filter_map(|m| m.link.ring_window()).min()
     }
 
     fn elide_icrcs(&mut self) {

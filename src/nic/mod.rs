@@ -234,6 +234,15 @@ impl Nic {
         self.config.tuning.congestion.control = congestion;
     }
 
+    /// Lowers the window of the peers to `window` bytes, if it is higher.
+    pub fn limit_window(&mut self, window: usize) {
+        let tuning = &mut self.config.tuning;
+        if window < tuning.window {
+            tuning.window = window;
+            tuning.read_chunk = tuning.read_chunk.min((window / 2) as u32);
+        }
+    }
+
     /// Counters of the NIC.
     pub fn counters(&self) -> &Counters {
         &self.state.counters

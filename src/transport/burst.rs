@@ -126,6 +126,16 @@ impl TxQueue {
         TxQueue { with_deferred_icrc: true, ..TxQueue::new(limits) }
     }
 
+    /// Defers the ICRCs of packets added from now on.
+    pub fn defer_icrcs(&mut self) {
+        self.with_deferred_icrc = true;
+    }
+
+    /// Reports whether ICRCs are deferred.
+    pub fn defers_icrcs(&self) -> bool {
+        self.with_deferred_icrc
+    }
+
     /// Reports whether the turn is full: the queue should be transmitted before anything is added.
     #[inline]
     pub fn is_full(&self) -> bool {

@@ -226,6 +226,8 @@ pub struct Rings {
     last: Option<(Destination, Route)>,
     /// Number of connections that this process reads from.
     readers: usize,
+    /// Whether packets have taken a ring.
+    has_written: bool,
     /// Indices of the connections with unpublished bursts.
     unpublished: Vec<usize>,
     /// Time of the last poll of the connections.
@@ -284,6 +286,7 @@ impl Rings {
             routes: HashMap::from([(own, Route::Socket { is_final: true })]),
             last: None,
             readers: 0,
+            has_written: false,
             unpublished: Vec::new(),
             last_poll: Instant(0),
             elides_icrcs: false,
@@ -291,35 +294,48 @@ impl Rings {
         }))
     }
 
+    /// Reports whether packets have taken a ring.
+    pub fn has_written(&self) -> bool {
+        self.has_written
+    }
+
     /// Permits packets without ICRCs in both directions.
     pub fn elide_icrcs(&mut self) {
         self.elides_icrcs = true;
+    }
+
+    /// Reports whether a burst takes the socket.
+    pub fn is_for_socket(&mut self, burst: &TxBurst<'_>) -> bool {
+        matches!(self.route_of(burst), Route::Socket { .. })
+    }
+
+    fn route_of(&mut self, burst: &TxBurst<'_>) -> Route {
+        let to = (burst.flow.dst, burst.dest_group());
+        if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
+            return Route::Socket { is_final: true };
+        }
+        // The receive buffer of the socket holds more than a ring, and no retransmission replaces what is dropped.
+        if burst.is_unacknowledged() && !self.is_required {
+            return Route::Socket { is_final: true };
+        }
+        let route = match self.last {
+            Some((last, route)) if last == to => route,
+            _ => self.route(to),
+        };
+        self.last = Some((to, route)).filter(|_| route != Route::Nowhere);
+        route
     }
 
     /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
     /// [`publish`](Self::publish).
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Sent {
         let to = (burst.flow.dst, burst.dest_group());
-        if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
-            return Sent::No;
-        }
-        // The receive buffer of the socket holds more than a ring, and no retransmission replaces what is dropped.
-        if burst.is_unacknowledged() && !self.is_required {
-            return Sent::No;
-        }
-        let route = match self.last {
-            Some((last, route)) if last == to => route,
-            _ => self.route(to),
-        };
-        self.last = Some((to, route));
-        let index = match route {
+        let index = match self.route_of(burst) {
             Route::Ring(index) => index,
             Route::Socket { .. } => return Sent::No,
-            Route::Nowhere => {
-                self.last = None;
-                return Sent::NoRing;
-            }
+            Route::Nowhere => return Sent::NoRing,
         };
+        self.has_written = true;
         match self.write_to(index, burst) {
             Ok(true) => Sent::Yes,
             Ok(false) => Sent::Dropped,

@@ -69,12 +69,9 @@ fn no_rings(link: &impl fmt::Display, reason: &str) -> SharingError {
 /// and the requests for the services that this process has registered.
 pub struct SharedUdpLink {
     inner: UdpLink,
-    info: LinkInfo,
     /// Rings to and from other processes of this host; `None` without shared memory. Dropped before the lease, after which
     /// another process may have the partition.
     rings: Option<Rings>,
-    /// Whether the queue has deferred ICRCs, which rings compute as they copy.
-    defers_icrc: bool,
     lease: Arc<Lease>,
     /// Registry of the services that this process has claimed; present only in the link of the shard that has
     /// QP1.
@@ -196,18 +193,12 @@ fn new_link(
     } else {
         None
     };
-    let (to_socket, mut info) = (TxQueue::new(inner.info().burst), inner.info().clone());
-    if rings.is_some() {
-        info.window = info.window.min(RING_WINDOW);
-    }
+    let to_socket = TxQueue::new(inner.info().burst);
     Ok(SharedUdpLink {
         inner,
-        info,
         lease: lease.clone(),
         registry,
         rings,
-        // Also an address that cannot have rings: all members of an interface's link defer ICRCs, or none does.
-        defers_icrc: shared_memory != SharedMemory::Off,
         to_socket,
         last_socket_poll: Instant(0),
         dropped: 0,
@@ -217,11 +208,17 @@ fn new_link(
 
 impl Link for SharedUdpLink {
     fn info(&self) -> &LinkInfo {
-        &self.info
+        self.inner.info()
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        if !self.defers_icrc {
+        // Packets with ICRCs need no copy for the socket.
+        let mut all = queue.bursts();
+        let take_socket = match &mut self.rings {
+            Some(rings) => all.all(|burst| rings.is_for_socket(&burst)),
+            None => true,
+        };
+        if take_socket && !queue.defers_icrcs() {
             return self.inner.transmit(now, queue);
         }
         for burst in queue.bursts() {
@@ -243,8 +240,13 @@ impl Link for SharedUdpLink {
         sent
     }
 
+    /// Returns true once packets have taken a ring. Until then they are queued for the socket.
     fn supports_deferred_icrc(&self) -> bool {
-        self.defers_icrc
+        self.ring_window().is_some()
+    }
+
+    fn ring_window(&self) -> Option<usize> {
+        self.rings.as_ref().filter(|rings| rings.has_written()).map(|_| RING_WINDOW)
     }
 
     fn elide_icrcs(&mut self) {
