@@ -113,8 +113,7 @@ pub struct DeviceArgs {
     /// not show packets in rings, --capture does [default: the value of URXE_SHARED_MEMORY, or auto]
     #[arg(long, value_name = "WHEN", value_parser = parse_shared_memory)]
     shared_memory: Option<SharedMemory>,
-    /// Compute and verify the ICRCs of all packets in shared memory, of which long ones otherwise have none; necessary at
-    /// both ends
+    /// Compute and verify the ICRCs of packets in shared memory, which otherwise have none; necessary at both ends
     #[arg(long)]
     always_icrc: bool,
     /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on

@@ -48,8 +48,7 @@ pub struct ContextOptions {
     /// treated as failed. `None` stands for the personality's bound, and lower values have no effect.
     pub min_ack_timeout: Option<Duration>,
     /// Whether packets between NICs of this host that exchange them through memory (on a fabric in real time, or through
-    /// rings in shared memory) go without ICRCs if they have more than 512 bytes of payload, and are not verified; true by
-    /// default. Captures and fault injection always see ICRCs. To have all verified, set this to false at both ends.
+    /// rings in shared memory) go without ICRCs, and are not verified; true by default. Captures and fault injection always see ICRCs. To have all verified, set this to false at both ends.
     pub elide_icrcs: bool,
     /// Congestion control of the queue pairs; [`Congestion::LOSS_DRIVEN`] by default.
     pub congestion: Congestion,
