@@ -142,7 +142,7 @@ impl Background<'_> {
             false => AckDelay::Off,
         };
         let received = shard.turn(&mut state, now, delay);
-        let delays_acks = state.nic.has_held_acknowledgements();
+        let delays_acks = state.nic.held_acknowledgements() > 0;
         self.acks_due = delays_acks.then(|| self.acks_due.unwrap_or(now + RESPONSE_ACK_DELAY));
         // After the application announced that it waits, received packets are no evidence that it missed
         // them.

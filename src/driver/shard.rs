@@ -296,7 +296,7 @@ impl Shard {
 
     pub(super) fn deadline(&self, state: &ShardState, now: Instant) -> Option<Instant> {
         // Delayed acknowledgements leave with the application's next call or with the background thread.
-        let held = state.nic.has_held_acknowledgements().then(|| now + MAX_ACK_DELAY);
+        let held = (state.nic.held_acknowledgements() > 0).then(|| now + MAX_ACK_DELAY);
         earliest([state.nic.next_deadline(), state.link.next_deadline(), held, state.fault_deadline()])
     }
 

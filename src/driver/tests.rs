@@ -81,7 +81,7 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
         while to.buffer().load_u8(len - 1) != Ok(1) {
             shard.turn(&mut state, shard.clock.now(), hold);
         }
-        let waits = state.nic.has_held_acknowledgements();
+        let waits = state.nic.held_acknowledgements() > 0;
         shard.release(state, shard.clock.now());
         // The background thread of b does not delay it for ever.
         a.cq.wait(Duration::from_secs(10)).unwrap();
@@ -122,7 +122,7 @@ fn acks_of_many_queue_pairs_with_one_packet_each_are_delayed() {
     }
     let mut turn = || {
         shard.turn(&mut state, shard.clock.now(), AckDelay::OneTurn);
-        (state.nic.counters().rcvd_pkts - before, state.nic.has_held_acknowledgements())
+        (state.nic.counters().rcvd_pkts - before, state.nic.held_acknowledgements() > 0)
     };
     // The link reads more datagrams in each turn while it finds as many as it asked for. Every other turn sends what
     // was delayed.

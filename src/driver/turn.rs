@@ -30,7 +30,7 @@ impl Shard {
         }
         let port_is_down = state.port_is_down();
         let ShardState { nic, link, tx, memory, handoffs, outputs, .. } = state;
-        let had_delayed_acks = nic.has_held_acknowledgements();
+        let had_delayed_acks = nic.held_acknowledgements() > 0;
         // Completions are delivered burst by burst, so that another thread can poll them meanwhile.
         let mut handle = |nic: &mut Nic, part: &RxBurst<'_>, first| {
             nic.handle_part(now, part, first, memory, tx);

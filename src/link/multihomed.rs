@@ -178,6 +178,7 @@ impl<L: Link> Link for Multihomed<L> {
         Ok(packets)
     }
 
+    /// The members are links of one kind: if one supports deferred ICRCs, all accept packets with them.
     fn supports_deferred_icrc(&self) -> bool {
         self.members.iter().any(|m| m.link.supports_deferred_icrc())
     }

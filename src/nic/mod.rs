@@ -13,7 +13,7 @@
 //!    [`Nic::handle_timeouts`], which serves expired timers even while packets keep arriving.
 //! 3. [`Nic::transmit`], which fills the [`TxQueue`]. If it returns true, another turn must follow soon.
 //!    [`Nic::transmit_urgent`] delays acknowledgements that have no request to travel with
-//!    ([`Nic::has_held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
+//!    ([`Nic::held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
 //! 4. The link sends the packets, and the driver clears the [`TxQueue`].
 //! 5. [`Nic::emitted`], in every turn, even if the link has dropped the packets: only now do the sends of
 //!    unreliable services complete, since the application may reuse their memory from then on.
@@ -451,12 +451,7 @@ impl Nic {
         }
     }
 
-    /// Reports whether [`transmit_urgent`](Self::transmit_urgent) is holding back acknowledgements.
-    pub fn has_held_acknowledgements(&self) -> bool {
-        self.schedule.has_delayed_acks()
-    }
-
-    /// Returns the number of queue pairs with acknowledgements that are held back.
+    /// Returns the number of queue pairs whose acknowledgements [`transmit_urgent`](Self::transmit_urgent) is holding back.
     pub fn held_acknowledgements(&self) -> usize {
         self.schedule.delayed_acks()
     }
@@ -582,7 +577,7 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.has_delayed_acks() || self.egress.has_any_parked()
+        self.wants_to_transmit_urgently() || self.schedule.delayed_acks() > 0 || self.egress.has_any_parked()
     }
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.

@@ -67,7 +67,7 @@ impl<'a> BurstPackets<'a> {
         });
         let packets = &self.rest[..repeats.count() * segment];
         let sender = self.payloads.filter(|_| are_with_sender).map(|payloads| (payloads, first));
-        (!packets.is_empty()).then_some(PayloadRun { packets, segment, offset: BTH_LEN, sender })
+        (!packets.is_empty()).then_some(PayloadRun { packets, segment, sender })
     }
 
     /// Takes the next `count` packets, which have been processed.

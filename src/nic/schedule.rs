@@ -74,10 +74,6 @@ impl Schedule {
         self.delayed_acks.len()
     }
 
-    pub fn has_delayed_acks(&self) -> bool {
-        !self.delayed_acks.is_empty()
-    }
-
     /// Appends a queue pair to the ready list, unless it is already there.
     pub fn enqueue(&mut self, entry: &mut Entry) {
         if !entry.queued {

@@ -1,5 +1,5 @@
-//! Bursts of packets: the transmit queue of a NIC for one turn, grouped into bursts that the kernel can
-//! segment (GSO, USO), and received bursts.
+//! Bursts of packets to transmit: the transmit queue of a NIC for one turn, grouped into bursts that the kernel can
+//! segment (GSO, USO).
 
 use std::ops::Range;
 
@@ -278,11 +278,11 @@ impl TxQueue {
     pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
+        let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
         let mut rest = data;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             let pushed = if each > SHORT {
-                let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
                 let index = self.join_burst(flow, group, false, packet_len, self.with_deferred_icrc);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
@@ -633,47 +633,6 @@ impl<'a> TxBurst<'a> {
     pub fn copier(&self) -> Copier<'a> {
         let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
         Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
-    }
-}
-
-/// Received burst: packets of equal length, except that the last may be shorter.
-#[derive(Clone, Copy, Debug)]
-pub struct RxBurst<'a> {
-    /// Addresses, source port and traffic class, as on the wire.
-    pub flow: Flow,
-    /// IPv4 identification and flags, as far as they are known.
-    pub ident: IpIdent,
-    /// UDP payload length of every packet except the last, in bytes.
-    pub segment: usize,
-    /// UDP payloads, concatenated.
-    pub data: &'a [u8],
-}
-
-impl<'a> RxBurst<'a> {
-    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided).
-    pub(crate) fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> RxBurst<'s>
-    where
-        'a: 's,
-    {
-        if self.ident != IpIdent::Elided {
-            return self;
-        }
-        scratch.clear();
-        scratch.extend_from_slice(self.data);
-        for (index, packet) in scratch.chunks_mut(self.segment.max(1)).enumerate() {
-            // Anything shorter has no ICRC.
-            if packet.len() >= BTH_LEN + ICRC_LEN {
-                let icrc = icrc::compute(&self.flow, index as u16, IpIdent::DONT_FRAGMENT, packet);
-                let start = packet.len() - ICRC_LEN;
-                packet[start..].copy_from_slice(&icrc.to_le_bytes());
-            }
-        }
-        RxBurst { ident: IpIdent::SENT, data: scratch, ..self }
-    }
-
-    /// Iterates over the packets, with the index of each in the burst.
-    pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
-        self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
     }
 }
 

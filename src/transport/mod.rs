@@ -32,6 +32,7 @@ mod recovery;
 mod recv_queue;
 mod requester;
 mod responder;
+mod rx_burst;
 mod send_queue;
 mod sge_list;
 mod slow_event;
@@ -43,7 +44,7 @@ mod work;
 
 #[cfg(feature = "unstable-internals")]
 pub use burst::Copier;
-pub use burst::{BurstLimits, Payload, RxBurst, TxBurst, TxQueue};
+pub use burst::{BurstLimits, Payload, TxBurst, TxQueue};
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
 pub use congestion::{
     Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
@@ -68,6 +69,7 @@ pub use qp::{Pending, QueuePair};
 pub use quirks::{CnpScope, EarlySends, Quirks};
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use recovery::TimerDeferral;
+pub use rx_burst::RxBurst;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;
 pub use state::{

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::memory::{CopySource, Faulted, HostSlice};
+use crate::wire::BTH_LEN;
 
 /// Source of the payload of the packet being processed.
 #[derive(Clone, Copy, Debug)]
@@ -130,15 +131,13 @@ impl<'a> ReceivedPayload<'a> {
     }
 }
 
-/// Payloads of consecutive packets of the same length, with headers of the same length.
+/// Payloads of consecutive packets of the same length, which have no headers but the BTH.
 #[derive(Clone, Copy, Debug)]
 pub struct PayloadRun<'a> {
     /// The packets, one after the other.
     pub packets: &'a [u8],
     /// Length of each packet.
     pub segment: usize,
-    /// Offset of the payload in each packet.
-    pub offset: usize,
     /// If the payloads are in the sender's memory: all those of the burst, and the index of the first packet.
     pub sender: Option<(&'a SenderPayloads, usize)>,
 }
@@ -164,7 +163,7 @@ impl PayloadRun<'_> {
             None => {
                 for packet in self.packets.chunks_exact(self.segment).take(count) {
                     let (now, later) = rest.split_at(each);
-                    now.store(&packet[self.offset..][..each], CopySource::Unread)?;
+                    now.store(&packet[BTH_LEN..][..each], CopySource::Unread)?;
                     rest = later;
                 }
             }

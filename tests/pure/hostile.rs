@@ -181,7 +181,7 @@ impl Target {
     /// Transmits all pending packets, which must be well-formed, and returns their headers.
     fn transmit(&mut self) -> Vec<Headers> {
         let mut sent = Vec::new();
-        while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
+        while self.nic.wants_to_transmit() || self.nic.held_acknowledgements() > 0 {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
             support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
             self.nic.emitted();

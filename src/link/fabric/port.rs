@@ -234,9 +234,12 @@ impl FabricPort {
     }
 }
 
-/// Number of packets per step of a direct delivery, small enough for the scratch buffer to stay in the core's first-level
-/// cache.
-const PACKETS_PER_STEP: usize = 16;
+/// Number of packets per step of a direct delivery with ICRCs, small enough for the scratch buffer to stay in the core's
+/// first-level cache: with 16, 1 MiB WRITEs reach 64 instead of 67 Gb/s.
+const COPIED_PER_STEP: usize = 4;
+
+/// Number of packets per step of a direct delivery without ICRCs, whose long payloads do not touch the scratch buffer.
+const DIRECT_PER_STEP: usize = 16;
 
 /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's
 /// memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are computed and checked. Returns false if
@@ -267,7 +270,7 @@ fn deliver_direct(
             return sink(DirectBurst { burst: RxBurst { flow, ident, segment, data }, payloads: None });
         }
         match elides_icrcs {
-            true => packets.deliver(burst, PACKETS_PER_STEP, sink),
+            true => packets.deliver(burst, DIRECT_PER_STEP, sink),
             false => deliver_in_steps(burst, scratch, sink),
         }
     })
@@ -276,8 +279,8 @@ fn deliver_direct(
 /// Passes a burst with deferred ICRCs to `sink`, a few packets at a time.
 fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(DirectBurst<'_>)) {
     let mut copier = burst.copier();
-    for first in (0..).step_by(PACKETS_PER_STEP) {
-        copier.copy_step(PACKETS_PER_STEP, scratch);
+    for first in (0..).step_by(COPIED_PER_STEP) {
+        copier.copy_step(COPIED_PER_STEP, scratch);
         if scratch.is_empty() {
             return;
         }

@@ -137,6 +137,9 @@ pub(super) struct Responder {
     replies: VecDeque<Reply>,
 }
 
+/// Maximum length in bytes of a READ whose responses fit into one turn. Those to a longer one take several anyway.
+const SHORT_READ: u32 = 256 << 10;
+
 impl Responder {
     pub fn new(caps: RecvCaps, shared: bool) -> Responder {
         Responder {
@@ -179,10 +182,10 @@ impl Responder {
         }
     }
 
-    /// Reports whether the only pending reply is the response to a READ of at most 256 KiB. A longer one takes several turns
-    /// anyway.
+    /// Reports whether the only pending reply is the response to a READ of at most [`SHORT_READ`] bytes.
     pub fn has_lone_read(&self) -> bool {
-        let is_short = |reply: &Reply| matches!(reply, Reply::Read { reth, .. } if reth.dma_len <= 256 << 10);
+        let is_short =
+            |reply: &Reply| matches!(reply, Reply::Read { reth, .. } if reth.dma_len <= SHORT_READ);
         self.replies.len() == 1 && self.replies.front().is_some_and(is_short)
     }
 
