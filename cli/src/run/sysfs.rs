@@ -399,6 +399,9 @@ fn mask(list: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::process::Stdio;
+
     use urxe::verbs::{Congestion, Personality};
 
     use super::*;
@@ -553,8 +556,11 @@ mod tests {
         fs::create_dir(&other).unwrap();
         let is_local = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
         let mut user = std::process::Command::new("cat");
-        user.env("URXE_SYSFS", &used).stdin(std::process::Stdio::piped());
+        user.env("URXE_SYSFS", &used).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut user = user.spawn().unwrap();
+        // The environment of a process that has just been started can still be empty in /proc.
+        user.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        user.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         // Trees that were used within the last hour are kept.
         remove_unused(dir.path(), Duration::from_secs(3600), is_local);
         assert!(unused.exists());
