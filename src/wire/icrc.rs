@@ -215,6 +215,9 @@ impl Verifier {
     /// from known senders.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+        if ident == IpIdent::Elided {
+            return has_valid_len(udp_payload);
+        }
         let prefix = self.prefixes.of(flow, udp_payload.len());
         icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
             || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
@@ -224,6 +227,9 @@ impl Verifier {
     /// packet must have been from the same flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+        if ident == IpIdent::Elided {
+            return has_valid_len(udp_payload);
+        }
         let prefix = self.prefixes.of_next(flow, udp_payload.len());
         icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
             || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
@@ -352,10 +358,16 @@ fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Opt
 
 /// Returns the ICRC at the end of a packet, or `None` if the payload is too short or too long for a packet.
 fn received(udp_payload: &[u8]) -> Option<u32> {
-    if !(BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
+    if !has_valid_len(udp_payload) {
         return None;
     }
     udp_payload.last_chunk().map(|icrc| u32::from_le_bytes(*icrc))
+}
+
+/// Reports whether a payload has the length of a packet. An elided ICRC is not read, which would be a cache miss.
+#[inline]
+fn has_valid_len(udp_payload: &[u8]) -> bool {
+    (BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len())
 }
 
 #[cfg(test)]

@@ -48,32 +48,40 @@ pub const fn pad_count(payload: usize) -> usize {
 ///
 /// The headers are copied: in shared memory, another process could change them after a check. They are copied as bytes
 /// and decoded at each use, because a load of several decoded fields has to wait for the stores of all of them.
+///
+/// BTH and extension headers are separate arrays, so that the compiler loads either from the stack as it has stored it. With
+/// one array, a load spanned two stores, and waited until the processor had written all earlier stores to the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Bytes from the payload to the end of the padding.
-    body: &'a [u8],
-    icrc: [u8; ICRC_LEN],
-    /// BTH and extension headers, and unspecified bytes behind them.
-    headers: [u8; MAX_HEADERS_LEN],
+    /// Payload, padding and ICRC.
+    rest: &'a [u8],
+    bth: [u8; BTH_LEN],
+    /// Extension headers, and unspecified bytes behind them.
+    extensions: [u8; MAX_EXTENSIONS_LEN],
 }
 
-/// Returns the first bytes of a packet, with zeros behind its end. The packet has at least 16 bytes.
+/// Length of the longest extension headers.
+const MAX_EXTENSIONS_LEN: usize = MAX_HEADERS_LEN - BTH_LEN;
+
+/// Returns the first bytes behind a BTH, with zeros behind the end of the packet. There are at least 4 bytes.
 #[inline]
-fn copy_headers(packet: &[u8]) -> [u8; MAX_HEADERS_LEN] {
+fn copy_extensions(behind_bth: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
     /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.
     #[inline(always)]
-    fn copy_ends<const N: usize>(packet: &[u8]) -> Option<[u8; MAX_HEADERS_LEN]> {
-        let (first, last) = (packet.first_chunk::<N>()?, packet.last_chunk::<N>()?);
-        let mut headers = [0; MAX_HEADERS_LEN];
-        headers[..N].copy_from_slice(first);
-        headers[packet.len() - N..packet.len()].copy_from_slice(last);
-        Some(headers)
+    fn copy_ends<const N: usize>(bytes: &[u8]) -> Option<[u8; MAX_EXTENSIONS_LEN]> {
+        let (first, last) = (bytes.first_chunk::<N>()?, bytes.last_chunk::<N>()?);
+        let mut copy = [0; MAX_EXTENSIONS_LEN];
+        copy[..N].copy_from_slice(first);
+        copy[bytes.len() - N..bytes.len()].copy_from_slice(last);
+        Some(copy)
     }
-    let whole = packet.first_chunk().copied();
+    let whole = behind_bth.first_chunk().copied();
     whole
-        .or_else(|| copy_ends::<32>(packet))
-        .or_else(|| copy_ends::<16>(packet))
-        .unwrap_or([0; MAX_HEADERS_LEN])
+        .or_else(|| copy_ends::<32>(behind_bth))
+        .or_else(|| copy_ends::<16>(behind_bth))
+        .or_else(|| copy_ends::<8>(behind_bth))
+        .or_else(|| copy_ends::<4>(behind_bth))
+        .unwrap_or([0; MAX_EXTENSIONS_LEN])
 }
 
 impl<'a> Packet<'a> {
@@ -88,8 +96,9 @@ impl<'a> Packet<'a> {
             let opcode = Opcode(udp_payload.first().copied().unwrap_or(0));
             return Err(WireError::Truncated { len, need: BTH_LEN + ICRC_LEN, opcode });
         }
-        let headers = copy_headers(udp_payload);
-        let bth = Bth::read(&headers);
+        let (bytes, behind_bth) = udp_payload.split_first_chunk().expect("the length was checked");
+        let bytes = *bytes;
+        let bth = Bth::read(&bytes);
         if bth.version != 0 {
             return Err(WireError::Version(bth.version));
         }
@@ -104,15 +113,14 @@ impl<'a> Packet<'a> {
         if !len.is_multiple_of(4) {
             return Err(WireError::Unaligned(len));
         }
-        let (before, icrc) = udp_payload.split_at(len - ICRC_LEN);
-        let body = &before[BTH_LEN + row.headers.wire_len()..];
-        Ok(Packet { body, icrc: [icrc[0], icrc[1], icrc[2], icrc[3]], headers })
+        let rest = &behind_bth[row.headers.wire_len()..];
+        Ok(Packet { rest, bth: bytes, extensions: copy_extensions(behind_bth) })
     }
 
     /// Returns the base transport header.
     #[inline]
     pub fn bth(&self) -> Bth {
-        Bth::read(&self.headers)
+        Bth::read(&self.bth)
     }
 
     /// Returns the opcode's table row.
@@ -123,22 +131,28 @@ impl<'a> Packet<'a> {
 
     /// Returns the ICRC as received, decoded from little-endian.
     pub fn icrc(&self) -> u32 {
-        u32::from_le_bytes(self.icrc)
+        self.rest.last_chunk().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }
 
     /// Returns the length of the whole packet in bytes, from BTH to ICRC.
     pub fn wire_len(&self) -> usize {
-        BTH_LEN + self.row().headers.wire_len() + self.body.len() + ICRC_LEN
+        BTH_LEN + self.row().headers.wire_len() + self.rest.len()
     }
 
     /// Returns the payload without its padding.
+    #[inline]
     pub fn payload(&self) -> &'a [u8] {
-        &self.body[..self.body.len() - self.bth().pad as usize]
+        &self.rest[..self.payload_len()]
     }
 
     /// Returns the padding bytes, whose values are unspecified.
     pub fn padding(&self) -> &'a [u8] {
-        &self.body[self.body.len() - self.bth().pad as usize..]
+        &self.rest[self.payload_len()..self.rest.len() - ICRC_LEN]
+    }
+
+    #[inline]
+    fn payload_len(&self) -> usize {
+        self.rest.len() - ICRC_LEN - usize::from(self.bth().pad)
     }
 
     /// Returns the bytes of extension header `header`, which is `N` bytes long, if the opcode has it.
@@ -148,7 +162,7 @@ impl<'a> Packet<'a> {
         if !set.contains(header) {
             return None;
         }
-        self.headers.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
+        self.extensions.get(set.offset_of(header)..)?.first_chunk()
     }
 
     /// Returns the value of extension header `header`, which is one word long, if the opcode has it.
