@@ -34,8 +34,12 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs a simulation, and checks that nothing stays allocated.
 fn run(seed: u64, scenario: fn(&mut Rng) -> Scenario) -> u64 {
-    let mut digest = 0;
-    let allocated = allocation_counter::measure(|| digest = world::run(seed, scenario, false));
+    let mut result = Ok(0);
+    // A panic that leaves `measure` would make a later one abort the process.
+    let allocated = allocation_counter::measure(|| {
+        result = std::panic::catch_unwind(|| world::run(seed, scenario, false));
+    });
+    let digest = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     assert_eq!((allocated.count_current, allocated.bytes_current), (0, 0), "seed {seed} leaks memory");
     digest
 }
