@@ -16,7 +16,7 @@ pub const CAPACITY: usize = 16 << 10;
 /// Largest bursts: a ring has room for one and a part of the next.
 pub const LIMITS: BurstLimits = BurstLimits { bytes: CAPACITY * 3 / 4, packets: 64 };
 
-/// What has happened in all rings of this process.
+/// Counts of all rings of this process, in the order of [`WHAT`].
 static TOTAL: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 const WHAT: [&str; 4] = [
     "bursts found no room",

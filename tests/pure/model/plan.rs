@@ -14,7 +14,7 @@ use crate::support::Rng;
 use crate::unreliable::{UdQp, datagrams, stream};
 use crate::wire::Faults;
 
-/// What carries packets between the sides.
+/// Carrier of the packets between the sides.
 #[derive(Clone, Copy, Debug)]
 pub enum Carrier {
     /// A wire with faults.

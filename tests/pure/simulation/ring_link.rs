@@ -21,7 +21,7 @@ pub struct RingOptions {
     pub limit: u64,
     /// Time until a reader looks at a ring again in which it has found bursts.
     pub interval: Duration,
-    /// What the NIC may have in flight to a peer; more than a ring holds if `None`.
+    /// Maximum number of bytes in flight to the peer; more than a ring holds if `None`.
     pub window: Option<usize>,
 }
 
