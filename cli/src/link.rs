@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use parking_lot::{Mutex, MutexGuard};
@@ -20,7 +20,8 @@ pub use urxe::link::LinkSpec;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::link::fabric::Fabric;
 use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules};
-use urxe::link::{Link, Middleware};
+use urxe::link::udp::UdpLinkError;
+use urxe::link::{BindError, Link, Middleware};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
 use urxe::verbs::faults::{Fault, FaultCount};
@@ -114,6 +115,9 @@ pub struct LinkArgs {
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
 }
+
+/// Maximum wait for the UDP port of an address that is in use.
+const MAX_PORT_WAIT: Duration = Duration::from_secs(1);
 
 /// State shared by all NICs opened with the same options.
 #[derive(Default)]
@@ -221,7 +225,7 @@ impl LinkArgs {
         }
         self.create_capture(Timestamps::Wall)?;
         let links = match self.shared_memory {
-            SharedMemory::Off => self.link.bind_with(self.shards, !self.no_offload)?,
+            SharedMemory::Off => self.bind_alone()?,
             when => sharing(when)?.bind(&self.link, self.shards, !self.no_offload)?,
         };
         let links = self.wrap_all(links, &self.link.to_string());
@@ -338,6 +342,20 @@ impl LinkArgs {
             opened.capture = Some(create_capture(path, timestamps)?);
         }
         Ok(())
+    }
+
+    /// Binds the link without sharing its addresses. Waits for a moment if one is in use: the broker of programs that have
+    /// shared it until now ends just after them.
+    fn bind_alone(&self) -> Result<Vec<Box<dyn Link>>, BindError> {
+        let begin = Instant::now();
+        loop {
+            match self.link.bind_with(self.shards, !self.no_offload) {
+                Err(BindError::Udp(UdpLinkError::InUse { .. })) if begin.elapsed() < MAX_PORT_WAIT => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                bound => return bound,
+            }
+        }
     }
 
     /// Rejects options that the link does not support.

@@ -4,7 +4,7 @@
 mod tcp_port;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -43,9 +43,13 @@ fn pair(net: u8, serve: &str, client: &str) -> String {
 /// Runs a server and a client on the given addresses, and returns the client's output.
 fn pair_on([server_ip, client_ip]: [&str; 2], serve: &str, client: &str) -> String {
     let port = tcp_port::unused();
-    let (server, mut stderr) =
+    let (mut server, mut stderr) =
         server(&format!("{serve} --link udp:{server_ip} -p {port} --server-bind 127.0.0.1"));
     let (ok, text) = run(&format!("{client} --link udp:{client_ip} -p {port} 127.0.0.1"));
+    if !ok {
+        // The server may still wait for a client.
+        server.kill().unwrap();
+    }
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     let (server_ok, server_text) = result(&server.wait_with_output().unwrap());
@@ -76,21 +80,22 @@ fn shared_memory(json: &str) -> Option<bool> {
 
 #[test]
 fn perf_and_pingpong_take_rings_between_two_addresses_if_both_ends_permit_it() {
-    let ips = ["127.0.79.1", "127.0.79.2"];
-    for (server, client, expected) in [
+    let cases = [
         ("require", "require", Some(true)),
         ("auto", "require", Some(true)),
         ("auto", "auto", Some(true)),
         ("off", "auto", Some(false)),
         ("auto", "off", None),
         ("off", "off", None),
-    ] {
+    ];
+    for (n, (server, client, expected)) in cases.into_iter().enumerate() {
+        let ips = [2 * n, 2 * n + 1].map(|n| format!("127.0.79.{}", n + 1));
         let option = |when| format!("--shared-memory {when}");
         for command in ["perf write -s 64K -n 200", "perf read --lat -n 50", "pingpong -n 100 -c"] {
             let serve = if command.starts_with("perf") { "perf" } else { command };
             let (serve, client) =
                 (format!("{serve} {}", option(server)), format!("{command} {}", option(client)));
-            let out = pair_on(ips, &serve, &format!("{client} --json"));
+            let out = pair_on([&ips[0], &ips[1]], &serve, &format!("{client} --json"));
             assert_eq!(shared_memory(&out), expected, "{serve}, {client}: {out}");
         }
     }
@@ -113,11 +118,24 @@ fn perf_and_pingpong_take_rings_on_one_address_and_say_so() {
 #[test]
 fn perf_whose_peer_has_no_rings_fails_if_they_are_required() {
     let port = tcp_port::unused();
-    let (server, _stderr) = server(&format!("perf --link udp:127.0.81.1 -p {port} --server-bind 127.0.0.1"));
+    let (mut server, _stderr) =
+        server(&format!("perf --link udp:127.0.81.1 -p {port} --server-bind 127.0.0.1"));
     let client = "perf write --link udp:127.0.81.2 --ack-timeout 8 --shared-memory require";
     let (ok, text) = run(&format!("{client} -p {port} 127.0.0.1"));
+    server.kill().unwrap();
+    server.wait().unwrap();
     assert!(!ok && text.contains("link_tx_no_ring="), "{text}");
-    assert!(!server.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn perf_waits_until_a_broker_that_ends_has_released_the_port() {
+    let socket = UdpSocket::bind(("127.0.81.3", 4791)).unwrap();
+    let client = format!("perf write --link udp:127.0.81.3 -p {} 127.0.0.1", tcp_port::unused());
+    let child = urxe(&client).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(socket);
+    let (ok, text) = result(&child.wait_with_output().unwrap());
+    assert!(!ok && text.contains("start the server there first"), "{text}");
 }
 
 #[test]
