@@ -4,16 +4,15 @@
 mod fields;
 
 use std::collections::BTreeMap;
-use std::env;
 use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
 use serde::Serialize;
 
-use super::link::LinkSpec;
+use super::link::{LinkSpec, sharing};
 use super::{CliError, json};
-use urxe::broker::{SharedMemory, Sharing};
+use urxe::broker::SharedMemory;
 use urxe::link::fabric::Fabric;
 use urxe::verbs::{Adapter, Context, ContextOptions};
 
@@ -183,13 +182,7 @@ pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     if link == LinkSpec::Fabric {
         return Ok(Context::on_fabric(&Fabric::new())?);
     }
-    let program = env::current_exe();
-    let program = program.map_err(|source| CliError::Io {
-        what: "cannot determine the path of the urxe executable".into(),
-        source,
-    })?;
-    let links =
-        Sharing { program, any_user: false, shared_memory: SharedMemory::Off }.bind(&link, 1, true)?;
+    let links = sharing(SharedMemory::Off)?.bind(&link, 1, true)?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use parking_lot::{Mutex, MutexGuard};
@@ -15,11 +15,13 @@ use serde::Serialize;
 
 use super::CliError;
 use super::oob::parse_seconds;
+use urxe::broker::{SharedMemory, Sharing};
 pub use urxe::link::LinkSpec;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::link::fabric::Fabric;
 use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules};
-use urxe::link::{Link, Middleware};
+use urxe::link::udp::UdpLinkError;
+use urxe::link::{BindError, Link, Middleware};
 use urxe::nic::ShardId;
 use urxe::transport::Counters;
 use urxe::verbs::faults::{Fault, FaultCount};
@@ -93,6 +95,12 @@ pub struct LinkArgs {
     /// that use several processors; requires a udp or packet link
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_shards)]
     pub shards: usize,
+    /// Whether packets to other programs of this host and user take rings in shared memory instead of the UDP socket: `off`,
+    /// `auto` (those of RC, where possible) or `require` (else they are dropped). With `auto` and `require`,
+    /// the program shares its addresses with others, as those of `urxe run` do; otherwise it has them to itself. Necessary at
+    /// both ends
+    #[arg(long, value_name = "WHEN", default_value = "off", value_parser = parse_shared_memory)]
+    pub shared_memory: SharedMemory,
     /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
     /// the wire, instead of super-packets of up to 64 KiB. Reduces throughput; not necessary for --capture
     #[arg(long)]
@@ -107,6 +115,9 @@ pub struct LinkArgs {
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
 }
+
+/// Maximum wait for the UDP port of an address that is in use.
+const MAX_PORT_WAIT: Duration = Duration::from_secs(1);
 
 /// State shared by all NICs opened with the same options.
 #[derive(Default)]
@@ -140,6 +151,16 @@ impl FaultReport {
     }
 }
 
+/// Returns a line that says whether packets took rings in shared memory.
+pub fn rings_line(has_used_rings: bool) -> &'static str {
+    match has_used_rings {
+        true => "packets took rings in shared memory",
+        false => {
+            "no packets took rings in shared memory: the peer is on another host, or without --shared-memory"
+        }
+    }
+}
+
 /// Parses a path MTU given in bytes.
 pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     let mtu = text.parse().ok().and_then(Mtu::from_bytes);
@@ -158,6 +179,23 @@ pub fn parse_personality(text: &str) -> Result<Personality, String> {
         let names = Personality::ALL.map(|p| p.name).join(", ");
         format!("unknown personality '{text}': use one of {names}")
     })
+}
+
+/// Parses whether rings in shared memory are used.
+pub fn parse_shared_memory(text: &str) -> Result<SharedMemory, String> {
+    SharedMemory::named(text).ok_or_else(|| {
+        format!("'{text}' is none of {}", SharedMemory::ALL.map(SharedMemory::name).join(", "))
+    })
+}
+
+/// Returns how to share addresses with other programs of this user, through a broker that this executable runs.
+///
+/// # Errors
+/// [`CliError::Io`].
+pub fn sharing(shared_memory: SharedMemory) -> Result<Sharing, CliError> {
+    let what = "cannot determine the path of the urxe executable".into();
+    let program = std::env::current_exe().map_err(|source| CliError::Io { what, source })?;
+    Ok(Sharing { program, any_user: false, shared_memory })
 }
 
 impl LinkArgs {
@@ -181,12 +219,15 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError`].
     pub fn open(&self) -> Result<Context, CliError> {
-        self.check_shards()?;
+        self.check_options()?;
         if self.link == LinkSpec::Fabric {
             return self.open_on(&Fabric::new(), "a");
         }
         self.create_capture(Timestamps::Wall)?;
-        let links = self.link.bind_with(self.shards, !self.no_offload)?;
+        let links = match self.shared_memory {
+            SharedMemory::Off => self.bind_alone()?,
+            when => sharing(when)?.bind(&self.link, self.shards, !self.no_offload)?,
+        };
         let links = self.wrap_all(links, &self.link.to_string());
         self.checked(Context::open_shards(links, &self.context_options())?)
     }
@@ -197,7 +238,7 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError`].
     pub fn open_on(&self, fabric: &Fabric, name: &str) -> Result<Context, CliError> {
-        self.check_shards()?;
+        self.check_options()?;
         self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
         let wrap = |port| {
@@ -266,6 +307,11 @@ impl LinkArgs {
         }
     }
 
+    /// Returns whether packets took rings in shared memory, or `None` with `--shared-memory off`.
+    pub fn has_used_rings(&self, context: &Context) -> Option<bool> {
+        (self.shared_memory != SharedMemory::Off).then(|| context.has_used_rings())
+    }
+
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
@@ -298,9 +344,29 @@ impl LinkArgs {
         Ok(())
     }
 
-    fn check_shards(&self) -> Result<(), CliError> {
+    /// Binds the link without sharing its addresses. Waits for a moment if one is in use: the broker of programs that have
+    /// shared it until now ends just after them.
+    fn bind_alone(&self) -> Result<Vec<Box<dyn Link>>, BindError> {
+        let begin = Instant::now();
+        loop {
+            match self.link.bind_with(self.shards, !self.no_offload) {
+                Err(BindError::Udp(UdpLinkError::InUse { .. })) if begin.elapsed() < MAX_PORT_WAIT => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                bound => return bound,
+            }
+        }
+    }
+
+    /// Rejects options that the link does not support.
+    fn check_options(&self) -> Result<(), CliError> {
         if self.shards > 1 && !self.link.has_shards() {
             let text = format!("--shards requires a udp or packet link, not {}", self.link);
+            return Err(CliError::Usage(text));
+        }
+        let is_udp = matches!(self.link, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. });
+        if self.shared_memory == SharedMemory::Require && !is_udp {
+            let text = format!("--shared-memory require needs a udp link, not {}", self.link);
             return Err(CliError::Usage(text));
         }
         Ok(())
@@ -405,6 +471,11 @@ mod tests {
                 .starts_with("GID index 9 does not exist on fabric port 1: the GID table contains 0 (fd75:")
         );
         assert!(error(&["--shards", "2"]).contains("--shards requires a udp or packet link"));
+        assert!(
+            error(&["--shared-memory", "require"])
+                .contains("--shared-memory require needs a udp link, not fabric")
+        );
+        assert!(args(&["--shared-memory", "on"]).is_err());
         assert!(args(&["--shards", "3"]).is_err());
         assert!(args(&["--mtu", "1500"]).is_err());
         assert!(args(&["--congestion", "dctcp"]).is_err());

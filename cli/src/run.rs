@@ -28,7 +28,7 @@ pub use self::libraries::EmbeddedLibraries;
 use self::libraries::find_library;
 use self::sysfs::Tree;
 use super::CliError;
-use super::link::STANDARD_OUTPUT;
+use super::link::{STANDARD_OUTPUT, parse_shared_memory};
 use super::oob::parse_seconds;
 use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
@@ -180,12 +180,6 @@ fn parse_name(text: &str) -> Result<DeviceName, String> {
 fn parse_rules(text: &str) -> Result<String, String> {
     let Rules(rules) = text.parse::<Rules<Fault>>().map_err(|e| e.to_string())?;
     Ok(rules.iter().map(Fault::to_string).collect::<Vec<_>>().join(";"))
-}
-
-fn parse_shared_memory(text: &str) -> Result<SharedMemory, String> {
-    SharedMemory::named(text).ok_or_else(|| {
-        format!("'{text}' is none of {}", SharedMemory::ALL.map(SharedMemory::name).join(", "))
-    })
 }
 
 fn parse_personality(text: &str) -> Result<String, String> {

@@ -31,6 +31,11 @@ impl LinkSlot {
         }
     }
 
+    /// Reports whether packets have taken rings in shared memory.
+    pub fn has_used_rings(&self) -> bool {
+        matches!(self, LinkSlot::Attached(link) if link.ring_window().is_some())
+    }
+
     pub fn link_status(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         match self {
             LinkSlot::Attached(link) => (link.counters(), None),

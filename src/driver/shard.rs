@@ -241,6 +241,14 @@ impl Shard {
         link_status
     }
 
+    /// Reports whether packets have taken rings in shared memory.
+    pub fn has_used_rings(&self) -> bool {
+        let state = self.lock();
+        let has_used_rings = state.link.has_used_rings();
+        self.release(state, self.clock.now());
+        has_used_rings
+    }
+
     fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
         ShardGuard { shard: self, state: Some(state) }
     }

@@ -240,6 +240,11 @@ impl Shards {
         (sum, lost)
     }
 
+    /// Reports whether packets have taken rings in shared memory.
+    pub fn have_used_rings(&self) -> bool {
+        self.all.iter().any(|shard| shard.has_used_rings())
+    }
+
     /// Attaches the shard's queue pair to a multicast group.
     pub fn attach_mcast(
         &self,

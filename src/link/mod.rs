@@ -68,7 +68,10 @@ mod pfc;
 pub(crate) mod rng;
 pub(crate) mod route;
 mod shared_address;
+#[cfg(not(feature = "unstable-internals"))]
 pub(crate) mod shared_memory;
+#[cfg(feature = "unstable-internals")]
+pub mod shared_memory;
 mod socket_calls;
 mod system_udp;
 pub mod trace;

@@ -17,7 +17,7 @@ pub struct RxBurst<'a> {
 
 impl<'a> RxBurst<'a> {
     /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided).
-    pub(crate) fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> RxBurst<'s>
+    pub fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> RxBurst<'s>
     where
         'a: 's,
     {

@@ -501,6 +501,12 @@ impl Context {
         self.0.shards.link_state()
     }
 
+    /// Reports whether packets of this context have taken rings in shared memory
+    /// ([`Sharing::shared_memory`](crate::broker::Sharing::shared_memory)).
+    pub fn has_used_rings(&self) -> bool {
+        self.0.shards.have_used_rings()
+    }
+
     /// Reports whether this context was inherited from the parent process by `fork`. An inherited context
     /// sends and receives no packets, and objects created in it do not affect the parent. A device opened in
     /// the child is the child's own. Do not use or drop inherited objects (`std::mem::forget` is safe): their

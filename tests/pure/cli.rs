@@ -434,6 +434,20 @@ fn serve_with_an_unresponsive_peer_times_out_and_prints_what_it_has_sent() {
     );
 }
 
+#[test]
+fn serve_echoes_through_rings_that_both_ends_require_and_says_so() {
+    let rings = ["--shared-memory", "require", "--link"];
+    let serve = [&["serve", "--port", "0", "--one-shot"], &rings[..], &["udp:127.92.0.31"]].concat();
+    let mut serve = Serve::start(&serve);
+    let port = serve.port.to_string();
+    let client =
+        [&["pingpong", "-n", "50", "-p", &port], &rings[..], &["udp:127.92.0.32", "127.0.0.1"]].concat();
+    let client = urxe(&client).output().unwrap();
+    assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+    let (status, out, stderr) = serve.end();
+    assert!(status == Some(0) && out.contains("\npackets took rings in shared memory\n"), "{out}{stderr}");
+}
+
 /// A running `urxe serve`; killed on drop.
 struct Serve {
     child: Child,

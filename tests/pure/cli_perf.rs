@@ -4,7 +4,7 @@
 mod tcp_port;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -37,10 +37,19 @@ fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
 /// Runs a server and a client on two loopback addresses that no other test uses, and returns the client's
 /// output.
 fn pair(net: u8, serve: &str, client: &str) -> String {
+    pair_on([&format!("127.0.{net}.1"), &format!("127.0.{net}.2")], serve, client)
+}
+
+/// Runs a server and a client on the given addresses, and returns the client's output.
+fn pair_on([server_ip, client_ip]: [&str; 2], serve: &str, client: &str) -> String {
     let port = tcp_port::unused();
-    let (server, mut stderr) =
-        server(&format!("{serve} --link udp:127.0.{net}.1 -p {port} --server-bind 127.0.0.1"));
-    let (ok, text) = run(&format!("{client} --link udp:127.0.{net}.2 -p {port} 127.0.0.1"));
+    let (mut server, mut stderr) =
+        server(&format!("{serve} --link udp:{server_ip} -p {port} --server-bind 127.0.0.1"));
+    let (ok, text) = run(&format!("{client} --link udp:{client_ip} -p {port} 127.0.0.1"));
+    if !ok {
+        // The server may still wait for a client.
+        server.kill().unwrap();
+    }
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     let (server_ok, server_text) = result(&server.wait_with_output().unwrap());
@@ -61,6 +70,72 @@ fn perf_runs_every_operation_between_two_processes() {
         let json: serde_json::Value = serde_json::from_str(&out).unwrap();
         assert!(json["results"][0]["latency_us"]["p50"].as_f64() > Some(0.0), "{out}");
     }
+}
+
+/// Returns what a JSON document says about rings in shared memory.
+fn shared_memory(json: &str) -> Option<bool> {
+    let json: serde_json::Value = serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {json}"));
+    json.get("shared_memory").map(|value| value.as_bool().unwrap())
+}
+
+#[test]
+fn perf_and_pingpong_take_rings_between_two_addresses_if_both_ends_permit_it() {
+    let cases = [
+        ("require", "require", Some(true)),
+        ("auto", "require", Some(true)),
+        ("auto", "auto", Some(true)),
+        ("off", "auto", Some(false)),
+        ("auto", "off", None),
+        ("off", "off", None),
+    ];
+    for (n, (server, client, expected)) in cases.into_iter().enumerate() {
+        let ips = [2 * n, 2 * n + 1].map(|n| format!("127.0.79.{}", n + 1));
+        let option = |when| format!("--shared-memory {when}");
+        for command in ["perf write -s 64K -n 200", "perf read --lat -n 50", "pingpong -n 100 -c"] {
+            let serve = if command.starts_with("perf") { "perf" } else { command };
+            let (serve, client) =
+                (format!("{serve} {}", option(server)), format!("{command} {}", option(client)));
+            let out = pair_on([&ips[0], &ips[1]], &serve, &format!("{client} --json"));
+            assert_eq!(shared_memory(&out), expected, "{serve}, {client}: {out}");
+        }
+    }
+}
+
+#[test]
+fn perf_and_pingpong_take_rings_on_one_address_and_say_so() {
+    let ips = ["127.0.80.1"; 2];
+    let all = "--shared-memory require";
+    let commands = ["send", "write", "read", "atomic"].map(|verb| format!("perf {verb} -n 200"));
+    let pingpongs =
+        ["rc", "uc", "ud", "srq"].map(|service| format!("pingpong -n 100 --service {service} -s 1000"));
+    for command in commands.iter().chain(&pingpongs) {
+        let serve = if command.starts_with("perf") { "perf" } else { command };
+        let out = pair_on(ips, &format!("{serve} {all}"), &format!("{command} {all}"));
+        assert!(out.lines().any(|line| line == "packets took rings in shared memory"), "{command}: {out}");
+    }
+}
+
+#[test]
+fn perf_whose_peer_has_no_rings_fails_if_they_are_required() {
+    let port = tcp_port::unused();
+    let (mut server, _stderr) =
+        server(&format!("perf --link udp:127.0.81.1 -p {port} --server-bind 127.0.0.1"));
+    let client = "perf write --link udp:127.0.81.2 --ack-timeout 8 --shared-memory require";
+    let (ok, text) = run(&format!("{client} -p {port} 127.0.0.1"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(!ok && text.contains("link_tx_no_ring="), "{text}");
+}
+
+#[test]
+fn perf_waits_until_a_broker_that_ends_has_released_the_port() {
+    let socket = UdpSocket::bind(("127.0.81.3", 4791)).unwrap();
+    let client = format!("perf write --link udp:127.0.81.3 -p {} 127.0.0.1", tcp_port::unused());
+    let child = urxe(&client).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(socket);
+    let (ok, text) = result(&child.wait_with_output().unwrap());
+    assert!(!ok && text.contains("start the server there first"), "{text}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Test that runs random sequences of verbs calls for all services over a faulty wire, and checks them
-//! against a reference model: every completion is correct, in order and generated exactly once; memory has
+//! Tests that run random sequences of verbs calls for all services over a faulty wire, and over rings in shared memory, and
+//! check them against a reference model: every completion is correct, in order and generated exactly once; memory has
 //! the predicted contents; no queue pair hangs; after an error all work requests are flushed.
 //!
-//! `URXE_SEEDS` sets the number of seeds (default 20,000), `URXE_SEED` runs a single one.
+//! `URXE_SEEDS` sets the number of seeds (default 20,000 over the wire, 5,000 over rings), `URXE_SEED` runs a single one.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -25,6 +25,8 @@ mod plan;
 mod program;
 #[path = "model/receives.rs"]
 mod receives;
+#[path = "model/rings.rs"]
+mod rings;
 #[path = "model/unreliable.rs"]
 mod unreliable;
 #[path = "model/wire.rs"]
@@ -34,7 +36,7 @@ mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plan::Params;
+use plan::{Carrier, Params};
 use proptest::prelude::*;
 use urxe::transport::Quirks;
 use wire::Faults;
@@ -44,8 +46,18 @@ fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v:?} is not a number")))
 }
 
+/// Returns the random parameters of a seed.
+fn over_wire(seed: u64) -> Params {
+    Params::of(seed)
+}
+
+/// Returns the random parameters of a seed, with rings in place of the wire.
+fn over_rings(seed: u64) -> Params {
+    Params { carrier: Carrier::Rings, ..Params::of(seed) }
+}
+
 /// Runs the test with a seed, and prints the seed if the test panics.
-fn run_seed(seed: u64) -> u32 {
+fn run_seed(seed: u64, params: fn(u64) -> Params) -> u32 {
     struct SeedReport(u64);
     impl Drop for SeedReport {
         fn drop(&mut self) {
@@ -55,16 +67,16 @@ fn run_seed(seed: u64) -> u32 {
         }
     }
     let _report = SeedReport(seed);
-    run(seed, &Params::of(seed))
+    run(seed, &params(seed))
 }
 
-#[test]
-fn results_of_random_verbs_calls_match_the_model() {
+/// Runs the seeds that the environment selects, by default those below `count`. Returns whether these were at least `count`.
+fn run_seeds(count: u64, params: fn(u64) -> Params) -> bool {
     if let Some(seed) = env("URXE_SEED") {
-        run_seed(seed);
-        return;
+        run_seed(seed, params);
+        return false;
     }
-    let seeds = env("URXE_SEEDS").unwrap_or(20_000);
+    let seeds = env("URXE_SEEDS").unwrap_or(count);
     let start = std::time::Instant::now();
     let next = AtomicU64::new(0);
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -73,7 +85,7 @@ fn results_of_random_verbs_calls_match_the_model() {
             scope.spawn(|| {
                 loop {
                     match next.fetch_add(1, Ordering::Relaxed) {
-                        seed if seed < seeds => run_seed(seed),
+                        seed if seed < seeds => run_seed(seed, params),
                         _ => return,
                     };
                 }
@@ -81,32 +93,44 @@ fn results_of_random_verbs_calls_match_the_model() {
         }
     });
     println!("{:.0} seeds/s", seeds as f64 / start.elapsed().as_secs_f64());
+    seeds >= count
+}
+
+#[test]
+fn results_of_random_verbs_calls_match_the_model() {
+    run_seeds(20_000, over_wire);
+}
+
+#[test]
+fn results_of_random_verbs_calls_match_the_model_over_rings_in_shared_memory() {
+    if run_seeds(5_000, over_rings) {
+        support::ring::check_that_everything_happened();
+    }
 }
 
 #[test]
 fn same_seed_gives_the_same_packets() {
-    for seed in 0..40 {
-        assert_eq!(run_seed(seed), run_seed(seed), "seed {seed}");
+    for params in [over_wire, over_rings] {
+        for seed in 0..40 {
+            assert_eq!(run_seed(seed, params), run_seed(seed, params), "seed {seed}");
+        }
+        assert_ne!(run_seed(1, params), run_seed(2, params));
     }
-    assert_ne!(run_seed(1), run_seed(2));
 }
 
-fn faults() -> impl Strategy<Value = Faults> {
-    (0u64..20, 0u64..20, 0u64..30, 0u64..10).prop_map(|(loss, dup, reorder, corrupt)| Faults {
-        loss,
-        dup,
-        reorder,
-        corrupt,
-    })
+fn carrier() -> impl Strategy<Value = Carrier> {
+    let faults = (0u64..20, 0u64..20, 0u64..30, 0u64..10);
+    let faults = faults.prop_map(|(loss, dup, reorder, corrupt)| Faults { loss, dup, reorder, corrupt });
+    prop_oneof![3 => faults.prop_map(Carrier::Wire), 1 => Just(Carrier::Rings)]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn results_of_random_verbs_calls_match_the_model_under_any_wire_faults(
+    fn results_of_random_verbs_calls_match_the_model_over_any_carrier(
         seed: u64,
-        faults in faults(),
+        carrier in carrier(),
         mtu in 0usize..5,
         window in 300usize..100_000,
         read_chunk in 1u32..40_000,
@@ -120,7 +144,7 @@ proptest! {
     ) {
         let (mtu, quirks) = (Some(mtu), Quirks { credits, ..Quirks::STRICT });
         let params = Params {
-            faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,
+            carrier, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,
             quirks,
         };
         run(seed, &params);

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each test target uses its part")]
 
 mod cq;
+pub mod ring;
 mod rng;
 
 use urxe::memory::{Access, MrExtent, PdId, RegionInfo, Table};

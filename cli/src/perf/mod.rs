@@ -119,9 +119,10 @@ impl PerfArgs {
             None => runner.server(&mut control),
         };
         if result.is_err() {
-            let counters = context.counters();
+            let (nic, (link, _)) = (context.counters(), context.link_state());
+            let counters = nic.iter().chain(link.iter());
             let nonzero: Vec<String> =
-                counters.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
+                counters.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
             eprintln!("counters: {}", nonzero.join(" "));
         }
         result

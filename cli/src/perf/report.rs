@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
-use crate::link::FaultReport;
+use crate::link::{FaultReport, rings_line};
 use crate::{CliError, json};
 
 /// Result for one message size.
@@ -112,6 +112,9 @@ struct Json<'a> {
     qps: u32,
     path_mtu: usize,
     results: &'a [Outcome],
+    /// Whether packets took rings in shared memory, unless these are off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<FaultReport>,
 }
@@ -182,8 +185,8 @@ impl Report {
         self.outcomes.push(o);
     }
 
-    /// Prints the JSON object, if JSON was requested.
-    pub fn finish(self, faults: Option<FaultReport>) -> Result<(), CliError> {
+    /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
+    pub fn finish(self, shared_memory: Option<bool>, faults: Option<FaultReport>) -> Result<(), CliError> {
         if self.json {
             let all = Json {
                 verb: self.params.verb,
@@ -192,9 +195,12 @@ impl Report {
                 qps: self.params.qps,
                 path_mtu: self.mtu,
                 results: &self.outcomes,
+                shared_memory,
                 faults,
             };
             json::print(&all)?;
+        } else if let Some(has_used_rings) = shared_memory {
+            println!("{}", rings_line(has_used_rings));
         }
         Ok(())
     }

@@ -78,14 +78,14 @@ impl Runner<'_> {
             match self.measure_size(control, plan, &endpoint, size, &mut report) {
                 Ok(outcome) => report.add(outcome),
                 Err(_) if self.interrupt.is_set() => {
-                    report.finish(self.link.fault_report())?;
+                    report.finish(self.link.has_used_rings(self.context), self.link.fault_report())?;
                     // Ctrl-C may have ended the peer first, which then made this side fail.
                     return Err(CliError::Failed("interrupted during the measurement".into()));
                 }
                 Err(e) => return Err(e),
             }
         }
-        let printed = report.finish(self.link.fault_report());
+        let printed = report.finish(self.link.has_used_rings(self.context), self.link.fault_report());
         control.send(&Message::Finished).and(printed)
     }
 

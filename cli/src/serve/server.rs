@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::Serve;
 use super::peer::{Peer, SLOTS};
 use crate::interrupt::Interrupt;
-use crate::link::{FaultReport, LinkArgs};
+use crate::link::{FaultReport, LinkArgs, rings_line};
 use crate::{CliError, json, oob_handshake};
 use urxe::link::faults::Direction;
 use urxe::link::primary_address;
@@ -211,6 +211,7 @@ impl Server {
         let (link, _) = context.link_state();
         let nic = context.counters();
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
+        let shared_memory = self.shared.link.has_used_rings(context);
         let faults = self.shared.link.fault_report();
         if let Some(faults) = &faults {
             faults.warn();
@@ -222,6 +223,7 @@ impl Server {
                 echoed_bytes: *bytes,
                 writes_with_immediate: *writes,
                 counters: counters.collect(),
+                shared_memory,
                 faults,
             });
         }
@@ -229,6 +231,9 @@ impl Server {
         print(&format!(
             "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
+        if let Some(has_used_rings) = shared_memory {
+            print(rings_line(has_used_rings))?;
+        }
         for (name, value) in counters {
             print(&format!("  {name:<24} {value}"))?;
         }
@@ -269,6 +274,9 @@ struct Summary {
     writes_with_immediate: u64,
     /// Nonzero counters of the NIC and its link.
     counters: BTreeMap<&'static str, u64>,
+    /// Whether packets took rings in shared memory, unless these are off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     faults: Option<FaultReport>,
 }

@@ -20,8 +20,8 @@ use super::exchange::{Exchange, Offer, Progress, message};
 use super::plan::{Plan, Rng, connection_number};
 use super::report::{Incarnation, Initiated, Report, Totals};
 use crate::CliError;
-use crate::link::LinkSpec;
-use urxe::broker::{SharedMemory, Sharing};
+use crate::link::{LinkSpec, sharing};
+use urxe::broker::SharedMemory;
 use urxe::link::Middleware;
 use urxe::link::faults::{Direction, FaultCounters, Rule};
 use urxe::verbs::cm::{
@@ -170,13 +170,8 @@ impl Worker {
         let ip = addresses[process];
         let spec = LinkSpec::Udp(Some(ip));
         let is_shared = addresses.iter().filter(|other| **other == ip).count() > 1;
-        let program = std::env::current_exe()
-            .map_err(|source| CliError::Io { what: "cannot find the urxe command".into(), source })?;
         let links = match is_shared {
-            true => {
-                let shared_memory = shared_memory(seed);
-                Sharing { program, any_user: false, shared_memory }.bind(&spec, 1, true)?
-            }
+            true => sharing(shared_memory(seed))?.bind(&spec, 1, true)?,
             false => spec.bind_with(1, true)?,
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);

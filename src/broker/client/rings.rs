@@ -462,7 +462,7 @@ impl Rings {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let counted = Counted::new().ok_or_else(|| io::Error::other("too many rings"))?;
-        let (ring, memory) = RingWriter::create(self.elides_icrcs)?;
+        let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
         let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
         fd_message::send(&socket, &offer, &[memory.as_fd()])?;
         let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, is_stalled: false };
@@ -758,7 +758,7 @@ fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<RingReader> {
     if dst != own || src.is_ipv4() != dst.is_ipv4() {
         return None;
     }
-    RingReader::open(memory, src, dst)
+    RingReader::open(memory, CAPACITY, src, dst)
         .inspect_err(|error| trace_event!(WARN, "urxe::link", "ring refused", reason = %error))
         .ok()
 }

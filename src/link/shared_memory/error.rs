@@ -4,7 +4,7 @@ use std::io;
 
 /// Reason why a ring cannot be used, or can no longer be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RingError {
+pub enum RingError {
     /// The memory does not have the length of a ring of this version.
     #[error("shared memory of {len} bytes is not a ring")]
     Length {

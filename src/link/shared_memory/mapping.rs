@@ -14,15 +14,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use super::error::RingError;
 
-/// Capacity of a ring in bytes, a power of two. The memory is used from one end to the other, whatever its fill
+/// Capacity of the rings between processes, in bytes. The memory is used from one end to the other, whatever its fill
 /// level, so it should fit into a core's second-level cache.
-pub(crate) const CAPACITY: usize = 1 << 20;
+pub const CAPACITY: usize = 1 << 20;
 
 /// Offset of the data in the file, a multiple of every page size.
 const DATA: usize = 64 << 10;
-
-const FILE_LEN: usize = DATA + CAPACITY;
-const MAPPING_LEN: usize = DATA + 2 * CAPACITY;
 
 /// Seals without which the other process could truncate the file, and an access would end this process. It can still
 /// punch holes, which only costs memory.
@@ -58,6 +55,7 @@ const _: () = assert!(size_of::<Control>() == 3 * 128);
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
+    capacity: usize,
 }
 
 // SAFETY: the mapping belongs to no thread, and all methods that access it without synchronisation need `&mut self` or
@@ -66,48 +64,61 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     /// Creates the memory of an empty ring. Also returns its descriptor, to be passed to the reader.
-    pub fn create() -> io::Result<(Mapping, OwnedFd)> {
+    ///
+    /// # Panics
+    /// If the capacity is not a power of two.
+    pub fn create(capacity: usize) -> io::Result<(Mapping, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Hosts may require the additional flag (vm.memfd_noexec), which Linux before 6.3 does not know.
         let fd = match memfd_create("urxe ring", flags | MemfdFlags::NOEXEC_SEAL) {
             Err(Errno::INVAL) => memfd_create("urxe ring", flags)?,
             other => other?,
         };
-        allocate(&fd)?;
+        allocate(&fd, DATA + capacity)?;
         fcntl_add_seals(&fd, SEALS)?;
-        Ok((Mapping::map(&fd)?, fd))
+        Ok((Mapping::map(&fd, capacity)?, fd))
     }
 
     /// Maps the memory that another process has created.
-    pub fn open(fd: &OwnedFd) -> Result<Mapping, RingError> {
+    ///
+    /// # Panics
+    /// If the capacity is not a power of two.
+    pub fn open(fd: &OwnedFd, capacity: usize) -> Result<Mapping, RingError> {
         // Before the length, which can no longer change afterwards.
         if !fcntl_get_seals(fd)?.contains(SEALS) {
             return Err(RingError::Unsealed);
         }
         let len = fstat(fd)?.st_size;
-        if len != FILE_LEN as i64 {
+        if len != (DATA + capacity) as i64 {
             return Err(RingError::Length { len });
         }
-        allocate(fd)?;
-        Ok(Mapping::map(fd)?)
+        allocate(fd, DATA + capacity)?;
+        Ok(Mapping::map(fd, capacity)?)
     }
 
-    fn map(fd: impl AsFd) -> io::Result<Mapping> {
+    fn map(fd: impl AsFd, capacity: usize) -> io::Result<Mapping> {
+        assert!(capacity.is_power_of_two(), "capacity of {capacity} bytes");
+        let (file_len, mapping_len) = (DATA + capacity, DATA + 2 * capacity);
         let (rw, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: the kernel chooses an unused range for the reservation, so no other memory is affected.
         let reserved = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), MAPPING_LEN, ProtFlags::empty(), MapFlags::PRIVATE)?
+            mmap_anonymous(std::ptr::null_mut(), mapping_len, ProtFlags::empty(), MapFlags::PRIVATE)?
         };
         let base = NonNull::new(reserved.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Mapping { base };
-        for (at, len, offset) in [(0, FILE_LEN, 0), (FILE_LEN, CAPACITY, DATA as u64)] {
+        let mapping = Mapping { base, capacity };
+        for (at, len, offset) in [(0, file_len, 0), (file_len, capacity, DATA as u64)] {
             // SAFETY: the range lies within the reservation, which nothing else uses.
             unsafe { mmap(reserved.byte_add(at), len, rw, shared, &fd, offset)? };
         }
         // A forked child has no part in the ring.
         // SAFETY: the advice concerns only this mapping, and changes nothing in this process.
-        unsafe { madvise(reserved, MAPPING_LEN, Advice::LinuxDontFork)? };
+        unsafe { madvise(reserved, mapping_len, Advice::LinuxDontFork)? };
         Ok(mapping)
+    }
+
+    /// Returns the number of bytes of data that the ring holds.
+    pub fn capacity(&self) -> u64 {
+        self.capacity as u64
     }
 
     pub fn control(&self) -> &Control {
@@ -145,26 +156,26 @@ impl Mapping {
     /// # Panics
     /// If `len` exceeds the capacity.
     fn range(&self, position: u64, len: usize) -> *mut u8 {
-        assert!(len <= CAPACITY, "{len} bytes in a ring of {CAPACITY}");
-        let at = DATA + (position & (CAPACITY as u64 - 1)) as usize;
-        // SAFETY: `at` is less than `DATA + CAPACITY`, so the `len` bytes from there end within the mapping.
+        assert!(len <= self.capacity, "{len} bytes in a ring of {}", self.capacity);
+        let at = DATA + (position & (self.capacity() - 1)) as usize;
+        // SAFETY: `at` is less than `DATA + capacity`, so the `len` bytes from there end within the mapping.
         unsafe { self.base.as_ptr().add(at) }
     }
 }
 
 /// Allocates the pages of the memory. Without this, an access for which there is no memory would end the process, as would
 /// an allocation beyond the limit on file sizes (SIGXFSZ).
-fn allocate(fd: &OwnedFd) -> rustix::io::Result<()> {
-    if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < FILE_LEN as u64) {
+fn allocate(fd: &OwnedFd, len: usize) -> rustix::io::Result<()> {
+    if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < len as u64) {
         return Err(Errno::FBIG);
     }
-    fallocate(fd, FallocateFlags::empty(), 0, FILE_LEN as u64)
+    fallocate(fd, FallocateFlags::empty(), 0, len as u64)
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: nothing refers to the mapping any more. In a forked child, which does not have it, the range may
         // contain something else by now, so a child must not drop a ring (`RingWriter`, `RingReader`).
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), MAPPING_LEN) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), DATA + 2 * self.capacity) };
     }
 }

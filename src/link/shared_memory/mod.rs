@@ -16,6 +16,6 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use error::RingError;
-pub(crate) use mapping::CAPACITY;
-pub(crate) use ring::{RingReader, RingWriter};
+pub use error::RingError;
+pub use mapping::CAPACITY;
+pub use ring::{RingReader, RingWriter};

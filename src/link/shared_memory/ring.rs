@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
 use super::error::RingError;
-use super::mapping::{CAPACITY, Mapping};
+use super::mapping::Mapping;
 use crate::link::RxBurst;
 use crate::sys::fork::ForkGeneration;
 use crate::transport::TxBurst;
@@ -71,7 +71,7 @@ impl RecordHeader {
 
 /// Writing end of a ring.
 #[derive(Debug)]
-pub(crate) struct RingWriter {
+pub struct RingWriter {
     mapping: Guard,
     head: u64,
     /// The reader's position when it was last looked up.
@@ -81,10 +81,10 @@ pub(crate) struct RingWriter {
 }
 
 impl RingWriter {
-    /// Creates an empty ring. With `elides_icrcs`, ICRCs that are deferred are left out. Also returns the descriptor of the
-    /// ring's memory, for the reader.
-    pub fn create(elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
-        let (mapping, fd) = Mapping::create()?;
+    /// Creates an empty ring for `capacity` bytes, a power of two and a multiple of the page size. With `elides_icrcs`,
+    /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
+    pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
+        let (mapping, fd) = Mapping::create(capacity)?;
         Ok((RingWriter { mapping: Guard::new(mapping), head: 0, tail: 0, elides_icrcs }, fd))
     }
 
@@ -113,8 +113,8 @@ impl RingWriter {
     }
 
     fn has_room(&mut self, len: u64) -> Result<bool, RingError> {
-        let fits = |tail| self.head - tail + len <= CAPACITY as u64;
-        if fits(self.tail) {
+        let capacity = self.mapping.capacity();
+        if self.head - self.tail + len <= capacity {
             return Ok(true);
         }
         let tail = self.mapping.control().tail.load(Ordering::Acquire);
@@ -122,7 +122,7 @@ impl RingWriter {
             return Err(RingError::Position { head: self.head, tail });
         }
         self.tail = tail;
-        Ok(self.head - tail + len <= CAPACITY as u64)
+        Ok(self.head - tail + len <= capacity)
     }
 
     /// Makes what was written visible to the reader. Returns true if the reader sleeps and must be notified.
@@ -151,7 +151,7 @@ impl RingWriter {
 
 /// Reading end of a ring.
 #[derive(Debug)]
-pub(crate) struct RingReader {
+pub struct RingReader {
     mapping: Guard,
     src: IpAddr,
     dst: IpAddr,
@@ -159,12 +159,12 @@ pub(crate) struct RingReader {
 }
 
 impl RingReader {
-    /// Opens a ring that another process has created, for packets from `src` to `dst`.
+    /// Opens a ring that another process has created with `capacity`, for packets from `src` to `dst`.
     ///
     /// # Errors
     /// [`RingError`] if the descriptor is not one of a ring.
-    pub fn open(fd: &OwnedFd, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
-        Ok(RingReader { mapping: Guard::new(Mapping::open(fd)?), src, dst, tail: 0 })
+    pub fn open(fd: &OwnedFd, capacity: usize, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
+        Ok(RingReader { mapping: Guard::new(Mapping::open(fd, capacity)?), src, dst, tail: 0 })
     }
 
     /// Passes bursts to `sink` until `limit` bytes have been read, and returns the number of packets.
@@ -176,7 +176,7 @@ impl RingReader {
     pub fn receive(&mut self, limit: u64, sink: &mut dyn FnMut(RxBurst<'_>)) -> Result<usize, RingError> {
         let head = self.mapping.control().head.load(Ordering::Acquire);
         let (mut packets, begin) = (0, self.tail);
-        if head.wrapping_sub(begin) > CAPACITY as u64 || !head.is_multiple_of(ALIGN as u64) {
+        if head.wrapping_sub(begin) > self.mapping.capacity() || !head.is_multiple_of(ALIGN as u64) {
             return Err(RingError::Position { head, tail: begin });
         }
         while self.tail != head && self.tail - begin < limit {

@@ -21,8 +21,8 @@ fn ring() -> (RingWriter, RingReader, OwnedFd) {
 }
 
 fn ring_eliding_icrcs(elides_icrcs: bool) -> (RingWriter, RingReader, OwnedFd) {
-    let (writer, fd) = RingWriter::create(elides_icrcs).unwrap();
-    let reader = RingReader::open(&fd, SRC, DST).unwrap();
+    let (writer, fd) = RingWriter::create(CAPACITY, elides_icrcs).unwrap();
+    let reader = RingReader::open(&fd, CAPACITY, SRC, DST).unwrap();
     (writer, reader, fd)
 }
 
@@ -119,7 +119,7 @@ fn sleeping_reader_is_notified_once() {
 
 #[test]
 fn memory_of_another_length_or_without_seals_is_refused() {
-    let open = |fd: &OwnedFd| RingReader::open(fd, SRC, DST).unwrap_err();
+    let open = |fd: &OwnedFd| RingReader::open(fd, CAPACITY, SRC, DST).unwrap_err();
     let memory = |len| {
         let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         ftruncate(&memory, len).unwrap();
@@ -146,21 +146,21 @@ fn impossible_positions_and_records_are_errors_at_the_other_end() {
             received(&mut reader);
             while writer.write(&burst).unwrap() {}
         }
-        Mapping::open(&fd).unwrap().control().tail.store(tail, Ordering::SeqCst);
+        Mapping::open(&fd, CAPACITY).unwrap().control().tail.store(tail, Ordering::SeqCst);
         let failed = (0..100).find_map(|_| writer.write(&burst).err());
         assert!(matches!(failed, Some(RingError::Position { .. })), "{tail}: {failed:?}");
     }
     // The writer claims to have written more than fits, or less than was read.
     for head in [CAPACITY as u64 + 1, u64::MAX, 1 << 40] {
         let (_writer, mut reader, fd) = ring();
-        Mapping::open(&fd).unwrap().control().head.store(head, Ordering::SeqCst);
+        Mapping::open(&fd, CAPACITY).unwrap().control().head.store(head, Ordering::SeqCst);
         let error = reader.receive(u64::MAX, &mut |_| panic!("nothing was written")).unwrap_err();
         assert!(matches!(error, RingError::Position { .. }), "{error}");
     }
     // Length and segment of a record do not fit.
     for (len, segment) in [(0, 0), (40, 15), (40, 41), (64, 16), (u32::MAX, 16), (1 << 30, 16)] {
         let (_writer, mut reader, fd) = ring();
-        let mut forged = Mapping::open(&fd).unwrap();
+        let mut forged = Mapping::open(&fd, CAPACITY).unwrap();
         forged.data_mut(0, 4).copy_from_slice(&u32::to_ne_bytes(len));
         forged.data_mut(4, 2).copy_from_slice(&u16::to_ne_bytes(segment));
         forged.control().head.store(64, Ordering::SeqCst);
@@ -175,7 +175,7 @@ fn random_bytes_in_the_memory_end_in_an_error_or_in_bursts_within_the_ring() {
     for seed in 0..2000 {
         let mut rng = SimRng::new(seed, 0);
         let (mut writer, mut reader, fd) = ring();
-        let mut other = Mapping::open(&fd).unwrap();
+        let mut other = Mapping::open(&fd, CAPACITY).unwrap();
         for _ in 0..20 {
             let small = queue(0, 1 + rng.below(15) as u32, 16);
             let _ = writer.write(&small.bursts().next().unwrap());

@@ -14,10 +14,19 @@ use crate::support::Rng;
 use crate::unreliable::{UdQp, datagrams, stream};
 use crate::wire::Faults;
 
-/// Parameters of a run: faults on the wire, tuning of the NICs, number of connections.
+/// Carrier of the packets between the sides.
+#[derive(Clone, Copy, Debug)]
+pub enum Carrier {
+    /// A wire with faults.
+    Wire(Faults),
+    /// Rings in shared memory, one in each direction.
+    Rings,
+}
+
+/// Parameters of a run: what carries packets, tuning of the NICs, number of connections.
 #[derive(Clone, Debug)]
 pub struct Params {
-    pub faults: Faults,
+    pub carrier: Carrier,
     /// Index of the path MTU in `Mtu::ALL`; with `None`, each connection has a random one.
     pub mtu: Option<usize>,
     pub window: usize,
@@ -45,7 +54,7 @@ impl Params {
         let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
         let faults = Faults { loss: percent(12), dup: percent(8), reorder: percent(15), corrupt: percent(4) };
         Params {
-            faults,
+            carrier: Carrier::Wire(faults),
             mtu: None,
             window: rng.pick(&[1, 5_000, 30_000, 1 << 20]),
             read_chunk: rng.pick(&[1, 3_000, 10_000, 1 << 30]),

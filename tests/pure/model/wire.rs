@@ -18,6 +18,10 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
+impl Faults {
+    pub const NONE: Faults = Faults { loss: 0, dup: 0, reorder: 0, corrupt: 0 };
+}
+
 /// Duration in nanoseconds of the alternating phases with and without faults; uninterrupted faults would
 /// exhaust any retry count.
 const PHASE: u64 = 2_000_000;

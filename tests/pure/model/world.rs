@@ -1,4 +1,4 @@
-//! Two NICs in virtual time, connected by a faulty wire.
+//! Two NICs in virtual time, connected by a faulty wire or by rings in shared memory.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -10,16 +10,17 @@ use urxe::transport::{
     AsyncEvent, BurstLimits, Completion, Instant, QpState, RecvCaps, RxBurst, Tuning, TxQueue, WcStatus,
     XrcdId,
 };
-use urxe::wire::{IpIdent, LKey, Qpn, RKey};
+use urxe::wire::{Flow, IpIdent, LKey, Qpn, RKey};
 
 use crate::grants::GrantKind;
 use crate::memory;
-use crate::plan::{Failure, Kind, Params, Plan};
+use crate::plan::{Carrier, Failure, Kind, Params, Plan};
 use crate::program::{Key, Target};
 use crate::receives::Pool;
-use crate::support::{self, PD, Region, Rng, TestCq};
+use crate::rings::Rings;
+use crate::support::{self, PD, Region, Rng, TestCq, ring};
 use crate::unreliable::{self, Arrival, Responder};
-use crate::wire::{Flight, Wire};
+use crate::wire::{Faults, Wire};
 
 /// Access rights that regions and queue pairs grant to peers.
 pub const ACCESS: Access =
@@ -101,6 +102,8 @@ pub struct World {
     pub qps: Vec<Qp>,
     pub groups: Vec<Group>,
     wire: Wire,
+    /// Rings that carry all packets in place of the wire.
+    rings: Option<Rings>,
     next_tick: Instant,
 }
 
@@ -112,7 +115,8 @@ pub fn run(seed: u64, params: &Params) -> u32 {
     let mut world = World::new(plan, params, rng);
     world.run();
     world.check_memory();
-    world.wire.trace.finalize()
+    let over_rings = world.rings.map_or(0, |rings| rings.trace.finalize());
+    world.wire.trace.finalize() ^ over_rings
 }
 
 impl Side {
@@ -156,7 +160,10 @@ impl Side {
             region,
             null,
             grants,
-            tx: TxQueue::new(BurstLimits { bytes: 65_000, packets: 1 + rng.below(64) as usize }),
+            tx: TxQueue::new(match params.carrier {
+                Carrier::Wire(_) => BurstLimits { bytes: 65_000, packets: 1 + rng.below(64) as usize },
+                Carrier::Rings => ring::LIMITS,
+            }),
             send_cq: TestCq::new(0, 4096),
             recv_cq: TestCq::new(1, 4096),
             events: VecDeque::new(),
@@ -182,6 +189,13 @@ impl World {
                 false => nic.create_srq(PD, caps),
             };
         }
+        let (faults, rings) = match params.carrier {
+            Carrier::Wire(faults) => (faults, None),
+            Carrier::Rings => {
+                let ips = sides.each_ref().map(|side| side.ip);
+                (Faults::NONE, Some(Rings::new(ips, Rng::new(rng.next()))))
+            }
+        };
         World {
             now: Instant(1),
             params: params.clone(),
@@ -189,7 +203,8 @@ impl World {
             sides,
             qps: plan.qps.iter().map(|_| Qp::default()).collect(),
             groups: plan.groups.iter().map(|_| Group::default()).collect(),
-            wire: Wire::new(params.faults),
+            wire: Wire::new(faults),
+            rings,
             next_tick: Instant(0),
             plan,
         }
@@ -231,6 +246,7 @@ impl World {
             .wire
             .next()
             .into_iter()
+            .chain(self.rings.as_ref().and_then(Rings::next))
             .chain(closings)
             .chain(failures)
             .chain(timers)
@@ -239,7 +255,13 @@ impl World {
         assert!(next.since(Instant(0)) < HANG_TIMEOUT, "no progress: {}", self.describe());
         self.now = self.now.max(next);
         while let Some(flight) = self.wire.arrived(self.now) {
-            self.deliver(&flight);
+            let (flow, data) = (flight.flow, &flight.bytes[..]);
+            let burst = RxBurst { flow, ident: IpIdent::SENT, segment: data.len(), data };
+            self.deliver(&burst, flight.corrupt);
+        }
+        if let Some(mut rings) = self.rings.take() {
+            rings.read(self.now, &mut |burst| self.deliver(&burst, false));
+            self.rings = Some(rings);
         }
         for s in &mut self.sides {
             s.nic.handle_timeouts(self.now, &s.memory, &mut s.tx);
@@ -247,15 +269,13 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, flight: &Flight) {
-        let side = usize::from(flight.flow.dst != self.sides[0].ip);
-        if !flight.corrupt {
-            self.predict(side, flight);
+    fn deliver(&mut self, burst: &RxBurst<'_>, is_corrupt: bool) {
+        let side = usize::from(burst.flow.dst != self.sides[0].ip);
+        if !is_corrupt {
+            burst.packets().for_each(|(_, packet)| self.predict(side, &burst.flow, packet));
         }
         let s = &mut self.sides[side];
-        let (flow, bytes) = (flight.flow, &flight.bytes);
-        let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
-        s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
+        s.nic.handle_burst(self.now, burst, &s.memory, &mut s.tx);
         s.take_outputs();
     }
 
@@ -265,15 +285,14 @@ impl World {
     }
 
     /// Passes a packet to the model of the queue pair that receives it, if its service is unreliable.
-    fn predict(&mut self, side: usize, flight: &Flight) {
-        let b = &flight.bytes;
+    fn predict(&mut self, side: usize, flow: &Flow, b: &[u8]) {
         let word = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
         let Some(to) = self.find(side, Qpn::new(word(5))) else { return };
         let datagram = b[0] >> 5 == 0b011;
         let from = match self.plan.qps[to].kind {
             Kind::Uc if !datagram => self.plan.qps[to].peer,
             Kind::Ud if datagram => {
-                let sender_side = usize::from(flight.flow.src != self.sides[0].ip);
+                let sender_side = usize::from(flow.src != self.sides[0].ip);
                 let number = Qpn::new(word(17));
                 (0..self.qps.len())
                     .find(|q| self.plan.qps[*q].side == sender_side && self.qps[*q].number == number)
@@ -301,7 +320,7 @@ impl World {
         if unreliable::qkey_on_wire(destination, plan.qkey) != self.plan.qps[to].qkey {
             return;
         }
-        let grh = unreliable::grh(flight.flow.src, flight.flow.dst, b.len());
+        let grh = unreliable::grh(flow.src, flow.dst, b.len());
         self.qps[to].responder.datagram(&arrival, &grh, us, recvs, bytes);
     }
 
@@ -310,7 +329,11 @@ impl World {
         loop {
             let more = s.nic.transmit(self.now, &s.memory, &mut s.tx);
             let (now, wire, rng) = (self.now, &mut self.wire, &mut self.rng);
-            support::drain(&mut s.tx, |flow, bytes| wire.send(now, flow, bytes, rng));
+            let to_wire = |flow, bytes| wire.send(now, flow, bytes, rng);
+            match &mut self.rings {
+                Some(rings) => rings.send(now, 1 - side, &mut s.tx, to_wire),
+                None => support::drain(&mut s.tx, to_wire),
+            }
             s.nic.emitted();
             s.take_outputs();
             if !more {

@@ -5,6 +5,8 @@ use std::time::Duration;
 use urxe::link::faults::{Action, Rule};
 use urxe::verbs::*;
 
+use crate::ring::CAPACITY;
+use crate::ring_link::RingOptions;
 use crate::rng::Rng;
 
 /// Congestion controls.
@@ -54,6 +56,8 @@ const HARSH: &[&str] = &[
 #[derive(Debug)]
 pub struct Scenario {
     pub wire: FabricConfig,
+    /// Rings that carry all packets, if there are any.
+    pub rings: Option<RingOptions>,
     /// Whether retries may be exhausted and a side may stop; otherwise every work request of a reliable
     /// connection must succeed.
     pub is_harsh: bool,
@@ -117,7 +121,21 @@ impl Scenario {
         let count = 1 + r.below(3);
         let transport = |_| r.pick(&[QpType::Rc, QpType::Rc, QpType::XrcSend, QpType::Uc, QpType::Ud]);
         let transports = (0..count).map(transport).collect();
-        Scenario { wire, is_harsh, faults, contexts, connect, transports, has_srqs: r.percent(50) }
+        let has_srqs = r.percent(50);
+        Scenario { wire, rings: None, is_harsh, faults, contexts, connect, transports, has_srqs }
+    }
+
+    /// Returns a random scenario with rings in shared memory. The fabric carries only the notifications of their readers.
+    pub fn random_over_rings(r: &mut Rng) -> Scenario {
+        let scenario = Scenario::random(r);
+        let FabricConfig { seed, latency, jitter, .. } = scenario.wire;
+        let rings = RingOptions {
+            limit: r.pick(&[1, 4096, CAPACITY as u64]),
+            interval: Duration::from_nanos(r.pick(&[100, 1_000, 20_000])),
+            window: r.pick(&[None, Some(CAPACITY / 2)]),
+        };
+        let wire = FabricConfig::default().seed(seed).latency(latency).jitter(jitter);
+        Scenario { wire, rings: Some(rings), ..scenario }
     }
 
     /// Reports whether packets arrive at most once and in order.

@@ -1,12 +1,17 @@
 //! One side of a simulation: a NIC with its queue pairs, regions and receives, and the results expected of
 //! its work requests.
 
+use std::net::IpAddr;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
+use urxe::link::Link;
 use urxe::link::faults::Faults;
 use urxe::verbs::*;
 
+use crate::ring::Ring;
+use crate::ring_link::RingLink;
 use crate::scenario::Scenario;
 
 /// Maximum number of send work requests on each side.
@@ -155,12 +160,28 @@ pub struct Side {
 }
 
 impl Side {
-    pub fn new(fabric: &Fabric, scenario: &Scenario, n: usize) -> Side {
-        let port = fabric.port(&fabric.auto_address()).unwrap();
+    /// Creates side `n` of those with the given addresses. `rings` are those that each side writes, if there are any.
+    pub fn new(
+        fabric: &Fabric,
+        scenario: &Scenario,
+        n: usize,
+        addresses: &[Vec<IpAddr>; 2],
+        rings: Option<&[Arc<Mutex<Ring>>; 2]>,
+    ) -> Side {
+        let port = fabric.port(&addresses[n]).unwrap();
         let rules = scenario.faults[n].clone();
-        let context = Context::on_port(port, &scenario.contexts[n], |port| match rules.is_empty() {
-            true => Box::new(port),
-            false => Box::new(Faults::new(port, rules, scenario.wire.seed)),
+        let context = Context::on_port(port, &scenario.contexts[n], |port| {
+            let link: Box<dyn Link> = match (rings, scenario.rings) {
+                (Some(rings), Some(options)) => {
+                    let first = addresses.each_ref().map(|addresses| addresses[0]);
+                    Box::new(RingLink::new(port, n, first, rings, options))
+                }
+                _ => Box::new(port),
+            };
+            match rules.is_empty() {
+                true => link,
+                false => Box::new(Faults::new(link, rules, scenario.wire.seed)),
+            }
         });
         let context = context.unwrap();
         let pd = context.alloc_pd().unwrap();

@@ -4,11 +4,14 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
+use crate::ring::Ring;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::side::*;
@@ -20,6 +23,8 @@ struct World {
     scenario: Scenario,
     fabric: Fabric,
     sides: [Side; 2],
+    /// Rings by the side that writes them, if they carry the packets.
+    rings: Option<[Arc<Mutex<Ring>>; 2]>,
     addresses: [IpAddr; 2],
     /// Whether work requests may fail.
     may_fail: bool,
@@ -34,7 +39,18 @@ impl World {
             println!("{scenario:#?}");
         }
         let fabric = Fabric::virtual_time(scenario.wire.clone()).unwrap();
-        let sides = [0, 1].map(|n| Side::new(&fabric, &scenario, n));
+        let mut addresses = [(); 2].map(|()| fabric.auto_address().to_vec());
+        let rings = scenario.rings.map(|_| {
+            // A ring is for packets between two addresses.
+            for both in &mut addresses {
+                both.swap_remove((scenario.wire.seed % 2) as usize);
+            }
+            [(0, 1), (1, 0)].map(|(from, to)| {
+                let has_icrcs = !scenario.faults[from].is_empty();
+                Arc::new(Mutex::new(Ring::new(addresses[from][0], addresses[to][0], !has_icrcs)))
+            })
+        });
+        let sides = [0, 1].map(|n| Side::new(&fabric, &scenario, n, &addresses, rings.as_ref()));
         sides[0].connect(&sides[1], &scenario.connect);
         sides[1].connect(&sides[0], &scenario.connect);
         World {
@@ -42,6 +58,7 @@ impl World {
             may_fail: scenario.is_harsh,
             fabric,
             sides,
+            rings,
             scenario,
             completions: Vec::new(),
             log: DefaultHasher::new(),
@@ -322,6 +339,12 @@ impl World {
             self.check_exactly_once(n);
             self.check_memory(n);
         }
+        if let Some(rings) = self.rings.as_ref().filter(|_| !self.scenario.is_harsh) {
+            assert!(
+                rings.iter().all(|ring| ring.lock().is_empty()),
+                "a reader sleeps although bursts are waiting"
+            );
+        }
         let counters = self.sides.iter().flat_map(|side| side.context.counters().iter().collect::<Vec<_>>());
         counters.for_each(|c| c.hash(&mut self.log));
         (self.fabric.now(), self.fabric.counters().carried).hash(&mut self.log);
@@ -390,9 +413,9 @@ impl World {
 
 /// Runs a random sequence of verbs calls, and returns a hash of all completions, their times, and the final
 /// counters.
-pub fn run(seed: u64, verbose: bool) -> u64 {
+pub fn run(seed: u64, scenario: fn(&mut Rng) -> Scenario, verbose: bool) -> u64 {
     let mut r = Rng::new(seed);
-    let mut world = World::new(Scenario::random(&mut r), verbose);
+    let mut world = World::new(scenario(&mut r), verbose);
     let count = 1 + r.below(MAX_WORK as u64);
     let stop = (world.scenario.is_harsh && r.percent(70)).then(|| r.below(count));
     for i in 0..count {

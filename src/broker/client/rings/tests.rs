@@ -286,7 +286,7 @@ fn send_offer(to: &Rings, offer: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> 
 fn malformed_offers_close_their_connection_and_cost_nothing_else() {
     let (a_ip, b_ip) = ("127.18.243.1", "127.18.243.2");
     let (mut a, mut b) = (rings(a_ip, 1), rings(b_ip, 1));
-    let (_writer, memory) = RingWriter::create(false).unwrap();
+    let (_writer, memory) = RingWriter::create(CAPACITY, false).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     let offers: [(&str, &[BorrowedFd<'_>]); 6] = [
         ("urxe-ring-1 10.0.0.1 127.18.243.2", &[]),
@@ -311,7 +311,7 @@ fn forged_positions_close_the_ring_at_either_end() {
     let (a_ip, b_ip) = ("127.18.244.1", "127.18.244.2");
     let (mut a, mut b) = (rings(a_ip, 1), rings(b_ip, 1));
     // A process whose ring holds garbage.
-    let (writer, memory) = RingWriter::create(false).unwrap();
+    let (writer, memory) = RingWriter::create(CAPACITY, false).unwrap();
     writer.forge_head(1 << 40);
     let offer = RingOffer { src: a.bind_addr.ip(), dst: b.bind_addr.ip() };
     let _connection = send_offer(&b, &offer, &[memory.as_fd()]);
