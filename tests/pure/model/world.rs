@@ -254,7 +254,7 @@ impl World {
         }
         let s = &mut self.sides[side];
         let (flow, bytes) = (flight.flow, &flight.bytes);
-        let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
+        let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes, payloads: None };
         s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
         s.take_outputs();
     }
