@@ -6,16 +6,19 @@ use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::Icrc;
 use crate::wire::{Opcode, Transport};
 
-/// Part of a payload that is left out of the copy of a burst.
+/// Parts of payloads that are left out of the copy of a burst: one, or one in each of several consecutive packets, which
+/// follow one another in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LeftOut {
-    /// Offset in the burst.
+    /// Offset of the first part in the burst; those of the others are a segment apart.
     pub at: u32,
-    /// Length in bytes.
+    /// Length of each part in bytes.
     pub len: u32,
+    /// Number of parts.
+    pub count: u32,
     /// Number of the memory that contains the bytes.
     pub memory: u32,
-    /// Offset in that memory.
+    /// Offset of the first part in that memory.
     pub offset: u64,
     slice: HostSlice,
 }
@@ -45,7 +48,7 @@ impl TxBurst<'_> {
         let mut copy = Copy { bytes, left_out, locate, end: 0, packet: 0, first: 0, leaves_out: false };
         let mut copier = self.copier().eliding_icrcs();
         while copier.copy_packet(&mut copy) {
-            (copy.packet, copy.first) = (copy.end, copy.left_out.len());
+            copy.end_packet(self.segment);
         }
         (!copier.has_faulted()).then(|| copy.bytes.len())
     }
@@ -59,13 +62,32 @@ struct Copy<'a, F> {
     end: usize,
     /// Offset in the burst of the current packet.
     packet: usize,
-    /// Number of parts left out of the packets before.
+    /// Number of entries for the packets before.
     first: usize,
     /// Whether payloads of the current packet may be left out. All of them are, or none.
     leaves_out: bool,
 }
 
 impl<F> Copy<'_, F> {
+    #[inline]
+    fn end_packet(&mut self, segment: usize) {
+        let is_single = self.left_out.len() == self.first + 1;
+        if let ([.., run, part], true) = (&mut self.left_out[..], is_single) {
+            let next = LeftOut {
+                at: run.at + run.count * segment as u32,
+                offset: run.offset + u64::from(run.count) * u64::from(run.len),
+                count: 1,
+                slice: part.slice,
+                ..*run
+            };
+            if *part == next {
+                run.count += 1;
+                self.left_out.pop();
+            }
+        }
+        (self.packet, self.first) = (self.end, self.left_out.len());
+    }
+
     #[cold]
     fn put_what_was_left_out(&mut self) -> Result<(), Faulted> {
         self.leaves_out = false;
@@ -99,7 +121,7 @@ impl<F: Fn(HostSlice) -> Option<(u32, u64)>> PacketBuffer for Copy<'_, F> {
         self.end += slice.len();
         if self.leaves_out {
             if let Some((memory, offset)) = (self.locate)(slice) {
-                self.left_out.push(LeftOut { at, len, memory, offset, slice });
+                self.left_out.push(LeftOut { at, len, count: 1, memory, offset, slice });
                 return Ok(());
             }
             let put = self.put_what_was_left_out();

@@ -14,14 +14,13 @@ use crate::transport::{LeftOut, SenderPayloads};
 /// Linux permits 65,530 mappings.
 pub(crate) const MAX_SHARED: usize = 32;
 
-/// Number of words of a descriptor: offset in the burst, length, number of the memory, low and high half of the offset
-/// there, epoch.
+/// Number of words of a descriptor.
 pub(super) const DESCRIPTOR_WORDS: usize = 6;
 
-/// Returns the descriptor of a part that is left out of a record.
-pub(super) fn descriptor(part: &LeftOut, epoch: u32) -> [u32; DESCRIPTOR_WORDS] {
-    let LeftOut { at, len, memory, offset, .. } = *part;
-    [at, len, memory, offset as u32, (offset >> 32) as u32, epoch]
+/// Returns the descriptor of parts that are left out of a record.
+pub(super) fn descriptor(parts: &LeftOut) -> [u32; DESCRIPTOR_WORDS] {
+    let LeftOut { at, len, count, memory, offset, .. } = *parts;
+    [at, len, count, memory, offset as u32, (offset >> 32) as u32]
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,34 +201,43 @@ impl ReaderMemory {
     }
 
     /// Puts the packets of a burst of `len` bytes together, except payloads that are left out: `bytes` are those in the
-    /// record, and `parts` the descriptors. Returns `None` if these contradict each other or the mapped memory.
+    /// record. The payloads are valid in the given epoch. Returns `None` if bytes and descriptors contradict each other or
+    /// the mapped memory.
     ///
-    /// That a part is the whole payload of its packet is checked by the NIC, which knows the headers.
+    /// That the parts of a packet are its whole payload is checked by the NIC, which knows the headers.
     pub fn expand(
         &mut self,
         (len, segment): (usize, usize),
         bytes: &[u8],
-        parts: impl Iterator<Item = [u32; DESCRIPTOR_WORDS]>,
+        epoch: u32,
+        descriptors: impl Iterator<Item = [u32; DESCRIPTOR_WORDS]>,
     ) -> Option<()> {
         if self.packets.len() < len {
             self.packets.resize(len, 0);
         }
         self.payloads.clear();
-        let (mut pos, mut rest) = (0, bytes);
-        for [at, part_len, id, low, high, epoch] in parts {
-            let (start, end) = (at as usize, (at as usize).checked_add(part_len as usize)?);
-            if part_len == 0 || end > len || start / segment != (end - 1) / segment {
-                return None;
-            }
-            let (before, after) = rest.split_at_checked(start.checked_sub(pos)?)?;
-            self.packets[pos..start].copy_from_slice(before);
-            (pos, rest) = (end, after);
-            while self.payloads.packets() < start / segment {
-                self.payloads.end_packet();
-            }
+        // Positions in the burst: of the next byte, and of the end of its packet.
+        let (mut pos, mut packet_end, mut rest) = (0, segment, bytes);
+        for [at, part_len, count, id, low, high] in descriptors {
             let (_, memory) = self.all.iter().find(|(of, _)| *of == id)?;
-            let offset = u64::from(high) << 32 | u64::from(low);
-            self.payloads.add_of_peer(memory, offset, part_len, epoch).then_some(())?;
+            let (mut start, part) = (at as usize, part_len as usize);
+            let mut offset = u64::from(high) << 32 | u64::from(low);
+            for _ in 0..count {
+                while start >= packet_end && packet_end < len {
+                    self.payloads.end_packet();
+                    packet_end += segment;
+                }
+                let end = start.checked_add(part)?;
+                if part == 0 || end > packet_end.min(len) {
+                    return None;
+                }
+                let (before, after) = rest.split_at_checked(start.checked_sub(pos)?)?;
+                self.packets[pos..start].copy_from_slice(before);
+                (pos, rest) = (end, after);
+                self.payloads.add_of_peer(memory, offset, part_len, epoch).then_some(())?;
+                offset += u64::from(part_len);
+                start += segment;
+            }
         }
         if rest.len() != len - pos {
             return None;
@@ -246,3 +254,6 @@ impl ReaderMemory {
         &self.packets[..len]
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,15 +35,15 @@ struct RecordHeader {
     hop_limit: u8,
     /// Whether the packets have no ICRCs.
     elides_icrcs: bool,
-    /// Whether payloads are left out. Then two more words follow, which have the number of bytes in the record and the number
-    /// of descriptors behind them.
+    /// Whether payloads are left out. Then three more words follow: the number of bytes in the record, the number of
+    /// descriptors behind them, and the epoch in which the payloads are valid.
     leaves_out: bool,
 }
 
 impl RecordHeader {
     const WORDS: usize = 3;
     const LEN: usize = 4 * RecordHeader::WORDS;
-    const LONG_LEN: usize = RecordHeader::LEN + 8;
+    const LONG_LEN: usize = RecordHeader::LEN + 12;
 
     fn of(burst: &TxBurst<'_>) -> Option<RecordHeader> {
         let Flow { src_port, traffic_class, hop_limit, .. } = burst.flow;
@@ -171,11 +171,11 @@ impl RingWriter {
         else {
             return false;
         };
-        let words = self.left_out.iter().flat_map(|part| descriptor(part, burst.epoch));
+        let words = self.left_out.iter().flat_map(descriptor);
         put_words(&mut room[stored.next_multiple_of(4)..], words);
         let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
         let (stored, count) = (stored as u32, self.left_out.len() as u32);
-        put_words(head, header.to_words().into_iter().chain([stored, count]));
+        put_words(head, header.to_words().into_iter().chain([stored, count, burst.epoch]));
         self.head += RecordHeader::long_record_len(stored, count);
         true
     }
@@ -242,6 +242,17 @@ impl RingWriter {
     /// Stores a position that was never written, as a process that breaks the protocol might.
     pub fn forge_head(&self, head: u64) {
         self.mapping.control().head.store(head, Ordering::SeqCst);
+    }
+
+    /// Appends a record with anything in it.
+    pub fn forge_record(&mut self, words: &[u32]) {
+        let len = 4 * words.len();
+        put_words(self.mapping.data_mut(self.head, len), words.iter().copied());
+        self.head += (len as u64).next_multiple_of(ALIGN as u64);
+    }
+
+    pub fn head(&self) -> u64 {
+        self.head
     }
 }
 
@@ -338,7 +349,7 @@ impl RingReader {
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> Result<(usize, u64), RingError> {
         let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
-        let [stored, count] = [12, 16].map(|offset| self.mapping.word(at + offset));
+        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.mapping.word(at + offset));
         let record_len = RecordHeader::long_record_len(stored, count);
         let is_valid = len <= CAPACITY && (MIN_PACKET..=len).contains(&segment) && header.elides_icrcs;
         if record_len > available || !is_valid {
@@ -351,7 +362,7 @@ impl RingReader {
         });
         let bytes =
             &self.mapping.data(at, RecordHeader::LONG_LEN + stored as usize)[RecordHeader::LONG_LEN..];
-        let expanded = self.memory.expand((len, segment), bytes, parts);
+        let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
         expanded.ok_or(RingError::Payloads { len: header.len, count })?;
         let (ident, data) = (IpIdent::Elided, self.memory.packets(len));
         let (flow, payloads) = (self.flow_of(header), Some(&self.memory.payloads));
