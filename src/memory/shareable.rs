@@ -215,7 +215,7 @@ pub enum PeerMemoryError {
         /// Length of the file in bytes.
         len: u64,
     },
-    /// Its owner has shared as many as it may.
+    /// The owner has shared as many as it may.
     #[error("another process has shared its maximum number of memories")]
     TooMany,
     /// It cannot be mapped.
@@ -299,5 +299,91 @@ impl Budget {
 impl Drop for Budget {
     fn drop(&mut self) {
         MAPPED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Buffer;
+
+    const PAGE: u64 = 4096;
+
+    fn memfd(len: u64, allocated: u64, seals: SealFlags) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, len).unwrap();
+        if allocated > 0 {
+            fallocate(&fd, FallocateFlags::empty(), 0, allocated).unwrap();
+        }
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    #[test]
+    fn memory_that_its_owner_can_take_away_or_has_not_allocated_is_not_mapped() {
+        let len = HEADER as u64 + PAGE;
+        let open = |len, allocated, seals| PeerMemory::open(&memfd(len, allocated, seals)).map(drop);
+        open(len, len, SEALS).unwrap();
+        for missing in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::FUTURE_WRITE] {
+            let result = open(len, len, SEALS & !missing);
+            assert!(matches!(result, Err(PeerMemoryError::Unsealed)), "{missing:?}");
+        }
+        for (len, allocated) in [(0, 0), (HEADER as u64, HEADER as u64), (len, 0), (len, len - PAGE)] {
+            let result = open(len, allocated, SEALS);
+            assert!(matches!(result, Err(PeerMemoryError::Length { .. })), "{allocated} of {len}");
+        }
+        let null = std::fs::File::open("/dev/null").unwrap().into();
+        assert!(matches!(PeerMemory::open(&null), Err(PeerMemoryError::System(_))));
+    }
+
+    #[test]
+    fn mapped_memory_is_that_of_its_owner_who_can_neither_shrink_it_nor_punch_holes() {
+        let buffer = Buffer::shareable(5000).unwrap();
+        buffer.write(4990, b"0123456789").unwrap();
+        let all = all_shareable();
+        let found = |memory: &&Arc<ShareableMemory>| memory.range().start == buffer.addr();
+        let memory = all.iter().find(found).unwrap();
+        let fd = memory.fd.try_clone().unwrap();
+        let peer = PeerMemory::open(&fd).unwrap();
+        let mut bytes = [0; 10];
+        peer.slice(4990, 10).unwrap().load(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"0123456789");
+        let len = memory.mapping.data_len() as u64;
+        assert!(peer.slice(len - 1, 1).is_some() && peer.slice(len, 1).is_none());
+        assert!(peer.slice(len - 1, 2).is_none() && peer.slice(u64::MAX, 1).is_none());
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        assert_eq!(fallocate(&fd, punch, 0, PAGE), Err(Errno::PERM));
+        assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+        assert!(Mapping::new(&fd, HEADER, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        // The memory outlives its owner's mapping.
+        drop(buffer);
+        drop(all);
+        bytes.fill(0);
+        peer.slice(4990, 10).unwrap().load(&mut bytes).unwrap();
+        assert_eq!(&bytes, b"0123456789");
+    }
+
+    #[test]
+    fn withdrawal_ends_the_epoch_of_memory_that_exists_and_that_is_allocated_later() {
+        let buffers = [0, 1].map(|_| Buffer::shareable(1).unwrap());
+        let open = |buffer: &Buffer| {
+            let all = all_shareable();
+            let memory = all.iter().find(|memory| memory.range().start == buffer.addr()).unwrap();
+            PeerMemory::open(&memory.fd.try_clone().unwrap()).unwrap()
+        };
+        let peers = buffers.each_ref().map(open);
+        let epoch = payload_epoch();
+        withdraw_payloads();
+        let later = open(&Buffer::shareable(1).unwrap());
+        assert!(peers.iter().chain([&later]).all(|peer| !peer.is_in(epoch)));
+        assert_ne!(payload_epoch(), epoch);
+    }
+
+    #[test]
+    fn memory_beyond_the_limit_of_this_process_is_not_mapped() {
+        assert!(Budget::take(MAX_MAPPED + 1).is_none() && Budget::take(u64::MAX).is_none());
+        let first = Budget::take(1).unwrap();
+        assert!(Budget::take(MAX_MAPPED).is_none());
+        drop(first);
     }
 }

@@ -79,11 +79,6 @@ impl SenderPayloads {
         self.ends.push(self.slices.len());
     }
 
-    /// Returns the number of packets.
-    pub(crate) fn packets(&self) -> usize {
-        self.ends.len()
-    }
-
     /// Reports whether what was copied from the slices until now are the sender's payloads.
     #[inline]
     fn are_valid(&self) -> bool {

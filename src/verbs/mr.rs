@@ -33,7 +33,8 @@ impl Pd {
         // SAFETY: the `Mr` owns the buffer and drops `raw`, which deregisters, before it; the buffer's bytes
         // are accessed by copying only.
         let raw = unsafe { self.register(extent) }?;
-        Ok(Mr { raw, buffer })
+        let freed = Freed(buffer.is_shareable().then(|| self.clone()));
+        Ok(Mr { raw, buffer, _freed: freed })
     }
 
     /// Registers memory owned by the caller. Addresses in the region are host addresses, unless
@@ -394,6 +395,20 @@ pub struct Mr {
     /// freed.
     raw: RawMr,
     buffer: Buffer,
+    _freed: Freed,
+}
+
+/// Wakes the NIC when it is dropped, after the memory of a shareable region has been freed: the NIC tells processes that
+/// have mapped the memory, which exists until then.
+#[derive(Debug)]
+struct Freed(Option<Pd>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        if let Some(pd) = &self.0 {
+            pd.context().0.shards.wake();
+        }
+    }
 }
 
 impl std::ops::Deref for Mr {
@@ -422,7 +437,9 @@ impl Mr {
         // long as the region.
         unsafe { self.raw.rereg_as(pd, translation, access) }?;
         if let Some(buffer) = buffer {
+            let freed = Freed(self.buffer.is_shareable().then(|| self.raw.pd.clone()));
             self.buffer = buffer;
+            drop(freed);
         }
         Ok(())
     }

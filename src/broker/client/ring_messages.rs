@@ -100,6 +100,7 @@ pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) ->
             Ok((0, _)) => return Taken::Ended,
             Ok(message) => message,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::Open,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Taken::Broken,
             Err(_) => return Taken::Ended,
         };
         if &bytes[..len] == NOTIFICATION {
@@ -126,9 +127,10 @@ pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) ->
     Taken::Open
 }
 
-/// Sends an answer. Returns false if that fails: the writer does not read.
+/// Sends an answer. Returns false if the writer does not read its answers; one that has ended needs none.
 fn answer(socket: &CloseOnForkFd, answer: Message) -> bool {
-    send(socket, answer.to_string().as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok()
+    let sent = send(socket, answer.to_string().as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    !matches!(sent, Err(Errno::AGAIN))
 }
 
 /// Takes a message of the reader. `is_confirmed` tells whether it has confirmed the ring.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::memory::{HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
 use crate::transport::{LeftOut, SenderPayloads};
+use crate::wire::{BTH_LEN, Bth, ICRC_LEN};
 
 /// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and
 /// Linux permits 65,530 mappings.
@@ -204,7 +205,7 @@ impl ReaderMemory {
     /// record. The payloads are valid in the given epoch. Returns `None` if bytes and descriptors contradict each other or
     /// the mapped memory.
     ///
-    /// That the parts of a packet are its whole payload is checked by the NIC, which knows the headers.
+    /// That the parts of a packet begin where its payload begins is checked by the NIC, which knows the headers.
     pub fn expand(
         &mut self,
         (len, segment): (usize, usize),
@@ -216,24 +217,25 @@ impl ReaderMemory {
             self.packets.resize(len, 0);
         }
         self.payloads.clear();
-        // Positions in the burst: of the next byte, and of the end of its packet.
-        let (mut pos, mut packet_end, mut rest) = (0, segment, bytes);
+        // Positions of the next byte and of the current packet in the burst, and of the end of its last part in the packet.
+        let (mut pos, mut packet, mut part_end, mut rest) = (0, 0, None, bytes);
         for [at, part_len, count, id, low, high] in descriptors {
             let (_, memory) = self.all.iter().find(|(of, _)| *of == id)?;
             let (mut start, part) = (at as usize, part_len as usize);
             let mut offset = u64::from(high) << 32 | u64::from(low);
             for _ in 0..count {
-                while start >= packet_end && packet_end < len {
-                    self.payloads.end_packet();
-                    packet_end += segment;
+                while start >= packet + segment && packet + segment < len {
+                    end_packet(&mut self.payloads, &self.packets[packet..packet + segment], part_end.take())?;
+                    packet += segment;
                 }
                 let end = start.checked_add(part)?;
-                if part == 0 || end > packet_end.min(len) {
+                let is_next = part_end.is_none_or(|end| packet + end == start);
+                if part == 0 || !is_next || start < packet + BTH_LEN || end > (packet + segment).min(len) {
                     return None;
                 }
                 let (before, after) = rest.split_at_checked(start.checked_sub(pos)?)?;
                 self.packets[pos..start].copy_from_slice(before);
-                (pos, rest) = (end, after);
+                (pos, part_end, rest) = (end, Some(end - packet), after);
                 self.payloads.add_of_peer(memory, offset, part_len, epoch).then_some(())?;
                 offset += u64::from(part_len);
                 start += segment;
@@ -243,8 +245,10 @@ impl ReaderMemory {
             return None;
         }
         self.packets[pos..len].copy_from_slice(rest);
-        while self.payloads.packets() < len.div_ceil(segment) {
-            self.payloads.end_packet();
+        while packet < len {
+            let bytes = &self.packets[packet..(packet + segment).min(len)];
+            end_packet(&mut self.payloads, bytes, part_end.take())?;
+            packet += segment;
         }
         Some(())
     }
@@ -253,6 +257,15 @@ impl ReaderMemory {
     pub fn packets(&self, len: usize) -> &[u8] {
         &self.packets[..len]
     }
+}
+
+/// Ends a packet. Returns `None` if the parts that are left out of it, if any, do not end where its payload ends.
+#[inline]
+fn end_packet(payloads: &mut SenderPayloads, packet: &[u8], part_end: Option<usize>) -> Option<()> {
+    payloads.end_packet();
+    let Some(part_end) = part_end else { return Some(()) };
+    let pad = usize::from(Bth::read(packet.first_chunk::<BTH_LEN>()?).pad);
+    (part_end + pad + ICRC_LEN == packet.len()).then_some(())
 }
 
 #[cfg(test)]

@@ -333,7 +333,7 @@ fn contradictory_records_are_refused() {
     let memory = UserMemory::shareable(1);
     let id = memory.id();
     type Change = fn(&mut Forged);
-    let changes: [(&str, Change); 14] = [
+    let changes: [(&str, Change); 17] = [
         ("valid", |_| {}),
         ("no ICRCs elided", |record| record.fields = 2 << 16),
         ("segment too short", |record| record.segment = 15),
@@ -346,6 +346,13 @@ fn contradictory_records_are_refused() {
         ("far beyond the memory", |record| record.descriptors[0][5] = u32::MAX),
         ("empty", |record| record.descriptors[0][1] = 0),
         ("across packets", |record| record.segment = 520),
+        ("in the header", |record| record.descriptors[0][0] = 8),
+        ("not at the end", |record| record.descriptors[0][0] = 16),
+        ("with a gap", |record| {
+            let id = record.descriptors[0][3];
+            record.stored = 20;
+            record.descriptors = vec![[12, 500, 1, id, 0, 0], [516, 520, 1, id, 0, 0]];
+        }),
         ("overlapping", |record| record.descriptors = vec![record.descriptors[0]; 2]),
         ("too many", |record| record.descriptors[0][2] = u32::MAX),
     ];
@@ -416,7 +423,6 @@ impl Link for RingLink {
     }
 }
 
-/// A NIC stores shared payloads only after its checks, and none of another length than the packet's.
 #[test]
 fn nic_executes_a_packet_only_if_its_whole_payload_is_shared() {
     let source = UserMemory::shareable(1);
@@ -446,21 +452,18 @@ fn nic_executes_a_packet_only_if_its_whole_payload_is_shared() {
         };
         let reth = Reth { va: to.va, rkey, dma_len: 1024 };
         let headers = Headers { bth, reth, ..Headers::default() };
+        let whole = 28 + 1024 + 4;
+        // The part ends where the payload does, and begins after or before it if it has another length.
+        let at = 28 + 1024 - len;
         let mut packet = vec![0; headers.len()];
         headers.emit(&mut packet);
+        packet.resize(at as usize, 0);
         packet.extend([0; 4]);
-        let whole = 28 + 1024 + 4;
-        // What the part does not cover is in the record.
-        packet.splice(28..28, vec![0; 1024_usize.saturating_sub(len as usize)]);
-        if len > 1024 {
-            packet.truncate(28);
-        }
         let stored = packet.len() as u32;
-        packet.resize(packet.len().next_multiple_of(4), 0);
         let epoch = crate::memory::payload_epoch();
         let header = [whole, 4000 << 16 | whole, 3 << 16, stored, 1, epoch];
         let packet = packet.chunks(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap()));
-        let descriptor = [28, len, 1, source.id(), 0, 0];
+        let descriptor = [at, len, 1, source.id(), 0, 0];
         let words: Vec<u32> = header.into_iter().chain(packet).chain(descriptor).collect();
         writer.forge_record(&words);
         writer.publish();
