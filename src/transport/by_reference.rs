@@ -91,8 +91,11 @@ impl<F> Copy<'_, F> {
     #[cold]
     fn put_what_was_left_out(&mut self) -> Result<(), Faulted> {
         self.leaves_out = false;
-        let slices = self.left_out.drain(self.first..).map(|part| part.slice);
-        slices.fold(Ok(()), |result, slice| result.and(self.bytes.put_host(slice, None)))
+        let mut result = Ok(());
+        for part in self.left_out.drain(self.first..) {
+            result = result.and(self.bytes.put_host(part.slice, None));
+        }
+        result
     }
 }
 
