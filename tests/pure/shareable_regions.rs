@@ -1,31 +1,30 @@
 //! Tests of regions from which other processes copy payloads themselves. Two contexts with different addresses use rings in
 //! shared memory as two processes would.
 
-#[path = "../support/shared_address.rs"]
-mod shared_address;
-
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use shared_address::{TIMEOUT, open_shared};
-use urxe::broker::SharedUdpLink;
-use urxe::link::Link;
+use urxe::broker::{SharedMemory, Sharing};
+use urxe::link::LinkSpec;
 use urxe::verbs::*;
 
-const LEN: usize = 1 << 20;
+const LEN: usize = 2 << 20;
+/// Offset of the buffer of receives in the target.
+const RECEIVED: usize = 1 << 20;
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn endpoint(ip: &str) -> TestEndpoint {
     let ip: IpAddr = ip.parse().unwrap();
-    let boxed = |link: SharedUdpLink| -> Box<dyn Link> { Box::new(link) };
-    TestEndpoint::new(open_shared(ip, boxed)).unwrap()
+    let program = env!("CARGO_BIN_EXE_urxe").into();
+    let sharing = Sharing { program, any_user: false, shared_memory: SharedMemory::Require };
+    let links = sharing.bind(&LinkSpec::Udp(Some(ip)), 1, true).unwrap();
+    TestEndpoint::new(Context::open_shards(links, &ContextOptions::default()).unwrap()).unwrap()
 }
 
 /// Returns connected endpoints.
 fn pair(ips: [&str; 2]) -> [TestEndpoint; 2] {
     let ends = ips.map(endpoint);
-    for [from, to] in [[0, 1], [1, 0]] {
-        ends[from].connect(&ends[to], &ConnectOptions::default()).unwrap();
-    }
+    ends[0].connect(&ends[1], &ConnectOptions::default()).unwrap();
     ends
 }
 
@@ -82,12 +81,12 @@ fn payloads_arrive_alike_from_ordinary_and_shareable_regions() {
                 let sge = [source.sge(at..at + len)];
                 a.qp.post_send(&SendWr::write(1, &sge, target.remote(n * 100_000))).unwrap();
                 assert_eq!(wait(&a).opcode, WcOpcode::RdmaWrite);
-                b.qp.post_recv(&RecvWr::new(2, &[target.sge(800_000..LEN)])).unwrap();
+                b.qp.post_recv(&RecvWr::new(2, &[target.sge(RECEIVED..LEN)])).unwrap();
                 a.qp.post_send(&SendWr::send(3, &sge)).unwrap();
                 wait(&a);
                 let received = wait(&b);
                 assert_eq!((received.opcode, received.byte_len as usize), (WcOpcode::Recv, len));
-                for start in [n * 100_000, 800_000] {
+                for start in [n * 100_000, RECEIVED] {
                     assert!(target.read_vec(start..start + len).unwrap() == pattern(round + n, len), "{len}");
                 }
                 // READs of the same memory.
