@@ -47,6 +47,17 @@ const MIN_PACKET: u64 = 16;
 /// Bit of a record's third word: the packets have no ICRCs.
 const ELIDES_ICRCS: u32 = 1 << 16;
 
+/// Bit of a record's third word: payloads are left out, and three more words follow.
+const LEAVES_OUT: u32 = 1 << 17;
+const LONG_HEADER_LEN: u64 = 24;
+const DESCRIPTOR_LEN: u64 = 24;
+/// Length of the header of shared memory, which begins with the epoch.
+const SHARED_HEADER: u64 = 64 << 10;
+const EPOCH: u32 = 5;
+/// Maximum number of shared memories, and of messages that the victim takes from a connection at a time.
+const MAX_SHARED: usize = 32;
+const MAX_MESSAGES: usize = 64;
+
 /// QPN partition in which the hostile process listens.
 const PARTITION: u32 = 40;
 
@@ -132,9 +143,167 @@ struct ToVictim {
     /// Position behind the last record that was written according to the protocol.
     head: u64,
     is_closed: bool,
+    /// Memory that the victim has mapped: number and data.
+    shared: Vec<(u32, Vec<u8>)>,
+    /// Number of messages since the victim last read them.
+    messages: usize,
+    /// Whether one of the messages breaks the protocol.
+    is_broken: bool,
 }
 
 impl ToVictim {
+    /// Sends a message, with a descriptor if there is one. Returns false if the connection is closed, or has many messages.
+    fn send(&mut self, message: &[u8], fd: Option<&OwnedFd>) -> bool {
+        let Some(connection) = self.connection.as_ref().filter(|_| self.messages + 1 < MAX_MESSAGES) else {
+            return false;
+        };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let is_sent = sendmsg(connection, &[IoSlice::new(message)], &mut control, flags).is_ok();
+        self.messages += usize::from(is_sent);
+        is_sent
+    }
+
+    /// Offers or withdraws memory, or sends anything.
+    fn send_about_memory(&mut self, p: &mut Input<'_>) {
+        let id = u32::from(p.u8() % 4);
+        let is_shared = self.shared.iter().any(|(of, _)| *of == id);
+        match p.below(8) {
+            0 => {
+                let message: Vec<u8> = (0..1 + p.below(40)).map(|_| p.u8()).collect();
+                let is_notification = message == b"\0";
+                self.is_broken |= self.send(&message, None) && !is_notification;
+            }
+            1 | 2 => {
+                if self.send(format!("withdraw {id}").as_bytes(), None) {
+                    self.shared.retain(|(of, _)| *of != id);
+                    self.is_broken |= !is_shared;
+                }
+            }
+            kind => {
+                let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
+                let fd = memfd_create("memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                    .expect("a descriptor");
+                let data: Vec<u8> = (0..8192).map(|n| (n * 7 + kind) as u8 ^ p.u8()).collect();
+                let len = if kind == 3 { SHARED_HEADER } else { SHARED_HEADER + data.len() as u64 };
+                if kind == 4 {
+                    // Without its pages.
+                    ftruncate(&fd, len).expect("memory");
+                } else {
+                    fallocate(&fd, FallocateFlags::empty(), 0, len).expect("memory");
+                    pwrite(&fd, &EPOCH.to_ne_bytes(), 0).expect("memory");
+                    pwrite(&fd, &data[..(len - SHARED_HEADER) as usize], SHARED_HEADER).expect("memory");
+                }
+                let missing = if kind == 5 { SealFlags::FUTURE_WRITE } else { SealFlags::empty() };
+                fcntl_add_seals(&fd, seals & !missing).expect("seals");
+                if self.send(format!("offer {id}").as_bytes(), Some(&fd)) {
+                    self.is_broken |= is_shared;
+                    if kind > 5 && self.shared.len() < MAX_SHARED {
+                        self.shared.push((id, data));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Appends a record with payloads left out, most often according to the protocol.
+    fn append_long(&mut self, p: &mut Input<'_>) {
+        let payload = 4 * u32::from(1 + p.u8()) * (1 + p.below(3) as u32);
+        let segment = MIN_PACKET as u32 + payload;
+        let count = 1 + p.below(4) as u32;
+        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        for n in 0..count {
+            // The pad count in the second byte is 0.
+            bytes.extend([4, 0]);
+            bytes.extend((0..10).map(|_| p.u8()));
+            if p.chance(4) {
+                bytes.extend((0..payload).map(|n| n as u8));
+            } else {
+                let (at, offset) = (segment * n + 12, u32::from(p.u16()) % 9000);
+                words.push([at, payload, 1, u32::from(p.u8() % 4), offset, 0]);
+            }
+            bytes.extend([0; ICRC_LEN]);
+        }
+        let fields = u32::from(p.u16()) | ELIDES_ICRCS | LEAVES_OUT;
+        let epoch = if p.chance(8) { EPOCH + 1 } else { EPOCH };
+        let header = [count * segment, 4791 << 16 | segment, fields, bytes.len() as u32, words.len() as u32, epoch];
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let mut record: Vec<u8> = header.into_iter().flat_map(u32::to_ne_bytes).collect();
+        record.extend(bytes);
+        record.extend(words.concat().into_iter().flat_map(u32::to_ne_bytes));
+        if p.chance(3) {
+            let word = p.below(record.len() / 4);
+            let value = if p.chance(2) { p.u8().into() } else { p.u64() as u32 };
+            record[4 * word..][..4].copy_from_slice(&value.to_ne_bytes());
+        }
+        let record_len = (record.len() as u64).next_multiple_of(ALIGN);
+        if self.head.wrapping_sub(self.tail).saturating_add(record_len) <= CAPACITY {
+            self.memory.write_data(self.head, &record);
+            self.head += record_len;
+            self.memory.write_u64(HEAD, self.head);
+        }
+    }
+
+    /// Returns the packets of a record with payloads left out, without ICRCs, and the length of the record. The packets are
+    /// `None` if they are no longer valid. `None` if the reader must refuse the record.
+    fn expect_long(&self, available: u64) -> Option<(Option<Vec<u8>>, u64)> {
+        let word = |at: u64| {
+            let bytes = self.memory.data(self.tail.wrapping_add(at), 4);
+            u64::from(u32::from_ne_bytes(bytes.try_into().expect("4 bytes")))
+        };
+        let (len, segment) = (word(0), word(4) & 0xffff);
+        let [stored, count, epoch] = [12, 16, 20].map(word);
+        let descriptors = LONG_HEADER_LEN + stored.next_multiple_of(4);
+        let record_len = (descriptors + count * DESCRIPTOR_LEN).next_multiple_of(ALIGN);
+        let elides = word(8) as u32 & ELIDES_ICRCS != 0;
+        if record_len > available || len > CAPACITY || segment < MIN_PACKET || segment > len || !elides {
+            return None;
+        }
+        let stored = self.memory.data(self.tail.wrapping_add(LONG_HEADER_LEN), stored as usize);
+        // For each byte that is left out, its value.
+        let mut left_out: Vec<Option<u8>> = vec![None; len as usize];
+        let mut end_of_last = 0;
+        for n in 0..count {
+            let at = descriptors + n * DESCRIPTOR_LEN;
+            let [start, part, parts, id, low, high] = [0, 4, 8, 12, 16, 20].map(|word_at| word(at + word_at));
+            let (_, data) = self.shared.iter().find(|(of, _)| u64::from(*of) == id)?;
+            for k in 0..parts {
+                let (from, offset) = (start + k * segment, (high << 32 | low) + k * part);
+                let is_inside = from + part <= len && part > 0 && from >= end_of_last;
+                if !is_inside || from / segment != (from + part - 1) / segment || from % segment < 12 {
+                    return None;
+                }
+                let values = data.get(usize::try_from(offset).ok()?..)?.get(..part as usize)?;
+                for (to, value) in left_out[from as usize..].iter_mut().zip(values) {
+                    *to = Some(*value);
+                }
+                end_of_last = from + part;
+            }
+        }
+        let is_used = !left_out.iter().all(Option::is_none);
+        if left_out.iter().filter(|byte| byte.is_none()).count() != stored.len() {
+            return None;
+        }
+        let mut stored = stored.into_iter();
+        let packets: Vec<u8> =
+            left_out.iter().map(|byte| byte.unwrap_or_else(|| stored.next().expect("a byte"))).collect();
+        // What is left out of a packet is contiguous, and ends where the payload ends.
+        for (packet, left_out) in packets.chunks(segment as usize).zip(left_out.chunks(segment as usize)) {
+            let Some(last) = left_out.iter().rposition(Option::is_some) else { continue };
+            let first = left_out.iter().position(Option::is_some).expect("there is a last");
+            let pad = usize::from(packet[1] >> 4 & 3);
+            if left_out[first..=last].iter().any(Option::is_none) || last + 1 + pad + ICRC_LEN != packet.len() {
+                return None;
+            }
+        }
+        Some(((!is_used || epoch == u64::from(EPOCH)).then_some(packets), record_len))
+    }
+
     /// Appends a record according to the protocol.
     fn append(&mut self, p: &mut Input<'_>) {
         let len = match p.below(8) {
@@ -192,6 +361,20 @@ impl ToVictim {
             let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().expect("4 bytes"));
             let (len, segment) = (u64::from(word(0)), u64::from(word(4) & 0xffff));
             let record_len = (RECORD_HEADER_LEN + len).next_multiple_of(ALIGN);
+            let (traffic_class, hop_limit) = (word(8) as u8, (word(8) >> 8) as u8);
+            if word(8) & LEAVES_OUT != 0 {
+                let Some((packets, record_len)) = self.expect_long(head.wrapping_sub(self.tail)) else {
+                    return (bursts, false);
+                };
+                let (src_port, segment) = ((word(4) >> 16) as u16, segment as usize);
+                // Payloads that are no longer valid are lost.
+                if let Some(mut data) = packets {
+                    add_icrcs(&Flow { src_port, ..self.flow }, segment, &mut data);
+                    bursts.push(Burst { src_port, traffic_class, hop_limit, segment, data });
+                }
+                self.tail = self.tail.wrapping_add(record_len);
+                continue;
+            }
             if record_len > head.wrapping_sub(self.tail) || segment < MIN_PACKET || segment > len {
                 return (bursts, false);
             }
@@ -200,7 +383,6 @@ impl ToVictim {
             if word(8) & ELIDES_ICRCS != 0 {
                 add_icrcs(&Flow { src_port, ..self.flow }, segment, &mut data);
             }
-            let (traffic_class, hop_limit) = (word(8) as u8, (word(8) >> 8) as u8);
             bursts.push(Burst { src_port, traffic_class, hop_limit, segment, data });
             self.tail = self.tail.wrapping_add(record_len);
         }
@@ -373,6 +555,9 @@ impl Victim {
             tail: 0,
             head: 0,
             is_closed: false,
+            shared: Vec::new(),
+            messages: 0,
+            is_broken: false,
         })
     }
 
@@ -381,7 +566,8 @@ impl Victim {
         if ring.is_closed {
             return assert_eq!(self.receive(), []);
         }
-        let (expected, is_kept) = ring.expect();
+        let (expected, is_kept) = if ring.is_broken { (Vec::new(), false) } else { ring.expect() };
+        ring.messages = 0;
         assert_eq!(self.receive(), expected);
         if !expected.is_empty() {
             assert_eq!(ring.memory.read_u64(TAIL), ring.tail, "the writer sees the room");
@@ -461,13 +647,13 @@ impl Victim {
                 (None, _) if op < 8 => to = self.offer(p),
                 (Some(ring), _) if op < 8 => {
                     match op {
-                        0..4 => ring.append(p),
+                        0 | 1 => ring.append(p),
+                        2 => ring.append_long(p),
+                        3 => ring.send_about_memory(p),
                         4..6 => ring.scribble(p),
                         6 => {
                             for _ in 0..=p.u8() {
-                                let Some(connection) = &ring.connection else { break };
-                                // Fails if the connection is closed or full.
-                                let _ = send(connection, b"\0", SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+                                ring.send(b"\0", None);
                             }
                         }
                         _ => drop(ring.connection.take()),

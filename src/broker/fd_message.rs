@@ -35,14 +35,35 @@ pub fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> 
 /// Receives a line with descriptors, or `None` at the end of the connection. With `peek`, does not block, and
 /// leaves the message queued: it can be received again, with new descriptors for the same files.
 pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut text = [0; MAX_LEN];
     // A peek never blocks; otherwise the mode of the descriptor decides.
     let peek = if peek { RecvFlags::PEEK | RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-    let flags = RecvFlags::CMSG_CLOEXEC | peek;
+    let (len, fds, lacks_fds) = receive_with(from, &mut text, peek)?;
+    if lacks_fds {
+        // This process lacks descriptors: no message carries more than there is room for.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    let line = String::from_utf8_lossy(&text[..len]).into_owned();
+    Ok((len > 0).then_some((line, fds)))
+}
+
+/// Receives a message of at most `bytes.len()` bytes with descriptors, without blocking. Returns its length, which is 0 at
+/// the end of the connection. Descriptors are missing if this process lacks them.
+pub fn receive_bytes(from: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive_with(from, bytes, RecvFlags::DONTWAIT).map(|(len, fds, _)| (len, fds))
+}
+
+/// Receives a message, and reports whether descriptors are missing.
+fn receive_with(
+    from: impl AsFd,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let max = bytes.len();
     let received = loop {
-        match recvmsg(&from, &mut [IoSliceMut::new(&mut text)], &mut control, flags) {
+        match recvmsg(&from, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC | flags) {
             Err(rustix::io::Errno::INTR) => {}
             other => break other?,
         }
@@ -54,15 +75,10 @@ pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<Ow
         }
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
-        let reason = format!("the message has more than {MAX_LEN} bytes");
+        let reason = format!("the message has more than {max} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
     }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        // This process lacks descriptors: no message carries more than there is room for.
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
-    let line = String::from_utf8_lossy(&text[..received.bytes]).into_owned();
-    Ok((received.bytes > 0).then_some((line, fds)))
+    Ok((received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::Shard;
 use super::shard::ShardState;
 use crate::link::fabric::{BurstSource, Driver};
-use crate::transport::{AsyncEvent, DirectBurst, Instant};
+use crate::transport::{AsyncEvent, Instant};
 use crate::wire::Gid;
 
 impl Driver for Shard {
@@ -49,14 +49,11 @@ impl Driver for Shard {
         let ShardState { nic, link, tx, memory, outputs, .. } = &mut *state;
         let attached = link.is_attached();
         if attached {
-            bursts(&mut |DirectBurst { burst, payloads }| {
+            bursts(&mut |burst| {
                 if port_is_down {
                     return;
                 }
-                match payloads {
-                    Some(payloads) => nic.handle_direct(now, &burst, payloads, memory, tx),
-                    None => nic.handle_burst(now, &burst, memory, tx),
-                }
+                nic.handle_burst(now, &burst, memory, tx);
                 outputs.deliver(nic, now);
             });
         }

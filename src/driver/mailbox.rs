@@ -162,10 +162,14 @@ impl ShardMailbox {
 impl Shared {
     /// Copies a run into its owner's inbox.
     fn hand_off(&self, owner: usize, run: &RxBurst<'_>, first: u16) {
-        let RxBurst { flow, ident, segment, data } = *run;
+        let RxBurst { flow, ident, segment, data, .. } = *run;
         let inbox = &self.inboxes[owner];
         let mut handoffs = inbox.handoffs.lock();
-        handoffs.data.extend_from_slice(data);
+        let before = handoffs.data.len();
+        if run.append_to(first.into(), &mut handoffs.data).is_none() {
+            // Lost, as their payloads can no longer be read.
+            return handoffs.data.truncate(before);
+        }
         handoffs.runs.push(Run { flow, ident, segment, first, len: data.len() });
         let before = inbox.bytes.fetch_add(data.len(), Ordering::Release);
         if before + data.len() > INBOX_FULL_BYTES {
@@ -196,7 +200,7 @@ impl HandoffBatch {
             let data = &self.data[from..from + len];
             from += len;
             packets += len.div_ceil(segment.max(1));
-            own(&RxBurst { flow, ident, segment, data }, first);
+            own(&RxBurst { flow, ident, segment, data, payloads: None }, first);
         }
         self.data.clear();
         packets
@@ -228,7 +232,7 @@ mod tests {
 
     fn burst<'a>(dst: &str, data: &'a [u8]) -> RxBurst<'a> {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), dst.parse().unwrap(), 4791);
-        RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data }
+        RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data, payloads: None }
     }
 
     /// Index of the first packet and the destinations of each run.

@@ -145,6 +145,11 @@ impl Shards {
         })
     }
 
+    /// Wakes the background threads.
+    pub fn wake(&self) {
+        self.all.iter().for_each(|shard| shard.wake_thread());
+    }
+
     /// Adds a fault on an object, which every shard applies to its part of the device.
     pub fn add_object_fault(&self, fault: &Arc<ActiveObjectFault>) {
         self.all.iter().for_each(|shard| shard.add_object_fault(fault.clone()));

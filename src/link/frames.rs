@@ -364,7 +364,13 @@ impl FramesLink {
                     pfc.on_received(&packet.flow);
                 }
                 let data = &bytes[packet.payload];
-                sink(RxBurst { flow: packet.flow, ident: packet.ident, segment: data.len(), data });
+                sink(RxBurst {
+                    flow: packet.flow,
+                    ident: packet.ident,
+                    segment: data.len(),
+                    data,
+                    payloads: None,
+                });
                 return 1;
             }
             FrameOutcome::Pause(frame) => match &mut self.pfc {

@@ -35,7 +35,7 @@ impl Loopback {
                 break;
             };
             packets += data.len().div_ceil(segment.max(1));
-            sink(RxBurst { flow, ident: IpIdent::SENT, segment, data });
+            sink(RxBurst { flow, ident: IpIdent::SENT, segment, data, payloads: None });
             self.data.pop();
         }
         packets

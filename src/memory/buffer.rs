@@ -2,8 +2,12 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use super::ShareableMemory;
 
 /// Page-aligned, initially zeroed memory for a region.
 ///
@@ -12,6 +16,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
+    /// Memory that contains the buffer; `None` if it is on the heap.
+    shareable: Option<Arc<ShareableMemory>>,
 }
 
 /// Error for an access beyond the end of a buffer.
@@ -36,7 +42,22 @@ impl Buffer {
         let start =
             NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         start.as_ptr().expose_provenance();
-        Buffer { start, len }
+        Buffer { start, len, shareable: None }
+    }
+
+    /// Allocates `len` zero bytes that other processes of this user may map for reading, in order to copy payloads from
+    /// them. The whole of the memory is allocated at once.
+    ///
+    /// # Errors
+    /// If the system has no such memory, or too little.
+    pub fn shareable(len: usize) -> io::Result<Buffer> {
+        let memory = ShareableMemory::allocate(len)?;
+        Ok(Buffer { start: memory.start(), len, shareable: Some(memory) })
+    }
+
+    /// Reports whether other processes may map the buffer.
+    pub fn is_shareable(&self) -> bool {
+        self.shareable.is_some()
     }
 
     fn layout(len: usize) -> Layout {
@@ -137,6 +158,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if let Some(memory) = &self.shareable {
+            return memory.unregister();
+        }
         // SAFETY: `start` was allocated in `zeroed` with the layout of the same length, and is freed only
         // here.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }

@@ -14,6 +14,7 @@ mod fault;
 mod guarded;
 mod mapped;
 mod region;
+mod shareable;
 mod slice;
 mod table;
 #[cfg(test)]
@@ -28,6 +29,10 @@ pub use guarded::{CopySource, Faulted};
 pub use mapped::{is_mapped, may_read, may_write};
 pub use mapped::{page_size, supports_populate};
 pub use region::FastReg;
+pub use shareable::{
+    PeerMemory, PeerMemoryError, ShareableMemory, all_shareable, payload_epoch, shareable_generation,
+    withdraw_payloads,
+};
 pub use slice::{AtomicOp, HostSlice};
 pub use table::{MrExtent, RegionInfo, ReregMr, Table};
 pub use window::{Bind, WindowKind};

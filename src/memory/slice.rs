@@ -48,6 +48,13 @@ impl HostSlice {
         HostSlice { addr, len }
     }
 
+    /// Returns the offset of the slice in a range of addresses; `None` if it is not within the range.
+    #[inline]
+    pub fn offset_in(self, range: &std::ops::Range<usize>) -> Option<u64> {
+        let offset = self.addr.checked_sub(range.start)?;
+        (range.end.checked_sub(self.addr)? >= self.len).then_some(offset as u64)
+    }
+
     /// Returns the length in bytes.
     pub fn len(self) -> usize {
         self.len

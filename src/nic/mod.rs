@@ -278,6 +278,7 @@ impl Nic {
         self.multicast.forget(qpn);
         self.outputs.forget(qpn);
         let mut entry = self.table.remove(qpn)?;
+        entry.qp.withdraw();
         self.peers.remove(&mut entry, self.config.tuning.window);
         Some((entry.send_cq, entry.recv_cq))
     }

@@ -4,9 +4,7 @@
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
-use crate::transport::{
-    Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
-};
+use crate::transport::{Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
 use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,
@@ -20,8 +18,6 @@ pub(super) struct BurstPackets<'a> {
     index: u16,
     /// Whether the verifier has already checked a packet of the burst, and can continue from it.
     begun: bool,
-    /// Payloads in the sender's memory, if there are any.
-    payloads: Option<&'a SenderPayloads>,
     /// Source of the payload of the packet that was taken last.
     source: PayloadSource<'a>,
 }
@@ -35,7 +31,7 @@ impl<'a> BurstPackets<'a> {
             _ => CopySource::Read,
         };
         let source = PayloadSource::Packet(source);
-        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false, payloads: None, source }
+        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false, source }
     }
 
     /// Returns the cursor after the packet that was taken last, with no packets left.
@@ -58,15 +54,18 @@ impl<'a> BurstPackets<'a> {
         if self.burst.ident != IpIdent::Elided || !is_full || self.rest.len() < segment {
             return None;
         }
-        let is_with_sender = |index| self.payloads.is_some_and(|payloads| payloads.contain(index));
-        let are_with_sender = is_with_sender(first);
+        let with_sender = |index| self.burst.payloads.map_or(0, |payloads| payloads.len_of(index));
+        let each = with_sender(first);
         let mut expected = packet.bth();
         let repeats = self.rest.chunks_exact(segment).zip(first..).take_while(|(bytes, index)| {
             expected.psn = expected.psn.next();
-            Bth::read(bytes) == expected && is_with_sender(*index) == are_with_sender
+            Bth::read(bytes) == expected && with_sender(*index) == each
         });
         let packets = &self.rest[..repeats.count() * segment];
-        let sender = self.payloads.filter(|_| are_with_sender).map(|payloads| (payloads, first));
+        if each > 0 && each != packet.payload().len() {
+            return None;
+        }
+        let sender = self.burst.payloads.filter(|_| each > 0).map(|payloads| (payloads, first));
         (!packets.is_empty()).then_some(PayloadRun { packets, segment, sender })
     }
 
@@ -85,7 +84,7 @@ impl<'a> BurstPackets<'a> {
         let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
         let index = self.index;
         (self.rest, self.index) = (rest, index.wrapping_add(1));
-        if let Some(payloads) = self.payloads {
+        if let Some(payloads) = self.burst.payloads {
             self.source = payloads.source(index.into());
         }
         c.rcvd_pkts += 1;
@@ -104,13 +103,22 @@ impl<'a> BurstPackets<'a> {
             return None;
         }
         match Packet::parse(bytes) {
-            Ok(packet) => return Some(packet),
+            Ok(packet) if self.has_payload_of(&packet, index) => return Some(packet),
+            // Another process has shared too much or too little for the payload.
+            Ok(_) => c.rx_truncated += 1,
             Err(WireError::Truncated { .. }) => c.rx_truncated += 1,
             Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,
             Err(WireError::ReservedOpcode(_)) => c.rx_reserved_opcode += 1,
             Err(WireError::Version(_)) => c.rx_bad_version += 1,
         }
         None
+    }
+
+    /// Reports whether the payload of the packet with the given index is in the packet, or whole in the sender's memory.
+    #[inline]
+    fn has_payload_of(&self, packet: &Packet<'_>, index: u16) -> bool {
+        let len = self.burst.payloads.map_or(0, |payloads| payloads.len_of(index.into()));
+        len == 0 || len == packet.payload().len()
     }
 }
 
@@ -182,19 +190,6 @@ impl Nic {
         tx: &mut TxQueue,
     ) {
         self.handle_packets(now, BurstPackets::new(burst, first), memory, tx);
-    }
-
-    /// Processes packets that the sender delivers directly, with their payloads in its memory.
-    pub fn handle_direct(
-        &mut self,
-        now: Instant,
-        burst: &RxBurst<'_>,
-        payloads: &SenderPayloads,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let packets = BurstPackets { payloads: Some(payloads), ..BurstPackets::new(burst, 0) };
-        self.handle_packets(now, packets, memory, tx);
     }
 
     fn handle_packets(

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 pub use super::copier::Copier;
 use super::copier::{Filled, PacketBuffer, Stored};
-use crate::memory::{Faulted, HostSlice};
+use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
 
@@ -95,6 +95,8 @@ pub struct TxQueue {
     prefixed: usize,
     /// Whether the ICRC of FLUSH packets covers the headers twice (a quirk of rxe).
     flush_icrc_twice: bool,
+    /// Epoch of the payloads in user memory when the first of them was added.
+    epoch: Option<u32>,
 }
 
 impl TxQueue {
@@ -112,6 +114,7 @@ impl TxQueue {
             prefixes: Prefixes::default(),
             prefixed: 0,
             flush_icrc_twice: false,
+            epoch: None,
         }
     }
 
@@ -159,6 +162,7 @@ impl TxQueue {
         self.prefixed = 0;
         self.packets = 0;
         self.bytes = 0;
+        self.epoch = None;
     }
 
     /// Reports whether the queue has no packets.
@@ -318,6 +322,7 @@ impl TxQueue {
                 self.take_back(self.used, packet_len);
                 return Err(e);
             }
+            self.epoch.get_or_insert_with(payload_epoch);
             let start = self.take(header_len);
             emit(headers, pad, &mut self.arena[start..start + header_len]);
             self.add_arena_piece(start);
@@ -483,6 +488,7 @@ impl TxQueue {
                 bytes: b.bytes,
                 group: b.group,
                 defers_icrcs: b.defers_icrcs,
+                epoch: self.epoch.unwrap_or_default(),
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
             }
@@ -533,6 +539,8 @@ pub struct TxBurst<'a> {
     group: u8,
     /// Whether the ICRCs of all packets are deferred.
     defers_icrcs: bool,
+    /// Epoch of the payloads in user memory.
+    pub(crate) epoch: u32,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
@@ -568,6 +576,19 @@ impl<'a> TxBurst<'a> {
     /// the ICRCs are not deferred, or if a payload is still in user memory.
     pub(crate) fn as_bytes_without_icrcs(&self) -> Option<&'a [u8]> {
         self.stored().filter(|_| self.defers_icrcs)
+    }
+
+    /// Reports whether the ICRCs are deferred.
+    pub(super) fn defers_icrcs(&self) -> bool {
+        self.defers_icrcs
+    }
+
+    /// Iterates over the slices of user memory.
+    pub(super) fn host_pieces(&self) -> impl Iterator<Item = HostSlice> + use<'a> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Stored::Host(slice) => Some(*slice),
+            Stored::Arena { .. } => None,
+        })
     }
 
     fn stored(&self) -> Option<&'a [u8]> {

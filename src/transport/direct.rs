@@ -7,14 +7,6 @@ use crate::memory::{Faulted, HostSlice};
 use crate::wire::IpIdent;
 use crate::wire::icrc::Icrc;
 
-/// A received burst, whose long payloads may still be in the sender's memory.
-pub struct DirectBurst<'a> {
-    /// The packets. The payload of a packet with slices in `payloads` has the right length, but its bytes are meaningless.
-    pub burst: RxBurst<'a>,
-    /// Payloads in the sender's memory; `None` if all payloads are in the packets.
-    pub payloads: Option<&'a SenderPayloads>,
-}
-
 /// Packets of a burst on their way to the receiver, a few at a time.
 #[derive(Debug, Default)]
 pub struct DirectPackets {
@@ -26,12 +18,12 @@ pub struct DirectPackets {
 
 impl DirectPackets {
     /// Passes the packets of `burst` to `sink`, `per_step` packets at a time.
-    pub fn deliver(&mut self, burst: &TxBurst<'_>, per_step: usize, sink: &mut dyn FnMut(DirectBurst<'_>)) {
+    pub fn deliver(&mut self, burst: &TxBurst<'_>, per_step: usize, sink: &mut dyn FnMut(RxBurst<'_>)) {
         let mut copier = burst.copier().eliding_icrcs();
         while self.take(&mut copier, per_step) {
             let data = &self.bytes[..self.used];
-            let packets = RxBurst { flow: burst.flow, ident: IpIdent::Elided, segment: burst.segment, data };
-            sink(DirectBurst { burst: packets, payloads: Some(&self.payloads) });
+            let (ident, payloads) = (IpIdent::Elided, Some(&self.payloads));
+            sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data, payloads });
         }
     }
 

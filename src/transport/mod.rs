@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod burst;
+mod by_reference;
 mod comp_counter;
 mod congestion;
 mod connection;
@@ -45,6 +46,7 @@ mod work;
 #[cfg(feature = "unstable-internals")]
 pub use burst::Copier;
 pub use burst::{BurstLimits, Payload, TxBurst, TxQueue};
+pub(crate) use by_reference::LeftOut;
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
 pub use congestion::{
     Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
@@ -54,7 +56,7 @@ pub use congestion::{
 pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::Counters;
-pub use direct::{DirectBurst, DirectPackets};
+pub use direct::DirectPackets;
 pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;

@@ -230,6 +230,11 @@ impl QueuePair {
         self.responder.has_never_had_receives() && self.conn.history.newest(refused).is_some()
     }
 
+    /// Withdraws the payloads of requests that are not acknowledged, because the queue pair is about to be destroyed.
+    pub fn withdraw(&self) {
+        self.requester.withdraw();
+    }
+
     /// Returns the record of the failure that moved the queue pair to an error state; `None` if it has not
     /// failed since RESET or RTS.
     pub fn failure(&self) -> Option<Failure> {

@@ -1,8 +1,9 @@
 //! Payloads of received packets, in a link's buffer or still in the sender's memory.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::memory::{CopySource, Faulted, HostSlice};
+use crate::memory::{CopySource, Faulted, HostSlice, PeerMemory};
 use crate::wire::BTH_LEN;
 
 /// Source of the payload of the packet being processed.
@@ -10,19 +11,22 @@ use crate::wire::BTH_LEN;
 pub enum PayloadSource<'a> {
     /// The packet itself. The value tells whether its bytes have been read just before.
     Packet(CopySource),
-    /// Memory of the sender, which is a NIC of the same process. The payload of the packet has the right length, but its
-    /// bytes are meaningless.
-    Sender(&'a [HostSlice]),
+    /// Memory of the sender: that of the packet with the given index among the payloads. The payload of the packet has the
+    /// right length, but its bytes are meaningless.
+    Sender(&'a SenderPayloads, usize),
 }
 
 impl PayloadSource<'_> {
-    /// Reports whether the payload can no longer be read: the program has unmapped, protected or truncated the memory since
-    /// the packet was queued.
+    /// Reports whether the payload can no longer be read: since the packet was queued, the program has unmapped, protected
+    /// or truncated the memory, or the sender has withdrawn the payload.
     #[cold]
     pub fn is_lost(self) -> bool {
         match self {
             PayloadSource::Packet(_) => false,
-            PayloadSource::Sender(slices) => slices.iter().any(|slice| slice.probe().is_err()),
+            PayloadSource::Sender(payloads, packet) => {
+                let slices = payloads.slices_of(packet..packet + 1);
+                slices.iter().any(|slice| slice.probe().is_err()) || !payloads.are_valid()
+            }
         }
     }
 }
@@ -33,13 +37,17 @@ pub struct SenderPayloads {
     slices: Vec<HostSlice>,
     /// For each packet, the end of its slices; it has none if it contains its payload.
     ends: Vec<usize>,
+    /// Memory of another process in which the slices are, with the epoch in which they are valid. Empty if the sender is in
+    /// this process.
+    memory: Vec<(Arc<PeerMemory>, u32)>,
 }
 
 impl SenderPayloads {
     /// Removes all packets.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.slices.clear();
         self.ends.clear();
+        self.memory.clear();
     }
 
     /// Adds a slice of the payload of the packet that [`end_packet`](Self::end_packet) ends.
@@ -48,28 +56,53 @@ impl SenderPayloads {
         self.slices.push(slice);
     }
 
+    /// Adds `len` bytes of another process's memory like [`add`](Self::add), which are valid in the given epoch. Returns
+    /// false if they exceed the memory.
+    pub(crate) fn add_of_peer(
+        &mut self,
+        memory: &Arc<PeerMemory>,
+        offset: u64,
+        len: u32,
+        epoch: u32,
+    ) -> bool {
+        let Some(slice) = memory.slice(offset, len) else { return false };
+        let is_last = |(last, of): &(Arc<PeerMemory>, u32)| Arc::ptr_eq(last, memory) && *of == epoch;
+        if !self.memory.last().is_some_and(is_last) {
+            self.memory.push((memory.clone(), epoch));
+        }
+        self.add(slice);
+        true
+    }
+
     /// Ends a packet, whose payload consists of the slices added since the last one.
-    pub(super) fn end_packet(&mut self) {
+    pub(crate) fn end_packet(&mut self) {
         self.ends.push(self.slices.len());
+    }
+
+    /// Reports whether what was copied from the slices until now are the sender's payloads.
+    #[inline]
+    fn are_valid(&self) -> bool {
+        self.memory.iter().all(|(memory, epoch)| memory.is_in(*epoch))
     }
 
     /// Returns the source of the payload of packet `index`.
     #[inline]
     pub fn source(&self, index: usize) -> PayloadSource<'_> {
-        match &self.slices[self.start(index)..self.ends[index]] {
-            [] => PayloadSource::Packet(CopySource::Unread),
-            slices => PayloadSource::Sender(slices),
+        match self.len_of(index) {
+            0 => PayloadSource::Packet(CopySource::Unread),
+            _ => PayloadSource::Sender(self, index),
         }
     }
 
-    /// Reports whether the payload of packet `index` is among them.
+    /// Returns the length of the payload of packet `index`; 0 if it is not among them.
     #[inline]
-    pub fn contain(&self, index: usize) -> bool {
-        self.start(index) < self.ends[index]
+    pub fn len_of(&self, index: usize) -> usize {
+        self.slices_of(index..index + 1).iter().map(|slice| slice.len()).sum()
     }
 
     /// Returns the slices of consecutive packets.
-    pub fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
+    #[inline]
+    fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
         &self.slices[self.start(packets.start)..self.start(packets.end)]
     }
 
@@ -77,6 +110,34 @@ impl SenderPayloads {
     #[inline]
     fn start(&self, packet: usize) -> usize {
         packet.checked_sub(1).map_or(0, |before| self.ends[before])
+    }
+
+    /// Fills `target` with the payload of packet `index` from `offset` on. If this fails, part of it may have been stored.
+    fn store(&self, index: usize, offset: usize, target: HostSlice) -> Result<(), Faulted> {
+        store_slices(self.slices_of(index..index + 1), offset, target)?;
+        self.are_valid().then_some(()).ok_or(Faulted)
+    }
+
+    /// Fills `target`, which is as long, with the payloads of consecutive packets like [`store`](Self::store).
+    fn store_all(&self, packets: Range<usize>, target: HostSlice) -> Result<(), Faulted> {
+        let mut rest = target;
+        for slice in joined(self.slices_of(packets)) {
+            let (now, later) = rest.split_at(slice.len());
+            now.store_host(slice)?;
+            rest = later;
+        }
+        self.are_valid().then_some(()).ok_or(Faulted)
+    }
+
+    /// Copies the payload of packet `index` to `out`, which is as long.
+    pub(super) fn load(&self, index: usize, out: &mut [u8]) -> Result<(), Faulted> {
+        let mut rest = out;
+        for slice in self.slices_of(index..index + 1) {
+            let (now, later) = rest.split_at_mut(slice.len());
+            slice.load(now)?;
+            rest = later;
+        }
+        self.are_valid().then_some(()).ok_or(Faulted)
     }
 }
 
@@ -126,7 +187,9 @@ impl<'a> ReceivedPayload<'a> {
     pub fn store_to(self, target: HostSlice) -> Result<(), Faulted> {
         match self.source {
             PayloadSource::Packet(source) => target.store(self.bytes, source),
-            PayloadSource::Sender(slices) => store_slices(slices, self.offset, target.split_at(self.len()).0),
+            PayloadSource::Sender(payloads, packet) => {
+                payloads.store(packet, self.offset, target.split_at(self.len()).0)
+            }
         }
     }
 }
@@ -153,13 +216,7 @@ impl PayloadRun<'_> {
     pub fn store_to(&self, target: HostSlice, each: usize) -> Result<(), Faulted> {
         let (count, mut rest) = (target.len() / each, target);
         match self.sender {
-            Some((payloads, first)) => {
-                for slice in joined(payloads.slices_of(first..first + count)) {
-                    let (now, later) = rest.split_at(slice.len());
-                    now.store_host(slice)?;
-                    rest = later;
-                }
-            }
+            Some((payloads, first)) => payloads.store_all(first..first + count, target)?,
             None => {
                 for packet in self.packets.chunks_exact(self.segment).take(count) {
                     let (now, later) = rest.split_at(each);

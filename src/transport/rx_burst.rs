@@ -1,6 +1,7 @@
 //! Received bursts of packets.
 
-use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, icrc};
+use super::SenderPayloads;
+use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, IpIdent, icrc};
 
 /// Received burst: packets of equal length, except that the last may be shorter.
 #[derive(Clone, Copy, Debug)]
@@ -13,19 +14,23 @@ pub struct RxBurst<'a> {
     pub segment: usize,
     /// UDP payloads, concatenated.
     pub data: &'a [u8],
+    /// Payloads that are still in the sender's memory, by index of the packet; `None` if there are none. The payload of
+    /// such a packet has the right length in `data`, but its bytes are meaningless.
+    pub payloads: Option<&'a SenderPayloads>,
 }
 
 impl<'a> RxBurst<'a> {
-    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided).
-    pub fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> RxBurst<'s>
+    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided). `None` if payloads of the
+    /// sender can no longer be read: the packets are lost.
+    pub fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> Option<RxBurst<'s>>
     where
         'a: 's,
     {
         if self.ident != IpIdent::Elided {
-            return self;
+            return Some(self);
         }
         scratch.clear();
-        scratch.extend_from_slice(self.data);
+        self.append_to(0, scratch)?;
         for (index, packet) in scratch.chunks_mut(self.segment.max(1)).enumerate() {
             // Anything shorter has no ICRC.
             if packet.len() >= BTH_LEN + ICRC_LEN {
@@ -34,7 +39,24 @@ impl<'a> RxBurst<'a> {
                 packet[start..].copy_from_slice(&icrc.to_le_bytes());
             }
         }
-        RxBurst { ident: IpIdent::SENT, data: scratch, ..self }
+        Some(RxBurst { ident: IpIdent::SENT, data: scratch, payloads: None, ..self })
+    }
+
+    /// Appends the packets, with all payloads, to `out`; `first` is the index of the first one. `None` if payloads of the
+    /// sender can no longer be read.
+    pub(crate) fn append_to(&self, first: usize, out: &mut Vec<u8>) -> Option<()> {
+        let start = out.len();
+        out.extend_from_slice(self.data);
+        let Some(payloads) = self.payloads else { return Some(()) };
+        for (index, packet) in out[start..].chunks_mut(self.segment.max(1)).enumerate() {
+            let len = payloads.len_of(first + index);
+            if len > 0 {
+                let pad = usize::from(Bth::read(packet.first_chunk::<BTH_LEN>()?).pad);
+                let end = packet.len().checked_sub(ICRC_LEN + pad)?;
+                payloads.load(first + index, &mut packet[end.checked_sub(len)?..end]).ok()?;
+            }
+        }
+        Some(())
     }
 
     /// Iterates over the packets, with the index of each in the burst.

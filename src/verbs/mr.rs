@@ -24,19 +24,17 @@ impl Pd {
     /// [`CreateError::Access`]; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn reg_mr(&self, len: usize, options: impl Into<MrOptions>) -> Result<Mr, CreateError> {
         self.context().inject(Call::ibv_reg_mr)?;
-        let MrOptions { access, iova } = options.into();
+        let MrOptions { access, iova, shareable } = options.into();
         self.check(len.max(1), access)?;
-        self.reg_mr_at(len, iova.unwrap_or_else(|| self.context().alloc_iova(len)), access)
-    }
-
-    fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
-        let buffer = Buffer::zeroed(len);
+        let iova = iova.unwrap_or_else(|| self.context().alloc_iova(len));
+        let buffer = allocate(len, shareable);
         self.check_empty(buffer.addr(), len)?;
         let extent = MrExtent { addr: buffer.addr(), len, iova, access };
         // SAFETY: the `Mr` owns the buffer and drops `raw`, which deregisters, before it; the buffer's bytes
         // are accessed by copying only.
         let raw = unsafe { self.register(extent) }?;
-        Ok(Mr { raw, buffer })
+        let freed = Freed(buffer.is_shareable().then(|| self.clone()));
+        Ok(Mr { raw, buffer, _freed: freed })
     }
 
     /// Registers memory owned by the caller. Addresses in the region are host addresses, unless
@@ -63,7 +61,7 @@ impl Pd {
         options: impl Into<MrOptions>,
     ) -> Result<RawMr, CreateError> {
         self.context().inject(Call::ibv_reg_mr)?;
-        let MrOptions { access, iova } = options.into();
+        let MrOptions { access, iova, .. } = options.into();
         let iova = iova.unwrap_or(addr.addr() as u64);
         self.check(len.max(1), access)?;
         self.check_empty(addr.addr(), len)?;
@@ -178,14 +176,32 @@ pub struct MrOptions {
     /// I/O virtual address of the first byte, for work requests and peers; `None` for the registering
     /// function's default. Ignored with [`Access::ZERO_BASED`], which makes addresses start at 0.
     pub iova: Option<u64>,
+    /// Whether [`Pd::reg_mr`] allocates memory that other processes can map, so that long payloads take one copy instead of
+    /// two on their way to a process of this host: from this region to their destination. Such memory is allocated as a whole
+    /// at once. A process to which a reliable connection has sent from the region may read all of it, and a forked child
+    /// shares it with its parent. If the system does not provide such memory, the region has ordinary memory. The default is
+    /// false.
+    pub shareable: bool,
 }
 
-setters!(MrOptions { access: Access } optional { iova: u64 });
+setters!(MrOptions { access: Access, shareable: bool } optional { iova: u64 });
+
+/// Allocates the memory of a region.
+fn allocate(len: usize, shareable: bool) -> Buffer {
+    let shared = match shareable {
+        true => Buffer::shareable(len),
+        false => return Buffer::zeroed(len),
+    };
+    shared.unwrap_or_else(|error| {
+        trace_event!(WARN, "urxe::memory", "region not shareable", len = len, reason = %error);
+        Buffer::zeroed(len)
+    })
+}
 
 impl MrOptions {
     /// Returns options with the given permissions and the default address.
     pub fn new(access: Access) -> MrOptions {
-        MrOptions { access, iova: None }
+        MrOptions { access, iova: None, shareable: false }
     }
 }
 
@@ -379,6 +395,20 @@ pub struct Mr {
     /// freed.
     raw: RawMr,
     buffer: Buffer,
+    _freed: Freed,
+}
+
+/// Wakes the NIC when it is dropped, after the memory of a shareable region has been freed: the NIC tells processes that
+/// have mapped the memory, which exists until then.
+#[derive(Debug)]
+struct Freed(Option<Pd>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        if let Some(pd) = &self.0 {
+            pd.context().0.shards.wake();
+        }
+    }
 }
 
 impl std::ops::Deref for Mr {
@@ -400,14 +430,16 @@ impl Mr {
         len: Option<usize>,
         access: Option<Access>,
     ) -> Result<(), CreateError> {
-        let buffer = len.map(Buffer::zeroed);
+        let buffer = len.map(|len| allocate(len, self.buffer.is_shareable()));
         let translation =
             buffer.as_ref().map(|b| (b.addr(), b.len(), self.raw.pd.context().alloc_iova(b.len())));
         // SAFETY: the old buffer is dropped only after the table no longer refers to it; the new one lives as
         // long as the region.
         unsafe { self.raw.rereg_as(pd, translation, access) }?;
         if let Some(buffer) = buffer {
+            let freed = Freed(self.buffer.is_shareable().then(|| self.raw.pd.clone()));
             self.buffer = buffer;
+            drop(freed);
         }
         Ok(())
     }

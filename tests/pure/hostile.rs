@@ -166,8 +166,13 @@ impl Target {
     }
 
     fn deliver(&mut self, bytes: &[u8]) {
-        let burst =
-            RxBurst { flow: self.flow(), ident: IpIdent::SENT, segment: bytes.len().max(1), data: bytes };
+        let burst = RxBurst {
+            flow: self.flow(),
+            ident: IpIdent::SENT,
+            segment: bytes.len().max(1),
+            data: bytes,
+            payloads: None,
+        };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }

@@ -173,6 +173,8 @@ pub struct Stream {
     pub loss: Option<f64>,
     /// Whether packets in memory have ICRCs too.
     pub always_icrc: bool,
+    /// Whether other processes may map the memory of the messages.
+    pub shareable: bool,
 }
 
 impl Stream {
@@ -181,7 +183,18 @@ impl Stream {
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
         let (qps, list) = (1, (in_flight / 8).max(1));
-        Stream { op, size, mtu, qps, list, in_flight, polled: false, loss: None, always_icrc: false }
+        Stream {
+            op,
+            size,
+            mtu,
+            qps,
+            list,
+            in_flight,
+            polled: false,
+            loss: None,
+            always_icrc: false,
+            shareable: false,
+        }
     }
 
     /// Spreads the stream over `qps` queue pairs, each with one message in flight.

@@ -88,7 +88,13 @@ pub struct Nic {
 impl Nic {
     /// Creates the queue pairs, their completion queue and a memory region of `len` bytes. All pages are
     /// written once, because untouched pages all map to the shared zero page.
-    pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
+    pub fn new(
+        context: Context,
+        qp_type: QpType,
+        qps: usize,
+        len: usize,
+        region: impl Into<MrOptions>,
+    ) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
         let max_wr = if qps == 1 { QUEUE_DEPTH } else { 128 };
         let options = QpOptions::default()
@@ -97,7 +103,7 @@ impl Nic {
             .recv(RecvCaps { max_wr, max_sge: 1 });
         let qps =
             (0..qps).map(|_| pd.create_qp(&cq, &cq, &options)).collect::<std::result::Result<_, _>>()?;
-        let mr = pd.reg_mr(len, Access::ALL)?;
+        let mr = pd.reg_mr(len, region)?;
         mr.write(0, &vec![0x5a; len])?;
         let addresses = &context.link_info().addresses;
         let ip = addresses

@@ -111,7 +111,8 @@ impl<'a> PingPongEnd<'a> {
 
 /// Runs one end of a ping-pong between two processes.
 pub fn run(job: &Job, control: &Control, link: &LinkAddrs, op: Op, rounds: usize) -> Result<Metrics> {
-    let nic = Nic::new(nic::open(link, job.role, None, &ContextOptions::default())?, QpType::Rc, 1, 4096)?;
+    let context = nic::open(link, job.role, None, &ContextOptions::default())?;
+    let nic = Nic::new(context, QpType::Rc, 1, 4096, Access::ALL)?;
     let peer: ConnInfo = control.exchange(&nic.conn_info())?;
     nic.connect(&peer, 1024)?;
     let mut end = PingPongEnd::new(&nic, &peer, op)?;

@@ -119,6 +119,11 @@ pub fn always_icrc(kind: LinkKind, size: usize) -> Key {
     Key::new(format!("urxe {}, RC WRITE, always ICRCs", kind.name()), size)
 }
 
+/// Returns the row key for a stream through shared memory from memory that the receiver may map.
+pub fn shareable(op: Op, size: usize) -> Key {
+    Key::new(format!("urxe {}, {}, shareable regions", LinkKind::SharedMemory.name(), op.name()), size)
+}
+
 /// Returns the row key for urxe's half round trips.
 pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
@@ -213,6 +218,11 @@ impl Plan {
         self.stream_as(always_icrc(kind, size), kind, stream);
     }
 
+    fn shareable(&mut self, op: Op, size: usize) {
+        let stream = Stream { shareable: true, ..Stream::new(op, size, 4096) };
+        self.stream_as(shareable(op, size), LinkKind::SharedMemory, stream);
+    }
+
     fn lossy(&mut self, op: Op, loss: f64) {
         let stream = Stream { loss: Some(loss), ..Stream::new(op, MESSAGE, 4096) };
         self.stream_as(lossy(op, loss), LinkKind::Udp4, stream);
@@ -232,11 +242,13 @@ impl Plan {
         for size in [MESSAGE, 1 << 20] {
             self.stream(LinkKind::SharedMemory, Op::Write, size, 4096);
             self.always_icrc(LinkKind::SharedMemory, size);
+            self.shareable(Op::Write, size);
             self.client(Client::UcxPut, Carrier::OwnMemory, size);
         }
         for op in [Op::Read, Op::Send] {
             self.stream(LinkKind::SharedMemory, op, MESSAGE, 4096);
         }
+        self.shareable(Op::Send, MESSAGE);
         self.stream(LinkKind::SharedMemory, Op::Write, 8, 4096);
         self.task(RAW_MEMORY_PING, 8, Task::RawMemoryPing { rounds: round_trips });
         for op in [Op::Write, Op::Send] {

@@ -53,7 +53,7 @@ pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
 /// Measures a ping-pong between two NICs on a fabric.
 pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     let fabric = Fabric::new();
-    let nic = || Nic::new(Context::on_fabric(&fabric)?, QpType::Rc, 1, 4096);
+    let nic = || Nic::new(Context::on_fabric(&fabric)?, QpType::Rc, 1, 4096, Access::ALL);
     let (a, b) = (nic()?, nic()?);
     a.connect(&b.conn_info(), 1024)?;
     b.connect(&a.conn_info(), 1024)?;

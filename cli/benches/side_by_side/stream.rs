@@ -28,7 +28,8 @@ fn qp_type(op: Op) -> QpType {
 
 /// Creates a NIC for a stream, with memory for one message.
 pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
-    Nic::new(context, qp_type(s.op), s.qps, s.size + GRH)
+    let region = MrOptions::new(Access::ALL).shareable(s.shareable);
+    Nic::new(context, qp_type(s.op), s.qps, s.size + GRH, region)
 }
 
 pub fn context_options(s: &Stream) -> ContextOptions {

@@ -105,7 +105,9 @@ pub fn targets() -> Vec<Target> {
         target(&what, write.clone(), Some(datagrams), AtLeast(1.5));
         let put = gbps(Client::UcxPut.key(Carrier::OwnMemory, size));
         let what = format!("shared memory, RC WRITE {name} ÷ UCX over shared memory");
-        target(&what, write, Some(put), AtLeast(0.2));
+        target(&what, write, Some(put.clone()), AtLeast(0.2));
+        let what = format!("shared memory, RC WRITE {name} from a shareable region ÷ UCX over shared memory");
+        target(&what, gbps(plan::shareable(Op::Write, size)), Some(put), AtLeast(0.6));
     }
     let small = (stream(LinkKind::SharedMemory, Op::Write, 8), "M/s");
     target("shared memory, 8-byte RC WRITEs, millions per second", small, None, AtLeast(5.0));

@@ -10,6 +10,7 @@
 
 mod connection;
 mod lease;
+mod ring_messages;
 mod rings;
 mod service_registry;
 mod shared_link;

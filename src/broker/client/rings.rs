@@ -35,10 +35,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::resource::{Resource, getrlimit};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, connect, listen, recv, send,
-    socket_with,
+    AddressFamily, SendFlags, SocketFlags, SocketType, accept_with, connect, listen, send, socket_with,
 };
 
+use super::ring_messages::{
+    CONFIRMATION, NOTIFICATION, Taken, announce_changes, take_from_reader, take_from_writer,
+};
 use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
 use crate::link::RxBurst;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
@@ -69,9 +71,6 @@ const MAX_NAME_WAIT: Duration = Duration::from_secs(2);
 
 /// Maximum length of the queue of pending connections, and number of connections accepted at a time.
 const BACKLOG: i32 = 64;
-
-/// Maximum number of notifications read from a connection at a time.
-const MAX_NOTIFICATIONS: usize = 64;
 
 /// Maximum wait for room in full rings per turn, during which this thread yields its processor: as long as a reader may be
 /// without one on a busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by `ib_send_bw -c UC`
@@ -104,9 +103,6 @@ struct RingOffer {
 
 /// Version of the protocol and of the memory's layout, with which the names of sockets begin.
 const VERSION: &str = "urxe-ring-1";
-
-/// Message with which a process confirms a ring.
-const CONFIRMATION: &[u8] = b"y";
 
 impl fmt::Display for RingOffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -536,7 +532,8 @@ impl Rings {
             let (elides_icrcs, scratch) = (self.elides_icrcs, &mut self.scratch);
             let mut sink = |burst: RxBurst<'_>| match elides_icrcs {
                 true => sink(burst),
-                false => sink(burst.with_icrcs(scratch)),
+                // Withdrawn payloads are lost.
+                false => burst.with_icrcs(scratch).into_iter().for_each(&mut *sink),
             };
             match ring.receive(limit, &mut sink) {
                 Ok(received) => {
@@ -571,6 +568,11 @@ impl Rings {
     fn poll_connections(&mut self) -> usize {
         let mut ready = [EpollEvent::empty(); EVENTS];
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
+        for connection in self.connections.iter_mut().flatten() {
+            if let Connection { socket, role: Role::Writer(writer), .. } = connection {
+                let _ = announce_changes(&mut writer.ring, socket);
+            }
+        }
         let events = ready[..count].iter().map(EpollEvent::data).filter(|data| *data != WAKE);
         let mut served = 0;
         for event in events {
@@ -628,26 +630,23 @@ impl Rings {
                 },
                 _ => false,
             },
-            Role::Reader { has_ended, .. } => {
-                *has_ended |= !drain(socket);
+            Role::Reader { ring, has_ended } => {
+                match take_from_writer(ring, socket) {
+                    Taken::Open => {}
+                    Taken::Ended => *has_ended = true,
+                    Taken::Broken => {
+                        trace_event!(WARN, "urxe::link", "ring closed", reason = "unexpected message");
+                        return self.close(index);
+                    }
+                }
                 if *has_ended {
                     // A closed connection stays readable; the rest of the ring is still read.
                     let _ = self.epoll.delete(socket);
                 }
                 true
             }
-            // A reader sends nothing but the confirmation, so anything else is the end of the connection.
-            Role::Writer(writer) => {
-                let mut byte = [0; 2];
-                let received = recv(socket, &mut byte[..], RecvFlags::DONTWAIT).map(|(len, _)| len);
-                match received {
-                    Ok(len) if &byte[..len] == CONFIRMATION && !writer.is_confirmed => {
-                        writer.is_confirmed = true
-                    }
-                    Err(Errno::AGAIN | Errno::INTR) => {}
-                    _ => return self.close(index),
-                }
-                true
+            Role::Writer(Writer { ring, is_confirmed, .. }) => {
+                take_from_reader(ring, is_confirmed, socket) == Taken::Open
             }
         };
         if !is_open {
@@ -731,25 +730,13 @@ fn writer_of(connections: &mut [Option<Connection>], index: usize) -> Option<&mu
 /// reader has not ended and earlier ones are not unread, the next call tries again.
 fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
     if ring.publish()
-        && let Err(error) = send(socket, b"\0", SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        && let Err(error) = send(socket, NOTIFICATION, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
         && !matches!(error, Errno::AGAIN | Errno::PIPE | Errno::CONNRESET)
     {
         ring.cancel_notification();
     }
-}
-
-/// Reads notifications. Returns false at the end of the connection.
-fn drain(socket: &CloseOnForkFd) -> bool {
-    let mut byte = [0; 1];
-    for _ in 0..MAX_NOTIFICATIONS {
-        match recv(socket, &mut byte[..], RecvFlags::DONTWAIT) {
-            Ok((0, _)) => return false,
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return true,
-            Err(_) => return false,
-        }
-    }
-    true
+    // An error is found again by the next write.
+    let _ = announce_changes(ring, socket);
 }
 
 /// Returns the ring that a process has passed to the link with the given address.

@@ -3,10 +3,10 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::transport::{AsyncEvent, DirectBurst, Instant};
+use crate::transport::{AsyncEvent, Instant, RxBurst};
 
 /// Function that passes bursts to the given receiver, one after the other.
-pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(DirectBurst<'_>)) + 'a;
+pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
 
 /// A NIC's driver, which processes input from the NIC's port, serves timers, and sends.
 pub(crate) trait Driver: Send + Sync {

@@ -13,7 +13,7 @@ use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
 use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::transport::{BurstLimits, DirectBurst, DirectPackets, EgressRoom, Instant, TxBurst, TxQueue};
+use crate::transport::{BurstLimits, DirectPackets, EgressRoom, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
 /// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private
@@ -267,7 +267,7 @@ fn deliver_direct(
     driver.try_receive_direct(now, &mut |sink| {
         if let Some((ident, data)) = stored {
             let TxBurst { flow, segment, .. } = *burst;
-            return sink(DirectBurst { burst: RxBurst { flow, ident, segment, data }, payloads: None });
+            return sink(RxBurst { flow, ident, segment, data, payloads: None });
         }
         match elides_icrcs {
             true => packets.deliver(burst, DIRECT_PER_STEP, sink),
@@ -277,7 +277,7 @@ fn deliver_direct(
 }
 
 /// Passes a burst with deferred ICRCs to `sink`, a few packets at a time.
-fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(DirectBurst<'_>)) {
+fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
     let mut copier = burst.copier();
     for first in (0..).step_by(COPIED_PER_STEP) {
         copier.copy_step(COPIED_PER_STEP, scratch);
@@ -285,8 +285,7 @@ fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn F
             return;
         }
         let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
-        let burst = RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch };
-        sink(DirectBurst { burst, payloads: None });
+        sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch, payloads: None });
     }
 }
 
@@ -365,7 +364,7 @@ impl Link for FabricPort {
         }
         for d in &self.batch {
             packets += d.packets();
-            sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data });
+            sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data, payloads: None });
         }
         if self.shared.host().is_some() {
             let read = self.batch.drain(..).map(|delivery| delivery.data);

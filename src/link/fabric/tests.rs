@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
 use crate::link::{JoinError, Link};
-use crate::transport::{DirectBurst, Payload, TxQueue};
+use crate::transport::{Payload, TxQueue};
 use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
 
 const US: Duration = Duration::from_micros(1);
@@ -410,7 +410,7 @@ impl Driver for TestNic {
     fn try_receive_direct(&self, now: Instant, bursts: &mut BurstSource<'_>) -> bool {
         let accepts_direct = self.accepts_direct.load(Ordering::SeqCst);
         if accepts_direct {
-            bursts(&mut |DirectBurst { burst, .. }| {
+            bursts(&mut |burst| {
                 for (i, p) in burst.packets() {
                     assert!(icrc::verify(&burst.flow, burst.ident, i, p));
                     let psn = Packet::parse(p).unwrap().bth().psn.get();

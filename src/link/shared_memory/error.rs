@@ -35,6 +35,22 @@ pub enum RingError {
         /// Number of bytes between tail and head.
         available: u64,
     },
+    /// Payloads that are left out of a record are not where they should be.
+    #[error(
+        "ring record of {len} bytes with {count} payloads elsewhere: the other process has broken the protocol"
+    )]
+    Payloads {
+        /// Length of the packets, with the payloads.
+        len: u32,
+        /// Number of payloads that are left out.
+        count: u32,
+    },
+    /// The other process shares memory that it shares already, or withdraws memory that it does not share.
+    #[error("shared memory {id} offered twice or not at all: the other process has broken the protocol")]
+    Offer {
+        /// Number of the memory.
+        id: u32,
+    },
     /// The memory cannot be created or mapped.
     #[error("shared memory of a ring: {0}")]
     System(#[from] io::Error),

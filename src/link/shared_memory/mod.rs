@@ -9,13 +9,18 @@
 //!   file:     control block │ data
 //!   mapping:  control block │ data │ data again, so that every record is contiguous
 //! ```
+//!
+//! A record contains the packets of a burst. Payloads of requests in memory that the writer shares with the reader are left
+//! out: descriptors behind the packets refer to them (`payloads`).
 
 mod error;
 mod mapping;
+mod payloads;
 mod ring;
 #[cfg(test)]
 mod tests;
 
 pub use error::RingError;
 pub use mapping::CAPACITY;
+pub(crate) use payloads::Change;
 pub use ring::{RingReader, RingWriter};

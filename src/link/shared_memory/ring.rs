@@ -7,9 +7,11 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::error::RingError;
 use super::mapping::Mapping;
+use super::payloads::{Change, DESCRIPTOR_WORDS, ReaderMemory, WriterMemory, descriptor};
 use crate::link::RxBurst;
+use crate::memory::{PeerMemory, PeerMemoryError};
 use crate::sys::fork::ForkGeneration;
-use crate::transport::TxBurst;
+use crate::transport::{LeftOut, TxBurst};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.
@@ -18,10 +20,13 @@ const ALIGN: usize = 64;
 /// Length of the shortest packet.
 const MIN_PACKET: usize = BTH_LEN + ICRC_LEN;
 
+/// Length of a descriptor of a payload that is left out.
+const DESCRIPTOR_LEN: usize = 4 * DESCRIPTOR_WORDS;
+
 /// Header of a record, which the packets of a burst follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct RecordHeader {
-    /// Length of all packets in bytes.
+    /// Length of all packets in bytes, including what is left out.
     len: u32,
     /// Length of each packet except the last, in bytes.
     segment: u16,
@@ -30,23 +35,36 @@ struct RecordHeader {
     hop_limit: u8,
     /// Whether the packets have no ICRCs.
     elides_icrcs: bool,
+    /// Whether payloads are left out. Then three more words follow: the number of bytes in the record, the number of
+    /// descriptors behind them, and the epoch in which the payloads are valid.
+    leaves_out: bool,
 }
 
 impl RecordHeader {
     const WORDS: usize = 3;
     const LEN: usize = 4 * RecordHeader::WORDS;
+    const LONG_LEN: usize = RecordHeader::LEN + 12;
 
     fn of(burst: &TxBurst<'_>) -> Option<RecordHeader> {
         let Flow { src_port, traffic_class, hop_limit, .. } = burst.flow;
         let (len, segment) = (burst.bytes.try_into().ok()?, burst.segment.try_into().ok()?);
-        Some(RecordHeader { len, segment, src_port, traffic_class, hop_limit, elides_icrcs: false })
+        Some(RecordHeader {
+            len,
+            segment,
+            src_port,
+            traffic_class,
+            hop_limit,
+            elides_icrcs: false,
+            leaves_out: false,
+        })
     }
 
     fn to_words(self) -> [u32; RecordHeader::WORDS] {
         [
             self.len,
             u32::from(self.src_port) << 16 | u32::from(self.segment),
-            u32::from(self.elides_icrcs) << 16
+            u32::from(self.leaves_out) << 17
+                | u32::from(self.elides_icrcs) << 16
                 | u32::from(self.hop_limit) << 8
                 | u32::from(self.traffic_class),
         ]
@@ -60,13 +78,30 @@ impl RecordHeader {
             traffic_class: fields as u8,
             hop_limit: (fields >> 8) as u8,
             elides_icrcs: fields >> 16 & 1 != 0,
+            leaves_out: fields >> 17 & 1 != 0,
         }
     }
 
-    /// Returns the length of the whole record in the ring.
+    /// Returns the length of the whole record in the ring, if nothing is left out.
     fn record_len(self) -> u64 {
         (RecordHeader::LEN as u64 + u64::from(self.len)).next_multiple_of(ALIGN as u64)
     }
+
+    /// Returns the length of a record with `stored` bytes of packets and `count` descriptors.
+    fn long_record_len(stored: u32, count: u32) -> u64 {
+        let descriptors = u64::from(count) * DESCRIPTOR_LEN as u64;
+        (RecordHeader::descriptors_at(stored) + descriptors).next_multiple_of(ALIGN as u64)
+    }
+
+    /// Returns the offset of the descriptors in a record with `stored` bytes of packets.
+    fn descriptors_at(stored: u32) -> u64 {
+        RecordHeader::LONG_LEN as u64 + u64::from(stored).next_multiple_of(4)
+    }
+}
+
+/// Stores words from the start of `bytes` on.
+fn put_words(bytes: &mut [u8], words: impl IntoIterator<Item = u32>) {
+    bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
 }
 
 /// Writing end of a ring.
@@ -78,6 +113,9 @@ pub struct RingWriter {
     tail: u64,
     /// Whether ICRCs that are deferred are left out.
     elides_icrcs: bool,
+    memory: WriterMemory,
+    /// Payloads that are left out of a record.
+    left_out: Vec<LeftOut>,
 }
 
 impl RingWriter {
@@ -85,7 +123,9 @@ impl RingWriter {
     /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
-        Ok((RingWriter { mapping: Guard::new(mapping), head: 0, tail: 0, elides_icrcs }, fd))
+        let (memory, left_out) = (WriterMemory::default(), Vec::new());
+        let mapping = Guard::new(mapping);
+        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, left_out }, fd))
     }
 
     /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no room.
@@ -95,6 +135,15 @@ impl RingWriter {
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
+        if self.elides_icrcs && self.memory.contains_any(burst.user_slices(), self.head) {
+            let count = burst.user_slices().count() as u32;
+            if !self.has_room(RecordHeader::long_record_len(header.len, count))? {
+                return Ok(false);
+            }
+            if self.write_by_reference(burst, header, count as usize) {
+                return Ok(true);
+            }
+        }
         let len = header.record_len();
         if !self.has_room(len)? {
             return Ok(false);
@@ -105,24 +154,71 @@ impl RingWriter {
             true => header.elides_icrcs = burst.copy_eliding_icrcs(packets),
             false => burst.copy_to_slice(packets),
         }
-        head.chunks_exact_mut(4)
-            .zip(header.to_words())
-            .for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+        put_words(head, header.to_words());
         self.head += len;
         Ok(true)
     }
 
+    /// Writes a burst without the payloads that the reader can read from this process's memory. `count` is the maximum
+    /// number of these. Returns false if other user memory could not be read.
+    fn write_by_reference(&mut self, burst: &TxBurst<'_>, header: RecordHeader, count: usize) -> bool {
+        let max = RecordHeader::LONG_LEN + burst.bytes.next_multiple_of(4) + DESCRIPTOR_LEN * count;
+        let record = self.mapping.data_mut(self.head, max);
+        let (head, room) = record.split_at_mut(RecordHeader::LONG_LEN);
+        let memory = &self.memory;
+        let locate = |slice| memory.locate(slice);
+        let Some(stored) = burst.copy_by_reference(&mut room[..burst.bytes], &mut self.left_out, locate)
+        else {
+            return false;
+        };
+        let words = self.left_out.iter().flat_map(descriptor);
+        put_words(&mut room[stored.next_multiple_of(4)..], words);
+        let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
+        let (stored, count) = (stored as u32, self.left_out.len() as u32);
+        put_words(head, header.to_words().into_iter().chain([stored, count, burst.epoch]));
+        self.head += RecordHeader::long_record_len(stored, count);
+        true
+    }
+
+    /// Returns the next change of the memory shared with the reader, which must be told of it.
+    ///
+    /// # Errors
+    /// [`RingError::Position`] if the reader has broken the protocol.
+    pub(crate) fn next_change(&mut self) -> Result<Option<Change>, RingError> {
+        if !self.elides_icrcs || !self.memory.may_change() {
+            return Ok(None);
+        }
+        self.look_up_tail()?;
+        Ok(self.memory.next_change(self.head, self.tail))
+    }
+
+    /// Notes that the reader could not be told of a change, now or, unless `is_transient` is set, at all.
+    pub(crate) fn on_unsent(&mut self, change: &Change, is_transient: bool) {
+        self.memory.on_unsent(change, is_transient);
+    }
+
+    /// Notes the reader's answer to an [offer](Change::Offer). Returns false if there was no such offer.
+    pub fn on_answer(&mut self, id: u32, accepts: bool) -> bool {
+        self.memory.on_answer(id, accepts)
+    }
+
     fn has_room(&mut self, len: u64) -> Result<bool, RingError> {
-        let capacity = self.mapping.capacity();
-        if self.head - self.tail + len <= capacity {
+        let (head, capacity) = (self.head, self.mapping.capacity());
+        let fits = |tail| head - tail + len <= capacity;
+        if fits(self.tail) {
             return Ok(true);
         }
+        self.look_up_tail()?;
+        Ok(fits(self.tail))
+    }
+
+    fn look_up_tail(&mut self) -> Result<(), RingError> {
         let tail = self.mapping.control().tail.load(Ordering::Acquire);
         if tail < self.tail || tail > self.head || !tail.is_multiple_of(ALIGN as u64) {
             return Err(RingError::Position { head: self.head, tail });
         }
         self.tail = tail;
-        Ok(self.head - tail + len <= capacity)
+        Ok(())
     }
 
     /// Makes what was written visible to the reader. Returns true if the reader sleeps and must be notified.
@@ -147,6 +243,17 @@ impl RingWriter {
     pub fn forge_head(&self, head: u64) {
         self.mapping.control().head.store(head, Ordering::SeqCst);
     }
+
+    /// Appends a record with anything in it.
+    pub fn forge_record(&mut self, words: &[u32]) {
+        let len = 4 * words.len();
+        put_words(self.mapping.data_mut(self.head, len), words.iter().copied());
+        self.head += (len as u64).next_multiple_of(ALIGN as u64);
+    }
+
+    pub(crate) fn head(&self) -> u64 {
+        self.head
+    }
 }
 
 /// Reading end of a ring.
@@ -156,6 +263,7 @@ pub struct RingReader {
     src: IpAddr,
     dst: IpAddr,
     tail: u64,
+    memory: ReaderMemory,
 }
 
 impl RingReader {
@@ -164,10 +272,34 @@ impl RingReader {
     /// # Errors
     /// [`RingError`] if the descriptor is not one of a ring.
     pub fn open(fd: &OwnedFd, capacity: usize, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
-        Ok(RingReader { mapping: Guard::new(Mapping::open(fd, capacity)?), src, dst, tail: 0 })
+        let mapping = Guard::new(Mapping::open(fd, capacity)?);
+        Ok(RingReader { mapping, src, dst, tail: 0, memory: ReaderMemory::default() })
     }
 
-    /// Passes bursts to `sink` until `limit` bytes have been read, and returns the number of packets.
+    /// Maps memory that the writer offers, for payloads that it leaves out of records.
+    ///
+    /// # Errors
+    /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
+    /// it; the writer must be told.
+    pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Result<Result<(), PeerMemoryError>, RingError> {
+        if self.memory.contains(id) {
+            return Err(RingError::Offer { id });
+        }
+        if self.memory.is_full() {
+            return Ok(Err(PeerMemoryError::TooMany));
+        }
+        Ok(PeerMemory::open(fd).map(|memory| self.memory.add(id, memory)))
+    }
+
+    /// Unmaps memory that the writer withdraws.
+    ///
+    /// # Errors
+    /// [`RingError::Offer`] if it is not mapped.
+    pub fn withdraw(&mut self, id: u32) -> Result<(), RingError> {
+        self.memory.remove(id).then_some(()).ok_or(RingError::Offer { id })
+    }
+
+    /// Passes bursts to `sink` until these have `limit` bytes, and returns the number of packets.
     ///
     /// The other process can change the bytes of a burst during the call.
     ///
@@ -175,31 +307,76 @@ impl RingReader {
     /// [`RingError`] if the writer has broken the protocol.
     pub fn receive(&mut self, limit: u64, sink: &mut dyn FnMut(RxBurst<'_>)) -> Result<usize, RingError> {
         let head = self.mapping.control().head.load(Ordering::Acquire);
-        let (mut packets, begin) = (0, self.tail);
+        let (mut packets, mut read, begin) = (0, 0, self.tail);
         if head.wrapping_sub(begin) > self.mapping.capacity() || !head.is_multiple_of(ALIGN as u64) {
             return Err(RingError::Position { head, tail: begin });
         }
-        while self.tail != head && self.tail - begin < limit {
-            packets += self.read_record(head - self.tail, sink)?;
+        while self.tail != head && read < limit {
+            let (count, bytes) = self.read_record(head - self.tail, sink)?;
+            (packets, read) = (packets + count, read + bytes);
             self.mapping.control().tail.store(self.tail, Ordering::Release);
         }
         Ok(packets)
     }
 
-    /// Reads the next of the `available` bytes' records.
-    fn read_record(&mut self, available: u64, sink: &mut dyn FnMut(RxBurst<'_>)) -> Result<usize, RingError> {
+    /// Reads the next of the `available` bytes' records. Returns the number of packets and their length.
+    fn read_record(
+        &mut self,
+        available: u64,
+        sink: &mut dyn FnMut(RxBurst<'_>),
+    ) -> Result<(usize, u64), RingError> {
         let header = RecordHeader::from_words([0, 4, 8].map(|at| self.mapping.word(self.tail + at)));
         let (len, segment) = (header.len as usize, usize::from(header.segment));
+        if header.leaves_out {
+            return self.read_long_record(header, available, sink);
+        }
         if header.record_len() > available || segment < MIN_PACKET || segment > len {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
-        let mut flow = Flow::new(self.src, self.dst, header.src_port);
-        (flow.traffic_class, flow.hop_limit) = (header.traffic_class, header.hop_limit);
+        let flow = self.flow_of(header);
         let data = &self.mapping.data(self.tail, RecordHeader::LEN + len)[RecordHeader::LEN..];
         let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst { flow, ident, segment, data });
+        sink(RxBurst { flow, ident, segment, data, payloads: None });
         self.tail += header.record_len();
-        Ok(len.div_ceil(segment))
+        Ok((len.div_ceil(segment), len as u64))
+    }
+
+    /// Reads a record with payloads left out.
+    fn read_long_record(
+        &mut self,
+        header: RecordHeader,
+        available: u64,
+        sink: &mut dyn FnMut(RxBurst<'_>),
+    ) -> Result<(usize, u64), RingError> {
+        let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
+        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.mapping.word(at + offset));
+        let record_len = RecordHeader::long_record_len(stored, count);
+        let is_valid = len as u64 <= self.mapping.capacity()
+            && (MIN_PACKET..=len).contains(&segment)
+            && header.elides_icrcs;
+        if record_len > available || !is_valid {
+            return Err(RingError::Record { len: header.len, segment: header.segment, available });
+        }
+        let descriptors = at + RecordHeader::descriptors_at(stored);
+        let parts = (0..u64::from(count)).map(|part| {
+            let start = descriptors + part * DESCRIPTOR_LEN as u64;
+            std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64))
+        });
+        let bytes =
+            &self.mapping.data(at, RecordHeader::LONG_LEN + stored as usize)[RecordHeader::LONG_LEN..];
+        let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
+        expanded.ok_or(RingError::Payloads { len: header.len, count })?;
+        let (ident, data) = (IpIdent::Elided, self.memory.packets(len));
+        let (flow, payloads) = (self.flow_of(header), Some(&self.memory.payloads));
+        sink(RxBurst { flow, ident, segment, data, payloads });
+        self.memory.payloads.clear();
+        self.tail += record_len;
+        Ok((len.div_ceil(segment), len as u64))
+    }
+
+    fn flow_of(&self, header: RecordHeader) -> Flow {
+        let RecordHeader { src_port, traffic_class, hop_limit, .. } = header;
+        Flow { traffic_class, hop_limit, ..Flow::new(self.src, self.dst, src_port) }
     }
 
     /// Reports whether bursts are waiting.

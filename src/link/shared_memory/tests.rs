@@ -263,7 +263,7 @@ fn received_payloads(reader: &mut RingReader) -> (IpIdent, Vec<(Vec<u8>, bool)>)
     let sink = &mut |burst: crate::link::RxBurst<'_>| {
         ident = Some(burst.ident);
         let mut scratch = Vec::new();
-        let burst = burst.with_icrcs(&mut scratch);
+        let burst = burst.with_icrcs(&mut scratch).unwrap();
         assert_eq!(burst.ident, IpIdent::SENT);
         packets.extend(burst.packets().map(|(index, packet)| {
             let payload = crate::wire::Packet::parse(packet).unwrap().payload().to_vec();

@@ -164,7 +164,7 @@ impl Receiver {
         }
         flow.dst = dst?;
         let data = &self.data[i * BUFFER..][..received.len.min(BUFFER)];
-        (segment > 0).then_some(RxBurst { flow, ident: IpIdent::Unknown, segment, data })
+        (segment > 0).then_some(RxBurst { flow, ident: IpIdent::Unknown, segment, data, payloads: None })
     }
 }
 

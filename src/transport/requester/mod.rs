@@ -25,6 +25,7 @@ use super::send_queue::{Datagram, Mark, SendQueue};
 use super::{
     Completion, CountedOps, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus,
 };
+use crate::memory::withdraw_payloads;
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while a batch of up to the same cost is collected.
@@ -222,8 +223,17 @@ impl Requester {
         self.quiesce();
     }
 
+    /// Withdraws payloads that other processes may still copy, if any request is not acknowledged. To be called before the
+    /// requests in flight end.
+    pub fn withdraw(&self) {
+        if self.snd_una.is_before(self.snd_max) {
+            withdraw_payloads();
+        }
+    }
+
     /// Stops all timers and forgets everything in flight.
     fn quiesce(&mut self) {
+        self.withdraw();
         self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
         self.reads.clear();

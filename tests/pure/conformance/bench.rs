@@ -10,10 +10,9 @@ use urxe::memory::{Access, Accessor, HostSlice, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectBurst, DirectPackets,
-    EgressRoom, Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
-    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
-    XrcdId,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets, EgressRoom,
+    Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -445,7 +444,7 @@ impl Bench {
     }
 
     fn burst(&mut self, flow: &Flow, ident: IpIdent, segment: usize, data: &[u8]) {
-        let burst = RxBurst { flow: *flow, ident, segment, data };
+        let burst = RxBurst { flow: *flow, ident, segment, data, payloads: None };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }
@@ -466,16 +465,17 @@ impl Bench {
         before();
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
-            direct.deliver(&burst, 16, &mut |DirectBurst { burst, payloads }| {
-                let payloads = payloads.expect("the payloads are in the sender's memory");
-                self.nic.handle_direct(self.now, &burst, payloads, &self.memory, &mut self.tx);
+            direct.deliver(&burst, 16, &mut |burst| {
+                assert!(burst.payloads.is_some(), "the payloads are in the sender's memory");
+                self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
             });
         }
         self.take_outputs();
     }
 
     pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {
-        let burst = RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
+        let burst =
+            RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes, payloads: None };
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }

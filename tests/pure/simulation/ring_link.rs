@@ -109,7 +109,7 @@ impl Link for RingLink {
         let mut ring = self.from_peer.lock();
         let packets = ring.read(self.options.limit, &mut |burst| match self.elides_icrcs {
             true => sink(burst),
-            false => sink(burst.with_icrcs(&mut self.scratch)),
+            false => sink(burst.with_icrcs(&mut self.scratch).expect("no payload is shared")),
         });
         self.next_read = match ring.sleep_if_empty() {
             true => None,

@@ -1,5 +1,7 @@
 //! Tests of the routes and connections of rings, with links of one process and processes that break the protocol.
 
+use rustix::net::{RecvFlags, recv};
+
 use super::*;
 use crate::link::udp::UdpOptions;
 use crate::transport::{Payload, TxQueue};
