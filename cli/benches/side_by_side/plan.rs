@@ -124,6 +124,11 @@ pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
 }
 
+/// Returns the row key for round trips of raw datagrams with the lengths, socket options and calls of eight-byte messages.
+pub fn raw_udp_ping_like(op: Op) -> Key {
+    Key::new(format!("raw UDP, unconnected, as urxe's {}", op.name()), 8)
+}
+
 /// Returns the row key for pairs of processes that write at the same time, all of them polling.
 pub fn busy_pairs(kind: LinkKind, pairs: usize) -> Key {
     let number = if pairs == 1 { "1 busy pair".into() } else { format!("{pairs} busy pairs") };
@@ -301,8 +306,12 @@ impl Plan {
         self.raw_udp(RAW_UDP_LONG, Train::longest(64));
         self.stream(LinkKind::Udp4, Op::Write, 8, 4096);
         self.task(RAW_UDP_PING, 8, Task::RawUdpPing { ips: ips(LOOPBACK), rounds: round_trips });
-        self.ping(LinkKind::Udp4, Op::Write, round_trips);
-        self.ping(LinkKind::Udp4, Op::Send, round_trips);
+        for op in [Op::Write, Op::Send] {
+            let rounds = round_trips;
+            let task = Task::RawUdpPingLikeLink { ips: ips(LOOPBACK), datagram: op.packet_len(8), rounds };
+            self.add(raw_udp_ping_like(op), Measurement::Urxe(task, Placement::Current));
+            self.ping(LinkKind::Udp4, op, round_trips);
+        }
         self.task(MEMCPY, 1 << 20, Task::Memcpy { size: 1 << 20 });
         self.stream(LinkKind::Fabric, Op::Write, 1 << 20, 4096);
         self.always_icrc(LinkKind::Fabric, 1 << 20);
