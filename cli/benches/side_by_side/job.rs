@@ -192,6 +192,8 @@ pub struct Stream {
     pub loss: Option<f64>,
     /// Whether packets in memory have ICRCs too.
     pub always_icrc: bool,
+    /// Whether both ends have the personality `throughput`.
+    pub equal_packets: bool,
 }
 
 impl Stream {
@@ -200,7 +202,8 @@ impl Stream {
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
         let (qps, list) = (1, (in_flight / 8).max(1));
-        Stream { op, size, mtu, qps, list, in_flight, polled: false, loss: None, always_icrc: false }
+        let (always_icrc, equal_packets) = (false, false);
+        Stream { op, size, mtu, qps, list, in_flight, polled: false, loss: None, always_icrc, equal_packets }
     }
 
     /// Spreads the stream over `qps` queue pairs, each with one message in flight.

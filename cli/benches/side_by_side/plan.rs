@@ -114,6 +114,11 @@ pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
 }
 
+/// Returns the row key for a stream between NICs with the personality `throughput`.
+pub fn equal_packets(op: Op, size: usize) -> Key {
+    Key::new(format!("urxe udp/IPv4, {}, personality throughput", op.name()), size)
+}
+
 /// Returns the row key for a stream through memory whose packets all have ICRCs.
 pub fn always_icrc(kind: LinkKind, size: usize) -> Key {
     Key::new(format!("urxe {}, RC WRITE, always ICRCs", kind.name()), size)
@@ -216,6 +221,11 @@ impl Plan {
     fn always_icrc(&mut self, kind: LinkKind, size: usize) {
         let stream = Stream { always_icrc: true, ..Stream::new(Op::Write, size, 4096) };
         self.stream_as(always_icrc(kind, size), kind, stream);
+    }
+
+    fn equal_packets(&mut self, op: Op, size: usize) {
+        let stream = Stream { equal_packets: true, ..Stream::new(op, size, 4096) };
+        self.stream_as(equal_packets(op, size), LinkKind::Udp4, stream);
     }
 
     fn lossy(&mut self, op: Op, loss: f64) {
@@ -348,6 +358,9 @@ impl Plan {
                 if size <= mtu && mtu == 4096 {
                     self.stream(kind, Op::Datagram, size, mtu);
                 }
+                if size > mtu && (kind, mtu) == (LinkKind::Udp4, 4096) {
+                    [Op::Write, Op::Read].into_iter().for_each(|op| self.equal_packets(op, size));
+                }
             }
             self.task(MEMCPY, size, Task::Memcpy { size });
             if size <= 1 << 20 {
@@ -392,7 +405,7 @@ pub fn plan(args: &Args) -> Vec<Item> {
         (plan.rounds, plan.seconds) = (3, 5.0);
         plan.many_qps();
         plan.seconds = 0.3;
-        let sizes = [8, 64, 512, 4 << 10, 16 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
+        let sizes = [8, 64, 512, 4 << 10, 16 << 10, 32 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
         plan.sweep(&sizes, 30_000);
         plan.sweep_losses();
     }
