@@ -405,7 +405,7 @@ pub fn plan(args: &Args) -> Vec<Item> {
         (plan.rounds, plan.seconds) = (3, 5.0);
         plan.many_qps();
         plan.seconds = 0.3;
-        let sizes = [8, 64, 512, 4 << 10, 16 << 10, 32 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
+        let sizes = [8, 64, 512, 4 << 10, 16 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
         plan.sweep(&sizes, 30_000);
         plan.sweep_losses();
     }
