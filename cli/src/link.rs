@@ -82,7 +82,8 @@ pub struct LinkArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
     /// Class of device to emulate: `default` (the specification, lenient about posted work requests),
-    /// `strict` (the letter of the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX);
+    /// `strict` (the letter of the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX), `throughput` (packets
+    /// of equal length in long WRITEs and READs, for udp links);
     /// docs/guide/personalities.md lists the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,

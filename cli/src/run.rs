@@ -92,7 +92,8 @@ pub struct DeviceArgs {
     /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`
+    /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`, or `throughput`, which accelerates WRITEs and READs
+    /// of some KiB over UDP sockets; docs/guide/personalities.md lists the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
     /// Congestion control: `none`, `loss-driven`, `dcqcn:connectx`, `dcqcn:sigcomm15` or `delay`, with changed

@@ -49,7 +49,7 @@ impl NicOptions {
         capture: Option<&Capture>,
     ) -> PyResult<NicOptions> {
         let personality = Personality::named(personality)
-            .ok_or_else(|| invalid("personality", personality, "default, strict, mlx5 or rxe"))?;
+            .ok_or_else(|| invalid("personality", personality, "default, strict, mlx5, rxe or throughput"))?;
         let faults = faults.iter().map(|text| text.parse()).collect::<Result<Vec<Rules<Fault>>, _>>();
         let faults: Vec<Fault> = faults.or_raise(py)?.into_iter().flat_map(|Rules(faults)| faults).collect();
         let rules = Fault::packet_rules(&faults);

@@ -110,7 +110,7 @@ def test_errors_carry_the_cause():
         urxe.Fabric(loss=2)
     with pytest.raises(urxe.ConnectError):
         a.qp.connect(b.qp.address)
-    with pytest.raises(ValueError, match="personality is mlx6; expected default, strict, mlx5 or rxe"):
+    with pytest.raises(ValueError, match="personality is mlx6; expected default, strict, mlx5, rxe or throughput"):
         urxe.pair(personality="mlx6")
     with pytest.raises(urxe.MemoryAccessError, match="8 bytes at offset 60 are not inside a buffer of 64 bytes"):
         region.read(60, 8)

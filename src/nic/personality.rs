@@ -207,9 +207,22 @@ impl Personality {
         },
     };
 
+    /// Like [`DEFAULT`](Self::DEFAULT), but packets of long WRITEs and READ responses have equal lengths, unlike those of
+    /// any device, for throughput over sockets.
+    pub const THROUGHPUT: Personality = Personality {
+        name: "throughput",
+        quirks: Quirks { equal_packets: true, ..Quirks::LENIENT },
+        ..Personality::DEFAULT
+    };
+
     /// All personalities.
-    pub const ALL: [Personality; 4] =
-        [Personality::DEFAULT, Personality::STRICT, Personality::MLX5, Personality::RXE];
+    pub const ALL: [Personality; 5] = [
+        Personality::DEFAULT,
+        Personality::STRICT,
+        Personality::MLX5,
+        Personality::RXE,
+        Personality::THROUGHPUT,
+    ];
 
     /// Returns the personality called `name`.
     pub fn named(name: &str) -> Option<Personality> {
@@ -283,6 +296,8 @@ impl Personality {
             ),
             words("receive posted in RESET", h.early_receives, "used from RTR on", "EINVAL"),
             words("failed send of UC or UD: state", h.send_queue_errors, "SQE", "ERR"),
+            words("packets of a long WRITE", h.equal_packets, "WRITE Only each", "First, Middle, Last"),
+            words("requests of a READ of 8 packets", h.equal_packets, "one for two packets", "one"),
             of(
                 "least time between CNPs applies to",
                 match h.cnp_scope {

@@ -276,8 +276,8 @@ impl TxQueue {
         self.prefixed = 0;
     }
 
-    /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs starting from the one in
-    /// `headers`. `each` must be a multiple of 4. Returns the number of packets added; it stops early if user
+    /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs and, if they have RETHs, addresses
+    /// starting from those in `headers`. `each` must be a multiple of 4. Returns the number of packets added; it stops early if user
     /// memory cannot be read.
     pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
@@ -297,6 +297,7 @@ impl TxQueue {
             }
             count += 1;
             headers.bth.psn += 1;
+            headers.reth.va = headers.reth.va.wrapping_add(each as u64);
             rest = later;
         }
         count

@@ -51,6 +51,10 @@ pub struct Quirks {
     /// Scope within which congestion notification packets (CNPs) keep their minimum interval; `None` if the
     /// device sends none.
     pub cnp_scope: Option<CnpScope>,
+    /// Whether packets of long messages have equal lengths, so that the kernel can segment and coalesce more of them: a
+    /// reliable WRITE without immediate is sent as a train of WRITE Only packets, and a READ of up to 8 packets as
+    /// requests of two packets each. To the responder, each is a message of its own, whose access it checks by itself.
+    pub equal_packets: bool,
 }
 
 /// Scope of the minimum interval between congestion notification packets (CNPs).
@@ -97,6 +101,7 @@ impl Quirks {
         early_receives: false,
         send_queue_errors: true,
         cnp_scope: Some(CnpScope::Qp),
+        equal_packets: false,
     };
 
     /// Conformance to the specification, except that posted work requests are checked as leniently as on

@@ -22,7 +22,7 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct SendWqe {
     pub wr_id: u64,
-    /// Message number since the transition to RTS, modulo 2^24.
+    /// Message number since the transition to RTS, modulo 2^24; that of the last message of a train.
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
@@ -77,10 +77,21 @@ impl SendWqe {
         matches!(self.op, WrOp::LocalInv(_))
     }
 
+    /// Reports whether a WRITE is sent as a train of messages of one packet each.
+    pub fn is_train(&self, conn: &Connection) -> bool {
+        is_train(&self.op, conn)
+    }
+
     /// Returns the flight cost of everything posted before packet `packet` of this work request.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
         self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
+}
+
+/// See [`SendWqe::is_train`]. A WRITE with immediate is never one: the completion of its receive has the length of the
+/// message.
+fn is_train(op: &WrOp, conn: &Connection) -> bool {
+    matches!(op, WrOp::Write { .. }) && conn.quirks().equal_packets && conn.qp_type.is_reliable()
 }
 
 /// Returns the flight cost of the first `n` packets of a message that has `packets` packets.
@@ -194,7 +205,7 @@ impl SendQueue {
             self.destinations.push(to);
             self.destinations.end() - 1
         });
-        let place = self.place(&wr.op, len as u32, to.is_some(), fails, conn.mtu);
+        let place = self.place(&wr.op, len as u32, to.is_some(), fails, conn);
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
             number: place.number,
@@ -219,7 +230,8 @@ impl SendQueue {
     /// Assigns a work request its message number, PSNs and flight cost, which continue from the previous work
     /// request.
     #[inline]
-    fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, mtu: Mtu) -> Place {
+    fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, conn: &Connection) -> Place {
+        let mtu = conn.mtu;
         // A datagram has one packet; a longer one fails.
         let packets = match op {
             op if op.is_local() || fails => 0,
@@ -227,9 +239,8 @@ impl SendQueue {
             _ if is_datagram => 1,
             _ => mtu.packets(len),
         };
-        if packets > 0 {
-            self.messages = (self.messages + 1) & 0xff_ffff;
-        }
+        let messages = if is_train(op, conn) { packets } else { packets.min(1) };
+        self.messages = (self.messages + messages) & 0xff_ffff;
         let place =
             Place { number: self.messages, first_psn: self.next_psn, packets, cost_before: self.cost };
         self.next_psn += packets;
@@ -246,7 +257,7 @@ impl SendQueue {
         let mut wqes = std::mem::take(&mut self.wqes);
         for wqe in wqes.iter_mut() {
             wqe.fails |= wqe.op.awaits_response() && conn.max_rd_atomic == 0;
-            let place = self.place(&wqe.op, wqe.len, wqe.is_datagram(), wqe.fails, conn.mtu);
+            let place = self.place(&wqe.op, wqe.len, wqe.is_datagram(), wqe.fails, conn);
             (wqe.number, wqe.first_psn) = (place.number, place.first_psn);
             (wqe.packets, wqe.cost_before) = (place.packets, place.cost_before);
         }

@@ -305,7 +305,7 @@ fn invalid_command_line_is_rejected_with_the_reason() {
         (&["serve", "--mtu", "1500"], "invalid path MTU '1500'"),
         (
             &["serve", "--personality", "efa"],
-            "unknown personality 'efa': use one of default, strict, mlx5, rxe",
+            "unknown personality 'efa': use one of default, strict, mlx5, rxe, throughput",
         ),
         (&["serve", "--size", "1T"], "invalid size '1T'"),
         (&["serve", "--peer", "10.0.0.1"], "expected GID,QPN,PSN"),

@@ -141,8 +141,10 @@ proptest! {
         errors: bool,
         ipv6: bool,
         credits: bool,
+        equal_packets: bool,
     ) {
-        let (mtu, quirks) = (Some(mtu), Quirks { credits, ..Quirks::STRICT });
+        let equal_packets = equal_packets && !errors;
+        let (mtu, quirks) = (Some(mtu), Quirks { credits, equal_packets, ..Quirks::STRICT });
         let params = Params {
             carrier, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,
             quirks,

@@ -38,6 +38,12 @@ pub enum Task {
         ips: [IpAddr; 2],
         rounds: usize,
     },
+    /// Round trips of datagrams like those of urxe's link.
+    RawUdpPingLikeLink {
+        ips: [IpAddr; 2],
+        datagram: usize,
+        rounds: usize,
+    },
     RawPacketStream {
         interfaces: [String; 2],
         train: Train,
@@ -92,6 +98,7 @@ impl Task {
             self,
             Task::RawUdpStream { .. }
                 | Task::RawUdpPing { .. }
+                | Task::RawUdpPingLikeLink { .. }
                 | Task::RawPacketStream { .. }
                 | Task::RawMemoryPing { .. }
                 | Task::Stream { .. }
@@ -150,6 +157,18 @@ impl Op {
             Op::Datagram => "UD SEND",
         }
     }
+
+    /// Returns the length of the request packet for a message of `payload` bytes that fits into one: BTH, RETH or DETH,
+    /// payload and ICRC.
+    pub const fn packet_len(self, payload: usize) -> usize {
+        let extended = match self {
+            Op::Write => 16,
+            Op::Read => return 12 + 16 + 4,
+            Op::Send => 0,
+            Op::Datagram => 8,
+        };
+        12 + extended + payload.next_multiple_of(4) + 4
+    }
 }
 
 /// A stream of messages of one type and size.
@@ -175,6 +194,8 @@ pub struct Stream {
     pub always_icrc: bool,
     /// Whether other processes may map the memory of the messages.
     pub shareable: bool,
+    /// Whether both ends have the personality `throughput`.
+    pub equal_packets: bool,
 }
 
 impl Stream {
@@ -194,6 +215,7 @@ impl Stream {
             loss: None,
             always_icrc: false,
             shareable: false,
+            equal_packets: false,
         }
     }
 

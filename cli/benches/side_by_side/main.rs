@@ -77,6 +77,9 @@ fn run(job: &Job, control: &Control) -> Result<Metrics> {
     match &job.task {
         Task::RawUdpStream { ips, train } => raw_udp::stream(job, control, *ips, *train),
         Task::RawUdpPing { ips, rounds } => raw_udp::ping(job, control, *ips, *rounds),
+        Task::RawUdpPingLikeLink { ips, datagram, rounds } => {
+            raw_udp::ping_like_link(job, control, *ips, *datagram, *rounds)
+        }
         Task::RawPacketStream { interfaces, train } => raw_packet::stream(job, control, interfaces, *train),
         Task::RawMemoryPing { rounds } => raw_memory::ping(job, control, *rounds),
         Task::Stream { link, stream } => stream::run(job, control, link, stream),

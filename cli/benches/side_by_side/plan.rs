@@ -114,6 +114,11 @@ pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
 }
 
+/// Returns the row key for a stream between NICs with the personality `throughput`.
+pub fn equal_packets(op: Op, size: usize) -> Key {
+    Key::new(format!("urxe udp/IPv4, {}, personality throughput", op.name()), size)
+}
+
 /// Returns the row key for a stream through memory whose packets all have ICRCs.
 pub fn always_icrc(kind: LinkKind, size: usize) -> Key {
     Key::new(format!("urxe {}, RC WRITE, always ICRCs", kind.name()), size)
@@ -127,6 +132,11 @@ pub fn shareable(op: Op, size: usize) -> Key {
 /// Returns the row key for urxe's half round trips.
 pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
+}
+
+/// Returns the row key for round trips of raw datagrams with the lengths, socket options and calls of eight-byte messages.
+pub fn raw_udp_ping_like(op: Op) -> Key {
+    Key::new(format!("raw UDP, unconnected, as urxe's {}", op.name()), 8)
 }
 
 /// Returns the row key for pairs of processes that write at the same time, all of them polling.
@@ -223,6 +233,11 @@ impl Plan {
         self.stream_as(shareable(op, size), LinkKind::SharedMemory, stream);
     }
 
+    fn equal_packets(&mut self, op: Op, size: usize) {
+        let stream = Stream { equal_packets: true, ..Stream::new(op, size, 4096) };
+        self.stream_as(equal_packets(op, size), LinkKind::Udp4, stream);
+    }
+
     fn lossy(&mut self, op: Op, loss: f64) {
         let stream = Stream { loss: Some(loss), ..Stream::new(op, MESSAGE, 4096) };
         self.stream_as(lossy(op, loss), LinkKind::Udp4, stream);
@@ -313,8 +328,12 @@ impl Plan {
         self.raw_udp(RAW_UDP_LONG, Train::longest(64));
         self.stream(LinkKind::Udp4, Op::Write, 8, 4096);
         self.task(RAW_UDP_PING, 8, Task::RawUdpPing { ips: ips(LOOPBACK), rounds: round_trips });
-        self.ping(LinkKind::Udp4, Op::Write, round_trips);
-        self.ping(LinkKind::Udp4, Op::Send, round_trips);
+        for op in [Op::Write, Op::Send] {
+            let rounds = round_trips;
+            let task = Task::RawUdpPingLikeLink { ips: ips(LOOPBACK), datagram: op.packet_len(8), rounds };
+            self.add(raw_udp_ping_like(op), Measurement::Urxe(task, Placement::Current));
+            self.ping(LinkKind::Udp4, op, round_trips);
+        }
         self.task(MEMCPY, 1 << 20, Task::Memcpy { size: 1 << 20 });
         self.stream(LinkKind::Fabric, Op::Write, 1 << 20, 4096);
         self.always_icrc(LinkKind::Fabric, 1 << 20);
@@ -350,6 +369,9 @@ impl Plan {
                 }
                 if size <= mtu && mtu == 4096 {
                     self.stream(kind, Op::Datagram, size, mtu);
+                }
+                if size > mtu && (kind, mtu) == (LinkKind::Udp4, 4096) {
+                    [Op::Write, Op::Read].into_iter().for_each(|op| self.equal_packets(op, size));
                 }
             }
             self.task(MEMCPY, size, Task::Memcpy { size });

@@ -1,12 +1,13 @@
 //! Raw UDP: the performance of kernel sockets without a NIC on top.
 
-use std::io::ErrorKind;
-use std::mem::size_of;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags, recvmsg, sendto};
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -123,13 +124,54 @@ pub fn send_stream(
 pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
     let (socket, _) = open(job, control, ips)?;
     socket.set_nonblocking(true)?;
+    let (data, mut buffer) = ([0; 8], [0; 64]);
+    ping_pong(job, control, rounds, || Ok(socket.send(&data)?), || socket.recv(&mut buffer))
+}
+
+/// Measures round trips of datagrams as long as urxe's packets, with the socket options and the calls of urxe's link: the
+/// socket is not connected, and the kernel reports the sender and the header fields of each datagram.
+pub fn ping_like_link(
+    job: &Job,
+    control: &Control,
+    ips: [IpAddr; 2],
+    datagram: usize,
+    rounds: usize,
+) -> Result<Metrics> {
+    let socket = UdpSocket::bind((ips[job.role as usize], 0))?;
+    for (level, name, value) in [
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO),
+        (libc::IPPROTO_IP, libc::IP_RECVTOS, 1),
+        (libc::SOL_UDP, libc::UDP_GRO, 1),
+    ] {
+        set(&socket, level, name, value)?;
+    }
+    let peer = control
+        .exchange(&ConnInfo { addr: socket.local_addr()?, window: enlarge_receive_buffer(&socket)? })?
+        .addr;
+    let (data, mut buffer, mut space) = (vec![0x5a; datagram], vec![0; 65_536], [MaybeUninit::uninit(); 128]);
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let send = || Ok(sendto(&socket, &data, SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &peer)?);
+    let receive = || {
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        Ok(recvmsg(&socket, &mut slices, &mut ancillary, RecvFlags::DONTWAIT)?.bytes)
+    };
+    ping_pong(job, control, rounds, send, receive)
+}
+
+/// Runs one end of a ping-pong. `receive` fails with [`ErrorKind::WouldBlock`] if no datagram has arrived.
+fn ping_pong(
+    job: &Job,
+    control: &Control,
+    rounds: usize,
+    mut send: impl FnMut() -> Result<usize>,
+    mut receive: impl FnMut() -> io::Result<usize>,
+) -> Result<Metrics> {
     control.start()?;
-    let mut buffer = [0; 64];
     match job.role {
         Role::Active => ping::time_round_trips(rounds, |_| {
-            socket.send(&buffer[..8])?;
+            send()?;
             for _ in 0..ping::MAX_POLLS {
-                match socket.recv(&mut buffer) {
+                match receive() {
                     Ok(_) => return Ok(()),
                     Err(e) if e.kind() == ErrorKind::WouldBlock => {}
                     Err(e) => return Err(e.into()),
@@ -139,8 +181,8 @@ pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Re
         }),
         Role::Passive => {
             while !control.is_stopped() {
-                if let Ok(n) = socket.recv(&mut buffer) {
-                    socket.send(&buffer[..n])?;
+                if receive().is_ok() {
+                    send()?;
                 }
             }
             Ok(Metrics::new())

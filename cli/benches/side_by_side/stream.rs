@@ -33,7 +33,8 @@ pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
 }
 
 pub fn context_options(s: &Stream) -> ContextOptions {
-    ContextOptions::default().elide_icrcs(!s.always_icrc)
+    let personality = if s.equal_packets { Personality::THROUGHPUT } else { Personality::DEFAULT };
+    ContextOptions::default().elide_icrcs(!s.always_icrc).personality(personality)
 }
 
 pub fn connect(nic: &Nic, peer: &ConnInfo, s: &Stream) -> Result<()> {

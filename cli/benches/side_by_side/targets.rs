@@ -97,6 +97,9 @@ pub fn targets() -> Vec<Target> {
             let what = format!("udp, half round trip of an 8-byte {name} ÷ raw UDP, {percentile}");
             target(&what, ours, Some(raw), AtMost(limit));
         }
+        let like = plan::raw_udp_ping_like(op);
+        let what = format!("udp, half round trip of an 8-byte {name} ÷ raw UDP, unconnected, p50");
+        target(&what, (plan::ping(LinkKind::Udp4, op), "p50"), Some((like, "p50")), AtMost(1.15));
     }
     for (size, name) in [(MESSAGE, "64 KiB"), (1 << 20, "1 MiB")] {
         let write = gbps(stream(LinkKind::SharedMemory, Op::Write, size));

@@ -15,6 +15,11 @@ use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position
 /// distinguished (IBA 9.7.2).
 pub(super) const MAX_PSNS: u32 = 1 << 22;
 
+/// Maximum number of response packets of a READ that is requested in pairs of packets. Each pair uses up one of the READs
+/// that may be in flight: with 16 of these and a path MTU of 4096, pairs raise READs of 16 KiB from 20 to 32 Gb/s, and lower
+/// those of 64 KiB from 37 to 32.
+const MAX_PAIRED_PACKETS: u32 = 8;
+
 /// Reason why no packet was sent.
 pub(super) enum Blocked {
     /// Nothing can be sent until a packet arrives, a timer expires or a work request is posted.
@@ -300,7 +305,9 @@ impl Requester {
 fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u32 {
     match wqe.op {
         WrOp::Read { .. } => {
-            let part = (tuning.read_chunk / conn.mtu.bytes() as u32).clamp(1, MAX_PSNS);
+            let longest = (tuning.read_chunk / conn.mtu.bytes() as u32).clamp(1, MAX_PSNS);
+            let is_paired = conn.quirks().equal_packets && wqe.packets <= MAX_PAIRED_PACKETS;
+            let part = if is_paired { longest.min(2) } else { longest };
             (wqe.packets - packet).min(part - packet % part)
         }
         _ => 1,
@@ -319,11 +326,15 @@ pub(super) fn request_headers(
 ) -> Option<Headers> {
     let (operation, tail) = wqe.op.on_wire()?;
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
-    let mut h = conn.headers(operation, position, extra, psn);
+    let is_train = wqe.is_train(conn);
+    let mut h = conn.headers(operation, if is_train { Position::Only } else { position }, extra, psn);
     match wqe.op {
         WrOp::Send => {}
         WrOp::SendWithImm(imm) => h.imm = imm,
         WrOp::SendWithInv(rkey) => h.ieth = rkey,
+        WrOp::Write { va, rkey } if is_train => {
+            h.reth = Reth { va: va.wrapping_add(offset as u64), rkey, dma_len: len };
+        }
         WrOp::Write { va, rkey } => h.reth = Reth { va, rkey, dma_len: wqe.len },
         WrOp::WriteWithImm { va, rkey, imm } => {
             h.reth = Reth { va, rkey, dma_len: wqe.len };

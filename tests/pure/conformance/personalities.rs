@@ -223,9 +223,9 @@ cases! {
         let all = Personality::ALL.map(|p| p.properties());
         let line = |cells: &[&str]| format!("| {} |\n", cells.join(" | "));
         let names = Personality::ALL.map(|p| p.name);
-        let mut table = line(&[&["what"], &names[..]].concat()) + &line(&["---"; 5]);
+        let mut table = line(&[&["what"], &names[..]].concat()) + &line(&["---"; 1 + Personality::ALL.len()]);
         for (row, (name, _)) in all[0].iter().enumerate() {
-            let cells = [0, 1, 2, 3].map(|p| all[p][row].1.as_str());
+            let cells = all.each_ref().map(|rows| rows[row].1.as_str());
             if cells.iter().any(|cell| *cell != cells[0]) {
                 table += &line(&[&[*name], &cells[..]].concat());
             }
@@ -348,6 +348,14 @@ fn observe(row: &str, p: Personality) -> String {
             discard(b);
             cnps.to_string()
         }
+        "packets of a long WRITE" => {
+            let (va, rkey) = (0, RKey(1));
+            format!("{:?}", opcodes_of(p, WrOp::Write { va, rkey }))
+        }
+        "requests of a READ of 8 packets" => {
+            let (va, rkey) = (0, RKey(1));
+            opcodes_of(p, WrOp::Read { va, rkey }).len().to_string()
+        }
         // The limits that the device reports.
         _ => {
             let limits = context(&virtual_fabric(), p).query_device().limits;
@@ -386,6 +394,15 @@ fn responses_to(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (u
     let (count, state) = (b.sent().len(), b.nic.qp_state(b.qpns[0]).unwrap());
     discard(b);
     (count, state)
+}
+
+/// Returns the opcodes of the packets with which a NIC with personality `p` requests an operation with 8 packets of data.
+fn opcodes_of(p: Personality, op: WrOp) -> Vec<Opcode> {
+    let mut b = bench(p, |_| {});
+    b.post(1, op, 0, 8 * 256);
+    let opcodes = b.sent().iter().map(|packet| packet.h.bth.opcode).collect();
+    discard(b);
+    opcodes
 }
 
 fn virtual_fabric() -> Fabric {

@@ -215,6 +215,8 @@ rules! {
         "no more READs and atomics are in flight than negotiated"
     "req.chunks" "9.7.3"
         "a long READ may be split into several requests; a retransmission stays within one of them"
+    "req.trains" "personality throughput"
+        "a long WRITE without immediate is a train of WRITE Only packets and completes once; a READ of a few packets is requested in pairs"
     "req.post" "10.8"
         "a work request that exceeds a limit is rejected without side effects"
     "req.ack.cumulative" "9.7.6"

@@ -53,6 +53,10 @@ impl Params {
         let clean = rng.percent(20);
         let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
         let faults = Faults { loss: percent(12), dup: percent(8), reorder: percent(15), corrupt: percent(4) };
+        let errors = rng.percent(50);
+        // In a train that is refused, some packets may have been executed, which the model does not predict.
+        let equal_packets = !errors && rng.percent(50);
+        let (credits, coalesces_acks) = (rng.percent(70), rng.percent(70));
         Params {
             carrier: Carrier::Wire(faults),
             mtu: None,
@@ -65,9 +69,9 @@ impl Params {
             ud: rng.pick(&[0, 0, 0, 2, 5]),
             xrc: rng.pick(&[0, 0, 1, 2]),
             share: rng.percent(40),
-            errors: rng.percent(50),
+            errors,
             ipv6: rng.percent(30),
-            quirks: Quirks { credits: rng.percent(70), coalesces_acks: rng.percent(70), ..Quirks::STRICT },
+            quirks: Quirks { credits, coalesces_acks, equal_packets, ..Quirks::STRICT },
         }
     }
 }
