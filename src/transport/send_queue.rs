@@ -239,7 +239,7 @@ impl SendQueue {
             _ if is_datagram => 1,
             _ => mtu.packets(len),
         };
-        let messages = if is_train(op, conn) { packets } else { packets.min(1) };
+        let messages = if packets > 1 && is_train(op, conn) { packets } else { packets.min(1) };
         self.messages = (self.messages + messages) & 0xff_ffff;
         let place =
             Place { number: self.messages, first_psn: self.next_psn, packets, cost_before: self.cost };

@@ -326,7 +326,7 @@ pub(super) fn request_headers(
 ) -> Option<Headers> {
     let (operation, tail) = wqe.op.on_wire()?;
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
-    let is_train = wqe.is_train(conn);
+    let is_train = position != Position::Only && wqe.is_train(conn);
     let mut h = conn.headers(operation, if is_train { Position::Only } else { position }, extra, psn);
     match wqe.op {
         WrOp::Send => {}
