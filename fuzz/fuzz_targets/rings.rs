@@ -213,7 +213,7 @@ impl ToVictim {
 
     /// Appends a record with payloads left out, most often according to the protocol.
     fn append_long(&mut self, p: &mut Input<'_>) {
-        let payload = 4 * u32::from(1 + p.u8()) * (1 + p.below(3) as u32);
+        let payload = 4 * (1 + u32::from(p.u8())) * (1 + p.below(3) as u32);
         let segment = MIN_PACKET as u32 + payload;
         let count = 1 + p.below(4) as u32;
         let (mut bytes, mut words) = (Vec::new(), Vec::new());

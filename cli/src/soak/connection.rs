@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use urxe::verbs::{
-    Access, Completion, Cq, CreateError, Mr, MrOptions, Pd, Qp, QpAttr, QpOptions, QpState, RKey, RecvCaps,
-    RecvWr, RemoteAddr, SendCaps, SendWr, WcOpcode, WcStatus,
+    Access, Completion, Cq, CreateError, Mr, Pd, Qp, QpAttr, QpOptions, QpState, RKey, RecvCaps, RecvWr,
+    RemoteAddr, SendCaps, SendWr, WcOpcode, WcStatus,
 };
 
 use super::Plant;
@@ -132,9 +132,7 @@ impl Connection {
             Access::LOCAL_WRITE
         };
         // The initiator has as much: source slots, and slots that READs and atomics write.
-        let len = if is_target { READ_AREA + MAX_LEN } else { 2 * WINDOW * MAX_LEN };
-        // Over rings in shared memory, payloads are copied from there to their destination.
-        let local = pd.reg_mr(len, MrOptions::new(access).shareable(true))?;
+        let local = pd.reg_mr(if is_target { READ_AREA + MAX_LEN } else { 2 * WINDOW * MAX_LEN }, access)?;
         let recv_len = if is_target { MAX_LEN } else { CREDIT_LEN };
         let received = pd.reg_mr(RECEIVES * recv_len, Access::LOCAL_WRITE)?;
         Ok(Connection {
