@@ -198,7 +198,7 @@ impl RingWriter {
     }
 
     /// Notes the reader's answer to an [offer](Change::Offer). Returns false if there was no such offer.
-    pub fn on_answer(&mut self, id: u32, accepts: bool) -> bool {
+    pub(crate) fn on_answer(&mut self, id: u32, accepts: bool) -> bool {
         self.memory.on_answer(id, accepts)
     }
 
