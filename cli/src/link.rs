@@ -98,8 +98,8 @@ pub struct LinkArgs {
     pub shards: usize,
     /// Whether packets to other programs of this host and user take rings in shared memory instead of the UDP socket: `off`,
     /// `auto` (those of RC, where possible) or `require` (else they are dropped). With `auto` and `require`,
-    /// the program shares its addresses with others, as those of `urxe run` do; otherwise it has them to itself. Necessary at
-    /// both ends
+    /// the program shares its addresses with others, as those of `urxe run` do; otherwise it binds them exclusively. Both
+    /// ends need the option
     #[arg(long, value_name = "WHEN", default_value = "off", value_parser = parse_shared_memory)]
     pub shared_memory: SharedMemory,
     /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
@@ -345,8 +345,8 @@ impl LinkArgs {
         Ok(())
     }
 
-    /// Binds the link without sharing its addresses. Waits for a moment if one is in use: the broker of programs that have
-    /// shared it until now ends just after them.
+    /// Binds the link without sharing its addresses. Retries for up to [`MAX_PORT_WAIT`] while the port is in use: a broker
+    /// ends a few milliseconds after its last client.
     fn bind_alone(&self) -> Result<Vec<Box<dyn Link>>, BindError> {
         let begin = Instant::now();
         loop {

@@ -1,8 +1,7 @@
 //! Memory from which other processes copy payloads themselves.
 //!
-//! The owner allocates a sealed memfd, and passes its descriptor to a peer, which maps it for reading. The seals rule out
-//! that the peer writes to the memory, that it shrinks while it is mapped, and that pages which were allocated are missing
-//! later.
+//! The owner allocates a sealed memfd, and passes its descriptor to a peer, which maps it for reading. The seals prevent the
+//! peer from writing to the memory, and the owner from shrinking it or removing allocated pages while it is mapped.
 //!
 //! ```text
 //!   file: header page, with the epoch │ data
@@ -242,13 +241,13 @@ impl PeerMemory {
     /// # Errors
     /// [`PeerMemoryError`] if it is not shareable memory, or if this process has mapped too much.
     pub fn open(fd: &OwnedFd) -> Result<PeerMemory, PeerMemoryError> {
-        // Before the length and the blocks, which can no longer change afterwards.
+        // The seals are checked first: with them, the length and the number of blocks can no longer change.
         if !fcntl_get_seals(fd)?.contains(SEALS) {
             return Err(PeerMemoryError::Unsealed);
         }
         let stat = fstat(fd)?;
         let (len, allocated) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(BLOCK));
-        // This process would allocate the others as it reads them.
+        // Reading a page that is not allocated would allocate it.
         if len <= HEADER as u64 || allocated < len {
             return Err(PeerMemoryError::Length { len, allocated });
         }

@@ -104,7 +104,7 @@ impl<'a> BurstPackets<'a> {
         }
         match Packet::parse(bytes) {
             Ok(packet) if self.has_payload_of(&packet, index) => return Some(packet),
-            // Another process has shared too much or too little for the payload.
+            // The parts that another process shares are longer or shorter than the payload.
             Ok(_) => c.rx_truncated += 1,
             Err(WireError::Truncated { .. }) => c.rx_truncated += 1,
             Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,

@@ -33,7 +33,7 @@ impl TxBurst<'_> {
     /// memory that `locate` knows by number and offset: these are listed in `left_out`. Returns the number of bytes
     /// copied; `None` if user memory could not be read.
     ///
-    /// Responses are copied: nothing tells when the peer has executed one.
+    /// Responses are always copied, because the peer does not acknowledge them.
     ///
     /// # Panics
     /// If `out` is shorter than the burst.
@@ -100,7 +100,7 @@ impl<F> Copy<'_, F> {
 }
 
 impl<F: Fn(HostSlice) -> Option<(u32, u64)>> PacketBuffer for Copy<'_, F> {
-    /// Includes what is left out.
+    /// Includes the payloads that are left out.
     #[inline]
     fn len(&self) -> usize {
         self.end

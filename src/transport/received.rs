@@ -79,7 +79,7 @@ impl SenderPayloads {
         self.ends.push(self.slices.len());
     }
 
-    /// Reports whether what was copied from the slices until now are the sender's payloads.
+    /// Reports whether the bytes copied from the slices so far are valid: the sender has not withdrawn the payloads.
     #[inline]
     fn are_valid(&self) -> bool {
         self.memory.iter().all(|(memory, epoch)| memory.is_in(*epoch))

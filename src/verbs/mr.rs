@@ -398,8 +398,8 @@ pub struct Mr {
     _freed: Freed,
 }
 
-/// Wakes the NIC when it is dropped, after the memory of a shareable region has been freed: the NIC tells processes that
-/// have mapped the memory, which exists until then.
+/// Wakes the NIC when the memory of a shareable region has been freed, so that the NIC withdraws the memory from the processes
+/// that have mapped it. The kernel keeps the memory until the last of them has unmapped it.
 #[derive(Debug)]
 struct Freed(Option<Pd>);
 

@@ -1,8 +1,8 @@
 //! Payloads that stay in the writer's memory, which the reader has mapped: the memory that both know, and the descriptors in
 //! records.
 //!
-//! The writer offers memory once it is to send from it, and uses it once the reader has accepted it. It withdraws the offer
-//! after the program has freed the memory and the reader has read the last record with a payload there.
+//! The writer offers memory when it first sends from it, and leaves payloads out after the reader has accepted the offer. It
+//! withdraws the offer when the program has freed the memory and the reader has read the last record that refers to it.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -115,7 +115,8 @@ impl WriterMemory {
         }
     }
 
-    /// Returns the next change to tell the reader, who has read up to `tail`.
+    /// Returns the next change of the shared memory, which the caller must report to the reader. The reader has read all
+    /// records up to `tail`.
     pub fn next_change(&mut self, head: u64, tail: u64) -> Option<Change> {
         let generation = shareable_generation();
         if generation != self.generation {
@@ -137,7 +138,7 @@ impl WriterMemory {
         Some(Change::Offer(memory))
     }
 
-    /// Notes that the reader could not be told of a change, now or, unless `is_transient` is set, at all.
+    /// Records that a change could not be sent to the reader. If `is_transient` is set, it will be sent later.
     pub fn on_unsent(&mut self, change: &Change, is_transient: bool) {
         match change {
             Change::Offer(memory) => {
@@ -201,11 +202,11 @@ impl ReaderMemory {
         self.all.len() < before
     }
 
-    /// Puts the packets of a burst of `len` bytes together, except payloads that are left out: `bytes` are those in the
-    /// record. The payloads are valid in the given epoch. Returns `None` if bytes and descriptors contradict each other or
-    /// the mapped memory.
+    /// Reassembles the packets of a burst of `len` bytes from the `bytes` that the record contains. The descriptors locate the
+    /// payloads that were left out, which are valid in the given epoch. Returns `None` if the descriptors contradict the
+    /// bytes or exceed the mapped memory.
     ///
-    /// That the parts of a packet begin where its payload begins is checked by the NIC, which knows the headers.
+    /// The NIC checks that the parts of a packet begin where its payload begins, because the NIC parses the headers.
     pub fn expand(
         &mut self,
         (len, segment): (usize, usize),
@@ -253,7 +254,7 @@ impl ReaderMemory {
         Some(())
     }
 
-    /// Returns the packets that were put together last.
+    /// Returns the packets that were reassembled last.
     pub fn packets(&self, len: usize) -> &[u8] {
         &self.packets[..len]
     }

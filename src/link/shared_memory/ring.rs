@@ -180,7 +180,7 @@ impl RingWriter {
         true
     }
 
-    /// Returns the next change of the memory shared with the reader, which must be told of it.
+    /// Returns the next change of the shared memory, which the caller must report to the reader.
     ///
     /// # Errors
     /// [`RingError::Position`] if the reader has broken the protocol.
@@ -192,7 +192,7 @@ impl RingWriter {
         Ok(self.memory.next_change(self.head, self.tail))
     }
 
-    /// Notes that the reader could not be told of a change, now or, unless `is_transient` is set, at all.
+    /// Records that a change could not be sent to the reader. If `is_transient` is set, it will be sent later.
     pub(crate) fn on_unsent(&mut self, change: &Change, is_transient: bool) {
         self.memory.on_unsent(change, is_transient);
     }
@@ -244,7 +244,7 @@ impl RingWriter {
         self.mapping.control().head.store(head, Ordering::SeqCst);
     }
 
-    /// Appends a record with anything in it.
+    /// Appends a record with arbitrary contents.
     pub fn forge_record(&mut self, words: &[u32]) {
         let len = 4 * words.len();
         put_words(self.mapping.data_mut(self.head, len), words.iter().copied());
@@ -299,7 +299,7 @@ impl RingReader {
         self.memory.remove(id).then_some(()).ok_or(RingError::Offer { id })
     }
 
-    /// Passes bursts to `sink` until these have `limit` bytes, and returns the number of packets.
+    /// Passes bursts to `sink` until they total `limit` bytes, and returns the number of packets.
     ///
     /// The other process can change the bytes of a burst during the call.
     ///
@@ -319,7 +319,7 @@ impl RingReader {
         Ok(packets)
     }
 
-    /// Reads the next of the `available` bytes' records. Returns the number of packets and their length.
+    /// Reads the next record from the `available` bytes. Returns the number of packets and their total length.
     fn read_record(
         &mut self,
         available: u64,
