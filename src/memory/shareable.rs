@@ -18,15 +18,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::Mutex;
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
-};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{HostSlice, install_fault_handler};
+use crate::sys::memfd;
 
 /// Length of the header, a multiple of every page size.
 const HEADER: usize = 64 << 10;
@@ -111,17 +109,7 @@ impl ShareableMemory {
         static IDS: AtomicU32 = AtomicU32::new(0);
         let len = len.checked_next_multiple_of(HEADER).and_then(|len| len.checked_add(HEADER));
         let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Hosts may require the additional flag (vm.memfd_noexec), which Linux before 6.3 does not know.
-        let fd = match memfd_create("urxe region", flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(Errno::INVAL) => memfd_create("urxe region", flags)?,
-            other => other?,
-        };
-        // An allocation beyond the limit would end the process (SIGXFSZ).
-        if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < len as u64) {
-            return Err(Errno::FBIG.into());
-        }
-        fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+        let fd = memfd::create("urxe region", len)?;
         let mapping = Mapping::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
         fcntl_add_seals(&fd, SEALS | SealFlags::SEAL)?;
         let id = IDS.fetch_add(1, Ordering::Relaxed);
@@ -303,6 +291,8 @@ impl Drop for Budget {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+
     use super::*;
     use crate::memory::Buffer;
 

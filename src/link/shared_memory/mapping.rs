@@ -5,14 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use nix::sys::resource::{Resource, getrlimit};
-use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
-};
-use rustix::io::Errno;
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::error::RingError;
+use crate::sys::memfd;
 
 /// Capacity of the rings between processes, in bytes. The memory is used from one end to the other, whatever its fill
 /// level, so it should fit into a core's second-level cache.
@@ -68,13 +65,7 @@ impl Mapping {
     /// # Panics
     /// If the capacity is not a power of two.
     pub fn create(capacity: usize) -> io::Result<(Mapping, OwnedFd)> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Hosts may require the additional flag (vm.memfd_noexec), which Linux before 6.3 does not know.
-        let fd = match memfd_create("urxe ring", flags | MemfdFlags::NOEXEC_SEAL) {
-            Err(Errno::INVAL) => memfd_create("urxe ring", flags)?,
-            other => other?,
-        };
-        allocate(&fd, DATA + capacity)?;
+        let fd = memfd::create("urxe ring", DATA + capacity)?;
         fcntl_add_seals(&fd, SEALS)?;
         Ok((Mapping::map(&fd, capacity)?, fd))
     }
@@ -92,7 +83,7 @@ impl Mapping {
         if len != (DATA + capacity) as i64 {
             return Err(RingError::Length { len });
         }
-        allocate(fd, DATA + capacity)?;
+        memfd::allocate(fd, DATA + capacity)?;
         Ok(Mapping::map(fd, capacity)?)
     }
 
@@ -161,15 +152,6 @@ impl Mapping {
         // SAFETY: `at` is less than `DATA + capacity`, so the `len` bytes from there end within the mapping.
         unsafe { self.base.as_ptr().add(at) }
     }
-}
-
-/// Allocates the pages of the memory. Without this, an access for which there is no memory would end the process, as would
-/// an allocation beyond the limit on file sizes (SIGXFSZ).
-fn allocate(fd: &OwnedFd, len: usize) -> rustix::io::Result<()> {
-    if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < len as u64) {
-        return Err(Errno::FBIG);
-    }
-    fallocate(fd, FallocateFlags::empty(), 0, len as u64)
 }
 
 impl Drop for Mapping {
