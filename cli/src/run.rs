@@ -34,7 +34,7 @@ use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
 use urxe::link::faults::Rules;
-use urxe::verbs::faults::Fault;
+use urxe::verbs::faults::{Fault, PortSpeed};
 use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
@@ -302,7 +302,7 @@ impl DeviceArgs {
             congestion: self.congestion.unwrap_or_default(),
             sends_cnps: personality.quirks.cnp_scope.is_some(),
         };
-        let sysfs = sysfs_directory(&base, link, &names, &identity, &congestion)?;
+        let sysfs = sysfs_directory(&base, link, &names, &identity, personality.port_speed, &congestion)?;
         let library = library_directory(&base, embedded)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -476,10 +476,11 @@ fn sysfs_directory(
     link: Option<&LinkSpec>,
     names: &DeviceNames,
     identity: &Identity,
+    speed: PortSpeed,
     congestion: &congestion_files::View,
 ) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
-    let tree = Tree::of(&adapters, names, identity, congestion);
+    let tree = Tree::of(&adapters, names, identity, speed, congestion);
     let directory = base.join(tree.name());
     let below = "/class/infiniband_verbs/uverbs9999\0"
         .len()

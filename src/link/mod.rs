@@ -135,7 +135,7 @@ pub struct LinkInfo {
     /// it. Short packets are charged more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
     /// Speed in bits per second, at which congestion control begins to send. Software has no nominal speed; the
-    /// default is the 100 Gb/s that ports report.
+    /// default is 100 Gb/s.
     pub speed: u64,
 }
 

@@ -188,7 +188,6 @@ impl Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
             verifier: Verifier::new(config.personality.quirks.flush_icrc_twice),
-            config,
             shard,
             srqs: SrqTable::new(shard),
             multicast: MulticastTable::default(),
@@ -201,7 +200,8 @@ impl Nic {
             outputs: OutputQueue::default(),
             pkeys: vec![PKey::DEFAULT],
             port_up: true,
-            port_speed: PortSpeed::DEFAULT,
+            port_speed: config.personality.port_speed,
+            config,
             failed: false,
         }
     }

@@ -12,8 +12,11 @@ pub struct PortSpeed {
 }
 
 impl PortSpeed {
-    /// 100 Gb/s, the speed that a port reports unless it is changed.
-    pub const DEFAULT: PortSpeed = PortSpeed { gbps: 100, width: 2, lane: 32 };
+    /// 100 Gb/s: four lanes of EDR.
+    pub const GBPS_100: PortSpeed = PortSpeed { gbps: 100, width: 2, lane: 32 };
+
+    /// 200 Gb/s: four lanes of HDR.
+    pub const GBPS_200: PortSpeed = PortSpeed { gbps: 200, width: 2, lane: 64 };
 
     /// All speeds, as the kernel's drivers encode those of Ethernet ports (`ib_get_eth_speed`).
     pub const ALL: [PortSpeed; 7] = [
@@ -21,14 +24,19 @@ impl PortSpeed {
         PortSpeed { gbps: 25, width: 1, lane: 32 },
         PortSpeed { gbps: 40, width: 2, lane: 4 },
         PortSpeed { gbps: 50, width: 1, lane: 64 },
-        PortSpeed::DEFAULT,
-        PortSpeed { gbps: 200, width: 2, lane: 64 },
+        PortSpeed::GBPS_100,
+        PortSpeed::GBPS_200,
         PortSpeed { gbps: 400, width: 2, lane: 128 },
     ];
 
     /// Returns the speed in gigabits per second.
     pub const fn gbps(self) -> u16 {
         self.gbps
+    }
+
+    /// Returns the number of lanes.
+    pub const fn lanes(self) -> u16 {
+        if self.width == 1 { 1 } else { 4 }
     }
 
     /// Returns the code of the link width (`active_width`).

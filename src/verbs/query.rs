@@ -200,8 +200,9 @@ pub struct PortAttr {
     pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
-    /// Link width, encoded as in `ibv_port_attr`: `IBV_WIDTH_4X`, with 25 Gb/s per lane, unless a fault changes
-    /// the speed. Software has no nominal speed, but some programs size their windows by this value.
+    /// Link width, encoded as in `ibv_port_attr`. It and the speed per lane are those of the
+    /// [personality](crate::verbs::Personality) unless a fault changes them. Software has no nominal speed, but some programs
+    /// size their windows and select their protocols by this value.
     pub active_width: u8,
     /// Speed per lane, encoded as in `ibv_port_attr`.
     pub active_speed: u8,

@@ -153,7 +153,7 @@ fn speed_change_is_reported_by_the_port_after_it_went_down_and_up() {
         let port = node.context.query_port();
         PortSpeed::ALL.into_iter().find(|s| (s.width(), s.lane()) == (port.active_width, port.active_speed))
     };
-    assert_eq!(speed(&a).map(PortSpeed::gbps), Some(100));
+    assert_eq!(speed(&a).map(PortSpeed::gbps), Some(200));
     inject(&a, "speed=25G@1ms");
     fabric.advance(MS);
     assert_eq!(speed(&a).map(PortSpeed::gbps), Some(25));

@@ -135,6 +135,13 @@ fn port_fields(context: &Context, port: &PortAttr) -> Vec<Field> {
         true => ("PORT_ACTIVE", "LINK_UP"),
         false => ("PORT_DOWN", "DISABLED"),
     };
+    let lanes = if port.active_width == 1 { 1 } else { 4 };
+    let lane = match port.active_speed {
+        4 => "10.0",
+        32 => "25.0",
+        64 => "50.0",
+        _ => "100.0",
+    };
     let mut fields = vec![
         field("port", 1),
         field("state", format!("{state} ({})", port.state() as u32)),
@@ -155,8 +162,8 @@ fn port_fields(context: &Context, port: &PortAttr) -> Vec<Field> {
         field("gid_tbl_len", port.gid_table_len),
         field("subnet_timeout", 0),
         field("init_type_reply", 0),
-        field("active_width", format!("4X ({})", port.active_width)),
-        field("active_speed", format!("25.0 Gbps ({})", port.active_speed)),
+        field("active_width", format!("{lanes}X ({})", port.active_width)),
+        field("active_speed", format!("{lane} Gbps ({})", port.active_speed)),
         field("phys_state", format!("{phys_state} ({})", port.phys_state())),
     ];
     let vlan = context.link_info().vlan.map_or(String::new(), |id| format!(", VLAN {id}"));

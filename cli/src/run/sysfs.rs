@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use super::congestion_files::{CNP_PRIO_MODE, View, debugfs_name, ecn_name};
 use super::pci::{self, Slot};
 use super::{create_private_dir, unique_suffix};
+use urxe::verbs::faults::PortSpeed;
 use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as urxe's libibverbs reports them.
@@ -58,7 +59,13 @@ enum Entry {
 }
 
 impl Tree {
-    pub fn of(adapters: &[Adapter], names: &DeviceNames, identity: &Identity, congestion: &View) -> Tree {
+    pub fn of(
+        adapters: &[Adapter],
+        names: &DeviceNames,
+        identity: &Identity,
+        speed: PortSpeed,
+        congestion: &View,
+    ) -> Tree {
         let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let namespace = namespace.to_string_lossy().into_owned();
         let mut tree = Tree { entries: Vec::new(), namespace };
@@ -66,7 +73,7 @@ impl Tree {
         for (n, (adapter, slot)) in adapters.iter().zip(pci::free_slots()).enumerate() {
             let name = names.name(n);
             tree.pci_function(&slot, identity, adapter);
-            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, adapter);
+            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, speed, adapter);
             tree.link(
                 format!("{}/infiniband/{name}/device", slot.path()),
                 format!("../../../{}", slot.address()),
@@ -132,7 +139,14 @@ impl Tree {
         }
     }
 
-    fn adapter(&mut self, directory: &str, name: &str, identity: &Identity, adapter: &Adapter) {
+    fn adapter(
+        &mut self,
+        directory: &str,
+        name: &str,
+        identity: &Identity,
+        speed: PortSpeed,
+        adapter: &Adapter,
+    ) {
         let guid = hex_groups(&adapter.guid().to_be_bytes());
         for (file, text) in [
             ("node_type", "1: CA"),
@@ -148,7 +162,7 @@ impl Tree {
             self.line(format!("{directory}/{file}"), text);
         }
         let port = format!("{directory}/ports/1");
-        self.port(&port, adapter);
+        self.port(&port, speed, adapter);
         for (file, _) in port_counter_files(|_| 0) {
             self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n".into())));
         }
@@ -178,14 +192,14 @@ impl Tree {
         }
     }
 
-    fn port(&mut self, directory: &str, adapter: &Adapter) {
+    fn port(&mut self, directory: &str, speed: PortSpeed, adapter: &Adapter) {
         let (state, phys_state) =
             if adapter.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         for (file, text) in [
             ("state", state),
             ("phys_state", phys_state),
             ("link_layer", "Ethernet"),
-            ("rate", "100 Gb/sec (4X EDR)"),
+            ("rate", &rate(speed)),
             ("cap_mask", CAP_MASK),
             ("lid", &format!("{:#x}", lid_of(adapter.address().into()))),
             ("lid_mask_count", "0"),
@@ -350,6 +364,17 @@ fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
     create_private_dir(directory)
 }
 
+/// Formats a speed as the kernel does in `rate`.
+fn rate(speed: PortSpeed) -> String {
+    let generation = match speed.gbps() / speed.lanes() {
+        10 => "QDR",
+        25 => "EDR",
+        50 => "HDR",
+        _ => "NDR",
+    };
+    format!("{} Gb/sec ({}X {generation})", speed.gbps(), speed.lanes())
+}
+
 /// Formats bytes as the kernel formats GUIDs and GIDs: in colon-separated groups of four hexadecimal digits.
 fn hex_groups(bytes: &[u8]) -> String {
     let groups: Vec<String> =
@@ -414,7 +439,9 @@ mod tests {
     fn tree_of(adapters: &[Adapter], name: &str) -> Tree {
         let names = name.parse().unwrap();
         let congestion = View { congestion: Congestion::default(), sends_cnps: true };
-        Tree::of(adapters, &names, &Identity::of(&names, &Personality::DEFAULT), &congestion)
+        let personality = Personality::DEFAULT;
+        let identity = Identity::of(&names, &personality);
+        Tree::of(adapters, &names, &identity, personality.port_speed, &congestion)
     }
 
     #[test]

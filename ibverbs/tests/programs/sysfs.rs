@@ -29,6 +29,16 @@ fn values<'a>(printed: &'a str, name: &str) -> Vec<&'a str> {
 }
 
 #[test]
+fn rate_is_the_port_speed_of_the_personality() {
+    let [address, _] = addresses();
+    for (personality, rate) in [("default", "200 Gb/sec (4X HDR)"), ("mlx5", "100 Gb/sec (4X EDR)")] {
+        let options = ["--ip", &address, "--personality", personality];
+        let shown = script(&options, "cat /sys/class/infiniband/*/ports/1/rate");
+        assert_eq!(shown.trim(), rate, "{personality}");
+    }
+}
+
+#[test]
 fn sysfs_files_agree_with_the_library() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
@@ -48,7 +58,7 @@ fn sysfs_files_agree_with_the_library() {
         assert_eq!(values(&printed, "port_cap_flags")[0], show("ports/1/cap_mask").trim());
         let lanes = values(&printed, "active_width")[0].split('X').next().unwrap().to_owned();
         let speed = values(&printed, "active_speed")[0].to_owned();
-        assert_eq!((show("ports/1/rate").trim(), speed.as_str()), ("100 Gb/sec (4X EDR)", "25.0 Gbps (32)"));
+        assert_eq!((show("ports/1/rate").trim(), speed.as_str()), ("200 Gb/sec (4X HDR)", "50.0 Gbps (64)"));
         assert_eq!(lanes, "4");
         let files = show("ports/1/gids/*");
         let files: Vec<u128> =

@@ -256,6 +256,10 @@ cases! {
 fn observe(row: &str, p: Personality) -> String {
     match row {
         "least ACK timeout" => format!("{}", time_to_failure(p) >= Duration::from_millis(500)),
+        "speed of the port" => {
+            let port = context(&virtual_fabric(), p).query_port();
+            format!("{:?}", (port.active_width, port.active_speed))
+        }
         "end-to-end credits" => format!("{:?}", response(p, &[1]).h.aeth.syndrome),
         "MigReq in packets" => format!("{}", response(p, &[1]).h.bth.mig_req),
         "NAK of a message longer than its receive" => format!("{:?}", response(p, &[1; 5]).h.aeth.syndrome),
