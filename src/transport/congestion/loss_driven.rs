@@ -27,7 +27,9 @@ pub struct LossDriven {
     interval: Option<u64>,
     /// Data acknowledged since the last loss.
     arrived: u64,
-    /// Whether the last loss cost no more than the lost packet, so that `interval` does not bound the window.
+    /// Whether the last loss cost no more than the lost packet, so that `interval` does not bound the window. Bounds of 64, 96
+    /// and 160 packets change the goodput at 0.1 % loss from 35.6 to 33.8, 34.9 and 36.5 Gb/s, and that at 1 % from 28.7
+    /// to 26.9, 28.7 and 28.2 (medians of three; two processes over udp, WRITEs of 64 KiB).
     is_selective: bool,
     /// Bandwidth-delay product estimated at the last loss; a smaller window would leave the path idle.
     bdp_at_loss: u64,
@@ -60,6 +62,9 @@ impl Controller for LossDriven {
 }
 
 impl LossDriven {
+    /// Reduces the window. Random losses do not require it if only lost packets are retransmitted, but packets behind a gap are
+    /// copied twice: without the reduction, 1 % loss leaves 16 Gb/s instead of 28.7, and with one by 40 %, 29.7 instead of 30.5
+    /// (two processes over udp, WRITEs of 64 KiB).
     fn reduce(&mut self, is_selective: bool, path: &PathState<'_>) {
         let no_progress = self.interval.is_some() && self.arrived == 0;
         let size = self.window(path.link_window);
@@ -124,6 +129,20 @@ mod tests {
         assert_eq!(LossDriven::default().window(LINK), LINK);
         let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(settled);
         assert_eq!(windows, [400, 400, 100, 50, 48, 20, 5, 2]);
+    }
+
+    #[test]
+    fn rate_of_losses_does_not_bound_congestion_window_while_only_lost_packets_are_retransmitted() {
+        let mut w = LossDriven::default();
+        for _ in 0..200 {
+            w.on_ack(100 * PACKET, &PATH);
+            w.on_single_loss(&PATH);
+        }
+        w.on_ack(100 * PACKET, &PATH);
+        assert_eq!(w.window(LINK) / PACKET, 200, "50 packets are gained and a quarter is lost in turn");
+        w.on_loss(&PATH);
+        w.on_ack(100 * PACKET, &PATH);
+        assert_eq!(w.window(LINK) / PACKET, BUSY_PACKETS);
     }
 
     #[test]

@@ -81,7 +81,9 @@ mod tests {
     #[test]
     fn acknowledgement_of_kept_packets_ends_the_backoff() {
         let (mut repair, mut psn) = (Repair::default(), 0);
-        [(); 3].map(|()| losses_until_attempt(&mut repair, &mut psn));
+        for _ in 0..3 {
+            losses_until_attempt(&mut repair, &mut psn);
+        }
         while !repair.attempts(Psn::new(psn)) {}
         repair.on_progress(Psn::new(psn + 1));
         assert!(repair.has_failed(Psn::new(psn + 1)), "the missing packet alone proves nothing");
