@@ -123,6 +123,8 @@ struct Scratch {
     out: Vec<Output>,
     slices: Vec<HostSlice>,
     bytes: Vec<u8>,
+    /// Buffers for requests that are kept behind a gap.
+    spare: Vec<Vec<u8>>,
 }
 
 impl Scratch {
@@ -142,6 +144,7 @@ impl Scratch {
             out: &mut self.out,
             scratch: &mut self.slices,
             bytes: &mut self.bytes,
+            spare: &mut self.spare,
             payload: PayloadSource::Packet(CopySource::Read),
             counters: &mut self.counters,
             tuning,

@@ -105,9 +105,12 @@ setters!(Personality {
 
 impl Personality {
     /// Conformance to the specification with generous limits, except that posted work requests are checked as
-    /// leniently as real devices do.
-    pub const DEFAULT: Personality =
-        Personality { name: "default", quirks: Quirks::LENIENT, ..Personality::STRICT };
+    /// leniently as real devices do, and that lost packets are retransmitted selectively.
+    pub const DEFAULT: Personality = Personality {
+        name: "default",
+        quirks: Quirks { selective_repeat: true, ..Quirks::LENIENT },
+        ..Personality::STRICT
+    };
 
     /// Strict conformance to the specification, with generous limits.
     pub const STRICT: Personality = Personality {
@@ -228,7 +231,7 @@ impl Personality {
     /// any device, for throughput over sockets.
     pub const THROUGHPUT: Personality = Personality {
         name: "throughput",
-        quirks: Quirks { equal_packets: true, ..Quirks::LENIENT },
+        quirks: Quirks { equal_packets: true, ..Personality::DEFAULT.quirks },
         ..Personality::DEFAULT
     };
 
@@ -316,6 +319,7 @@ impl Personality {
             words("failed send of UC or UD: state", h.send_queue_errors, "SQE", "ERR"),
             words("packets of a long WRITE", h.equal_packets, "WRITE Only each", "First, Middle, Last"),
             words("requests of a READ of 8 packets", h.equal_packets, "one for two packets", "one"),
+            words("requests behind a lost one", h.selective_repeat, "kept", "dropped"),
             of(
                 "least time between CNPs applies to",
                 match h.cnp_scope {

@@ -22,6 +22,8 @@ pub struct Env<'a> {
     pub scratch: &'a mut Vec<HostSlice>,
     /// Scratch buffer for inline data; empty between uses.
     pub bytes: &'a mut Vec<u8>,
+    /// Buffers for requests that are kept behind a gap.
+    pub spare: &'a mut Vec<Vec<u8>>,
     /// Source of the payload of the packet being processed.
     pub payload: PayloadSource<'a>,
     /// Counters of the NIC.

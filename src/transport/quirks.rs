@@ -55,6 +55,10 @@ pub struct Quirks {
     /// reliable WRITE without immediate is sent as a train of WRITE Only packets, and a READ of up to 8 packets as
     /// requests of two packets each. To the responder, each is a message of its own, whose access it checks by itself.
     pub equal_packets: bool,
+    /// Whether RC recovers from a loss by selective repeat: the responder keeps requests behind a gap until the missing one
+    /// arrives, and the requester retransmits only the packet that a sequence error NAK reports. It goes back to everything
+    /// in flight if the peer turns out to keep nothing.
+    pub selective_repeat: bool,
 }
 
 /// Scope of the minimum interval between congestion notification packets (CNPs).
@@ -102,6 +106,7 @@ impl Quirks {
         send_queue_errors: true,
         cnp_scope: Some(CnpScope::Qp),
         equal_packets: false,
+        selective_repeat: false,
     };
 
     /// Conformance to the specification, except that posted work requests are checked as leniently as on

@@ -139,6 +139,13 @@ impl<'a> Packet<'a> {
         BTH_LEN + self.row().headers.wire_len() + self.rest.len()
     }
 
+    /// Appends the whole packet, from BTH to ICRC, to `out`.
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.bth);
+        out.extend_from_slice(&self.extensions[..self.row().headers.wire_len()]);
+        out.extend_from_slice(self.rest);
+    }
+
     /// Returns the payload without its padding.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {

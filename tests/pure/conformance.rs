@@ -65,6 +65,8 @@ mod responder_messages;
 mod responder_order;
 #[path = "conformance/responder_replay.rs"]
 mod responder_replay;
+#[path = "conformance/selective_repeat.rs"]
+mod selective_repeat;
 #[path = "conformance/shared_receives.rs"]
 mod shared_receives;
 #[path = "conformance/shared_window.rs"]
@@ -108,6 +110,7 @@ fn every_rule_has_a_case() {
         notification_point::CASES,
         credits::CASES,
         quirks::CASES,
+        selective_repeat::CASES,
         xrc::CASES,
         fast_regions::CASES,
         placement::CASES,

@@ -142,9 +142,11 @@ proptest! {
         ipv6: bool,
         credits: bool,
         equal_packets: bool,
+        selective_repeat: bool,
     ) {
         let equal_packets = equal_packets && !errors;
-        let (mtu, quirks) = (Some(mtu), Quirks { credits, equal_packets, ..Quirks::STRICT });
+        let quirks = Quirks { credits, equal_packets, selective_repeat, ..Quirks::STRICT };
+        let mtu = Some(mtu);
         let params = Params {
             carrier, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,
             quirks,

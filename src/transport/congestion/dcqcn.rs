@@ -60,6 +60,10 @@ impl Controller for Dcqcn {
         self.window.on_ack(acked, path);
     }
 
+    fn on_single_loss(&mut self, path: &PathState<'_>) {
+        self.window.on_single_loss(path);
+    }
+
     fn on_loss(&mut self, path: &PathState<'_>) {
         self.window.on_loss(path);
     }

@@ -18,7 +18,7 @@ const MIN_PACKETS: u64 = 2;
 /// Loss-based congestion control. A loss reduces the window by a quarter, or by half if nothing has been
 /// acknowledged since the previous loss: a loss means that a queue on the path was full, and retransmitting
 /// with the whole previous window would overflow it again. The window grows by half of the acknowledged data,
-/// up to a bound that depends on the measured rate of random losses.
+/// up to a bound that depends on the measured rate of random losses unless only lost packets are retransmitted.
 #[derive(Debug)]
 pub struct LossDriven {
     /// Window in flight cost.
@@ -27,6 +27,10 @@ pub struct LossDriven {
     interval: Option<u64>,
     /// Data acknowledged since the last loss.
     arrived: u64,
+    /// Whether the last loss cost no more than the lost packet, so that `interval` does not bound the window. Bounds of 64, 96
+    /// and 160 packets change the goodput at 0.1 % loss from 35.6 to 33.8, 34.9 and 36.5 Gb/s, and that at 1 % from 28.7
+    /// to 26.9, 28.7 and 28.2 (medians of three; two processes over udp, WRITEs of 64 KiB).
+    is_selective: bool,
     /// Bandwidth-delay product estimated at the last loss; a smaller window would leave the path idle.
     bdp_at_loss: u64,
 }
@@ -34,7 +38,7 @@ pub struct LossDriven {
 impl Default for LossDriven {
     /// Returns a controller that has seen no loss, whose window is limited only by the link's window.
     fn default() -> LossDriven {
-        LossDriven { size: u64::MAX, interval: None, arrived: 0, bdp_at_loss: 0 }
+        LossDriven { size: u64::MAX, interval: None, arrived: 0, is_selective: false, bdp_at_loss: 0 }
     }
 }
 
@@ -49,6 +53,19 @@ impl Controller for LossDriven {
     }
 
     fn on_loss(&mut self, path: &PathState<'_>) {
+        self.reduce(false, path);
+    }
+
+    fn on_single_loss(&mut self, path: &PathState<'_>) {
+        self.reduce(true, path);
+    }
+}
+
+impl LossDriven {
+    /// Reduces the window. Random losses do not require it if only lost packets are retransmitted, but packets behind a gap are
+    /// copied twice: without the reduction, 1 % loss leaves 16 Gb/s instead of 28.7, and with one by 40 %, 29.7 instead of 30.5
+    /// (two processes over udp, WRITEs of 64 KiB).
+    fn reduce(&mut self, is_selective: bool, path: &PathState<'_>) {
         let no_progress = self.interval.is_some() && self.arrived == 0;
         let size = self.window(path.link_window);
         self.bdp_at_loss = path.bandwidth_delay_product(size);
@@ -59,18 +76,20 @@ impl Controller for LossDriven {
             Some(interval) => (7 * interval + arrived) / 8,
         });
         self.arrived = 0;
+        self.is_selective = is_selective;
         self.resize(if no_progress { size / 2 } else { size / 4 * 3 }, path.mtu);
     }
-}
 
-impl LossDriven {
     fn resize(&mut self, size: u64, mtu: Mtu) {
         let Some(interval) = self.interval else { return };
         // The current, unfinished interval counts if it raises the average.
         let interval = interval.max((7 * interval + self.arrived) / 8);
         let packet = packet_cost(mtu.bytes() as u64);
         let min_busy = (BUSY_PACKETS * packet).min(interval / 2);
-        let max_useful = (interval / LOSS_INTERVAL_PARTS).max(min_busy).max(self.bdp_at_loss);
+        let max_useful = match self.is_selective {
+            true => u64::MAX,
+            false => (interval / LOSS_INTERVAL_PARTS).max(min_busy).max(self.bdp_at_loss),
+        };
         self.size = size.min(max_useful).max(MIN_PACKETS * packet);
     }
 }
@@ -110,6 +129,20 @@ mod tests {
         assert_eq!(LossDriven::default().window(LINK), LINK);
         let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(settled);
         assert_eq!(windows, [400, 400, 100, 50, 48, 20, 5, 2]);
+    }
+
+    #[test]
+    fn rate_of_losses_does_not_bound_congestion_window_while_only_lost_packets_are_retransmitted() {
+        let mut w = LossDriven::default();
+        for _ in 0..200 {
+            w.on_ack(100 * PACKET, &PATH);
+            w.on_single_loss(&PATH);
+        }
+        w.on_ack(100 * PACKET, &PATH);
+        assert_eq!(w.window(LINK) / PACKET, 200, "50 packets are gained and a quarter is lost in turn");
+        w.on_loss(&PATH);
+        w.on_ack(100 * PACKET, &PATH);
+        assert_eq!(w.window(LINK) / PACKET, BUSY_PACKETS);
     }
 
     #[test]

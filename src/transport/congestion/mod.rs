@@ -35,6 +35,11 @@ pub trait Controller: std::fmt::Debug {
     /// Handles the loss of a packet. Called before the packet is retransmitted.
     fn on_loss(&mut self, path: &PathState<'_>);
 
+    /// Handles the loss of a packet like [`on_loss`](Self::on_loss); only that packet is retransmitted.
+    fn on_single_loss(&mut self, path: &PathState<'_>) {
+        self.on_loss(path);
+    }
+
     /// Handles a congestion notification packet. Returns false if the controller ignores them.
     fn on_cnp(&mut self, _now: Instant, _config: &CongestionConfig) -> bool {
         false

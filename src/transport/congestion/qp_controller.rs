@@ -80,6 +80,10 @@ impl Controller for QpController {
         dispatch!(self, controller => controller.on_loss(path));
     }
 
+    fn on_single_loss(&mut self, path: &PathState<'_>) {
+        dispatch!(self, controller => controller.on_single_loss(path));
+    }
+
     fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) -> bool {
         dispatch!(self, controller => controller.on_cnp(now, config))
     }

@@ -5,7 +5,7 @@
 //! | sequence error NAK             | [`Recovery::on_sequence_nak`]   | [`Loss`], unless the packet is the next one anyway |
 //! | a response is missing          | [`Recovery::on_implied_nak`]    | [`Loss`], once per gap |
 //! | local ACK timeout              | [`Recovery::on_ack_timeout`]    | [`Loss`] |
-//! | [`Loss`]                       | [`Recovery::on_loss`]           | [`Action`]: go-back-N while retries are left |
+//! | [`Loss`]                       | [`Recovery::on_loss`]           | [`Action`]: go-back-N or one packet while retries are left |
 //! | RNR NAK                        | [`Recovery::on_rnr_nak`]        | [`Action`]: go-back-N after the RNR wait |
 //! | probe timeout, or ACK silence  | [`Recovery::on_probe_timer`]    | a [`Probe`]; go-back-N if only READs and atomics are in flight |
 //! | acknowledgement                | [`Recovery::on_progress`]       | restores the retries and restarts the timers |
@@ -17,6 +17,7 @@
 
 mod deferral;
 mod probe;
+mod repair;
 mod retries;
 mod rtt;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use std::time::Duration;
 pub use deferral::TimerDeferral;
 pub(super) use probe::Probe;
 use probe::Prober;
+use repair::Repair;
 use retries::Retries;
 use rtt::RttEstimator;
 pub(super) use timers::Timer;
@@ -78,8 +80,10 @@ impl Flight {
 pub(super) enum Loss {
     /// A packet was lost on the path, which reduces the congestion window.
     OnPath,
-    /// The peer dropped the packets behind one that it RNR-NAKed, which does not indicate congestion.
-    BehindRnrNak,
+    /// Like [`OnPath`](Self::OnPath), and the peer presumably keeps the packets behind the lost one.
+    Single,
+    /// The peer dropped the packets behind one that it NAKed or RNR-NAKed, which does not indicate congestion.
+    BehindNak,
 }
 
 /// Recovery action for the requester to carry out.
@@ -89,6 +93,8 @@ pub(super) enum Action {
     Continue,
     /// Retransmits everything from `snd_una` on.
     GoBackN,
+    /// Retransmits the packet `snd_una`.
+    Repair,
     /// Migrates to the alternate path, because the retries are used up.
     FailPath,
     /// Completes the oldest work request with the given status, because the retries are used up.
@@ -102,6 +108,7 @@ pub(super) struct Recovery {
     timers: TimerTable,
     retries: Retries,
     prober: Prober,
+    repair: Repair,
     rtt: RttEstimator,
     /// Time of the last advance of `snd_una`.
     last_progress: Option<Instant>,
@@ -202,6 +209,7 @@ impl Recovery {
     ) {
         self.missing_response = None;
         self.last_progress = Some(now);
+        self.repair.on_progress(flight.snd_una);
         self.rtt.on_ack(flight.snd_una, now);
         self.state = self.state.on_progress(flight.snd_una, oldest_wqe);
         if flight.is_at_snd_una() {
@@ -223,13 +231,23 @@ impl Recovery {
     }
 
     /// Decides whether a sequence error NAK for `psn`, the oldest unacknowledged PSN, is treated as a loss.
-    pub fn on_sequence_nak(&self, psn: Psn, flight: &Flight) -> Option<Loss> {
+    /// `is_repairable` tells whether this packet may be retransmitted alone.
+    pub fn on_sequence_nak(&mut self, psn: Psn, is_repairable: bool, flight: &Flight) -> Option<Loss> {
         // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the packets
         // behind it.
-        if flight.is_at_snd_una() {
+        if flight.is_at_snd_una() || self.prober.due == Some(Probe::Missing) {
             return None;
         }
-        Some(if self.rnr_nakked == Some(psn) { Loss::BehindRnrNak } else { Loss::OnPath })
+        if self.rnr_nakked == Some(psn) {
+            return Some(Loss::BehindNak);
+        }
+        let is_behind_nak = self.repair.has_failed(psn);
+        let is_behind_rnr_nak = matches!(self.state, State::RnrWait { .. } | State::RnrProbing { .. });
+        Some(match is_repairable && !is_behind_rnr_nak && self.repair.attempts(psn) {
+            true => Loss::Single,
+            false if is_behind_nak => Loss::BehindNak,
+            false => Loss::OnPath,
+        })
     }
 
     /// Decides whether a missing response, revealed by a later response (implied NAK, IBA 9.7.5.2.8), is
@@ -249,10 +267,13 @@ impl Recovery {
         Loss::OnPath
     }
 
-    /// Decides how to recover from a loss: by go-back-N if retries are left, otherwise by migrating to the
+    /// Decides how to recover from a loss: by retransmission if retries are left, otherwise by migrating to the
     /// alternate path if one is armed, otherwise by failing with RETRY_EXC_ERR.
-    pub fn on_loss(&mut self, conn: &Connection) -> Action {
+    pub fn on_loss(&mut self, loss: Loss, conn: &Connection) -> Action {
         if self.retries.take() {
+            if loss == Loss::Single {
+                return Action::Repair;
+            }
             self.timers.stop(Timer::LocalAck);
             return Action::GoBackN;
         }
@@ -335,7 +356,15 @@ impl Recovery {
         self.timers.stop(Timer::ProbeTimeout);
         self.timers.stop(Timer::AckSilence);
         self.prober = Prober { timeouts: self.prober.timeouts, ..Prober::default() };
+        self.repair.on_go_back_n();
         self.rtt.discard_sample();
+    }
+
+    /// Schedules the retransmission of the oldest packet alone. The probe timer is restarted when it is sent.
+    pub fn on_repair(&mut self) {
+        self.timers.stop(Timer::ProbeTimeout);
+        self.prober.due = Some(Probe::Missing);
+        self.rtt.discard_later_sample();
     }
 
     /// Reports whether a timer has expired, and if so stops it. The probe and ACK silence timers do not

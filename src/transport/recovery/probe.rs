@@ -20,6 +20,8 @@ const MAX_DOUBLINGS: u32 = 10;
 /// Tail loss probe (TLP): a packet in flight that is retransmitted with AckReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) enum Probe {
+    /// The oldest packet in flight, which the peer misses, followed by the newest.
+    Missing,
     /// The oldest packet in flight, followed by the newest.
     Oldest,
     /// The newest packet in flight, unless a packet that follows it may be sent.

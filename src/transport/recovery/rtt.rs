@@ -55,6 +55,14 @@ impl RttEstimator {
         self.timing = None;
     }
 
+    /// Discards the running measurement like [`discard_sample`](Self::discard_sample), unless it is the first: too long a sample
+    /// is better than none, without which only the local ACK timeout detects that a retransmission is lost too.
+    pub fn discard_later_sample(&mut self) {
+        if self.measured.is_some() {
+            self.discard_sample();
+        }
+    }
+
     /// Returns the retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least
     /// [`Tuning::min_probe_timeout`]. `None` before the first RTT sample.
     pub fn probe_timeout(&self, tuning: &Tuning) -> Option<Duration> {

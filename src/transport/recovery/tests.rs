@@ -44,10 +44,13 @@ fn in_flight(now: Instant, conn: &Connection) -> Recovery {
 fn retries_are_used_up_by_losses_and_restored_by_progress() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
-    assert_eq!(recovery.on_loss(&conn), Action::GoBackN);
+    assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::GoBackN);
     recovery.on_progress(&flight(2, 2, 10), 2, &conn, now, &tuning);
-    assert_eq!([recovery.on_loss(&conn), recovery.on_loss(&conn)], [Action::GoBackN; 2]);
-    assert_eq!(recovery.on_loss(&conn), Action::Fail(WcStatus::RetryExcErr));
+    assert_eq!(
+        [recovery.on_loss(Loss::OnPath, &conn), recovery.on_loss(Loss::OnPath, &conn)],
+        [Action::GoBackN; 2]
+    );
+    assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::Fail(WcStatus::RetryExcErr));
 }
 
 #[test]
@@ -58,15 +61,15 @@ fn path_fails_when_retries_are_exhausted_if_an_alternate_path_is_armed() {
     assert!(recovery.round_trip().is_some());
     recovery.on_new_path(&conn);
     assert!(recovery.round_trip().is_none(), "that of the old path");
-    assert_eq!(recovery.on_loss(&conn), Action::FailPath);
+    assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::FailPath);
 }
 
 #[test]
 fn sequence_nak_counts_as_a_loss_unless_its_packet_is_next_to_send() {
     let (conn, now) = (conn(), Instant(1 << 40));
-    let recovery = in_flight(now, &conn);
-    assert_eq!(recovery.on_sequence_nak(Psn::new(3), &flight(3, 10, 10)), Some(Loss::OnPath));
-    assert_eq!(recovery.on_sequence_nak(Psn::new(3), &flight(3, 3, 10)), None);
+    let mut recovery = in_flight(now, &conn);
+    assert_eq!(recovery.on_sequence_nak(Psn::new(3), false, &flight(3, 10, 10)), Some(Loss::OnPath));
+    assert_eq!(recovery.on_sequence_nak(Psn::new(3), false, &flight(3, 3, 10)), None);
 }
 
 #[test]
@@ -109,7 +112,7 @@ fn rnr_nak_starts_a_wait_after_which_only_its_work_request_is_sent() {
     assert_eq!(recovery.state, State::RnrProbing { end: Psn::new(10), wqe: 3 });
     assert!(!recovery.is_behind_rnr_nak(3) && recovery.is_behind_rnr_nak(4));
     // Packets that the peer dropped behind it are lost, but not on the path.
-    assert_eq!(recovery.on_sequence_nak(psn, &flight(3, 4, 10)), Some(Loss::BehindRnrNak));
+    assert_eq!(recovery.on_sequence_nak(psn, false, &flight(3, 4, 10)), Some(Loss::BehindNak));
     // The only RNR retry is used up.
     let exhausted = Action::Fail(WcStatus::RnrRetryExcErr);
     assert_eq!(recovery.on_rnr_nak(psn, 3, 5 * MS, &conn, now + 6 * MS), exhausted);
@@ -133,9 +136,12 @@ fn rnr_retry_count_of_7_is_infinite() {
 fn rnr_nak_restores_the_transport_retries() {
     let (conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
-    assert_eq!([recovery.on_loss(&conn), recovery.on_loss(&conn)], [Action::GoBackN; 2]);
+    assert_eq!(
+        [recovery.on_loss(Loss::OnPath, &conn), recovery.on_loss(Loss::OnPath, &conn)],
+        [Action::GoBackN; 2]
+    );
     assert_eq!(recovery.on_rnr_nak(Psn::new(3), 3, MS, &conn, now), Action::GoBackN);
-    assert_eq!(recovery.on_loss(&conn), Action::GoBackN);
+    assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::GoBackN);
 }
 
 #[test]
@@ -189,7 +195,7 @@ fn local_ack_timeout_is_1_5_times_as_long_after_an_expiry() {
     assert_eq!(local_ack(&recovery), Some(now + timeout));
     assert!(recovery.take_expired(Timer::LocalAck, now + timeout));
     assert_eq!(recovery.on_ack_timeout(), Loss::OnPath);
-    assert_eq!(recovery.on_loss(&conn), Action::GoBackN);
+    assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::GoBackN);
     recovery.on_go_back_n(&flight(1, 10, 10));
     recovery.on_sent_with_ack_req(Psn::new(1), &conn, now, &tuning);
     assert_eq!(local_ack(&recovery), Some(now + timeout * 3 / 2));

@@ -51,7 +51,7 @@ impl Requester {
             // While the newest packet is due as a probe, the next one serves as well, if it may go (RFC 8985, 7.3).
             let mut at = self.snd_nxt;
             let mut sent = match self.recovery.probe_due() {
-                Some(Probe::Oldest) => Err(Blocked::Idle),
+                Some(Probe::Missing | Probe::Oldest) => Err(Blocked::Idle),
                 _ => self.send_one(conn, env),
             };
             if matches!(sent, Err(Blocked::Idle | Blocked::Probe))
@@ -211,7 +211,9 @@ impl Requester {
     /// Returns the position of the packet to retransmit as a probe, if such a packet is in flight.
     pub(super) fn position_of_probe(&self, probe: Probe) -> Option<Cursor> {
         match probe {
-            Probe::Oldest => self.snd_una.is_before(self.next_psn()).then(|| self.position_of_snd_una()),
+            Probe::Missing | Probe::Oldest => {
+                self.snd_una.is_before(self.next_psn()).then(|| self.position_of_snd_una())
+            }
             Probe::Newest => (self.queue.start()..=self.snd_nxt.wqe).rev().find_map(|index| {
                 let wqe = self.queue.get(index).filter(|w| !w.op.awaits_response())?;
                 let sent = if index == self.snd_nxt.wqe { self.snd_nxt.packet } else { wqe.packets };
@@ -228,10 +230,14 @@ impl Requester {
     fn next_probe(&mut self, env: &mut Env<'_>) -> Option<Cursor> {
         let probe = self.recovery.take_probe(env.now, env.tuning)?;
         let at = self.position_of_probe(probe);
-        if probe == Probe::Oldest && self.position_of_probe(Probe::Newest) != at {
+        if probe != Probe::Newest && self.position_of_probe(Probe::Newest) != at {
             self.recovery.schedule_probe(Probe::Newest);
         }
-        env.counters.ack_probe += u64::from(at.is_some());
+        let counter = match probe {
+            Probe::Missing => &mut env.counters.retransmitted_pkts,
+            Probe::Oldest | Probe::Newest => &mut env.counters.ack_probe,
+        };
+        *counter += u64::from(at.is_some());
         at
     }
 

@@ -7,7 +7,7 @@ use crate::transport::credits::CreditLimit;
 use crate::transport::received::ReceivedPayload;
 use crate::transport::recovery::Action;
 use crate::transport::slow_event::EventKind;
-use crate::transport::{Completion, CountedOps, Env, Output, WcStatus, WrOp};
+use crate::transport::{Completion, CountedOps, Env, Output, QpType, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
 /// Reports whether the peer answers `op` with READ responses. FLUSH and ATOMIC WRITE are answered like a READ
@@ -272,13 +272,22 @@ impl Requester {
         let kind = if status.is_none() { EventKind::SequenceNak } else { EventKind::Nak(code) };
         self.record(psn, kind, conn, env);
         let Some(status) = status else {
-            return match self.recovery.on_sequence_nak(psn, &self.flight()) {
+            let is_repairable = self.is_repairable(conn);
+            return match self.recovery.on_sequence_nak(psn, is_repairable, &self.flight()) {
                 Some(loss) => self.recover(loss, "sequence error NAK", conn, env),
                 None => Ok(()),
             };
         };
         env.counters.req_remote_err += 1;
         Err(self.fail_oldest(status, conn, env))
+    }
+
+    /// Reports whether the oldest packet may be retransmitted alone. A READ or atomic may not: if it was lost, those behind it
+    /// may have exceeded what the peer can remember.
+    fn is_repairable(&self, conn: &Connection) -> bool {
+        conn.quirks().selective_repeat
+            && conn.qp_type == QpType::Rc
+            && self.queue.front().is_some_and(|wqe| !wqe.op.awaits_response())
     }
 
     /// Handles a missing response, revealed by a later response (implied NAK).

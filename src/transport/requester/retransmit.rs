@@ -6,6 +6,7 @@ use crate::transport::connection::Connection;
 use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
 use crate::transport::slow_event::EventKind;
 use crate::transport::{Env, WcStatus};
+use crate::wire::Psn;
 
 impl Requester {
     /// Recovers from a packet loss, and reduces the congestion window if the packet was lost on the path.
@@ -16,10 +17,12 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        if loss == Loss::OnPath {
-            self.congestion.on_loss(&self.path_state(conn, env));
+        match loss {
+            Loss::OnPath => self.congestion.on_loss(&self.path_state(conn, env)),
+            Loss::Single => self.congestion.on_single_loss(&self.path_state(conn, env)),
+            Loss::BehindNak => {}
         }
-        let action = self.recovery.on_loss(conn);
+        let action = self.recovery.on_loss(loss, conn);
         self.carry_out(action, cause, conn, env)
     }
 
@@ -34,6 +37,10 @@ impl Requester {
         match action {
             Action::Continue => {}
             Action::GoBackN => self.go_back_n(cause, conn, env),
+            Action::Repair => {
+                self.record_retransmission(cause, self.snd_una.next(), conn, env);
+                self.recovery.on_repair();
+            }
             Action::FailPath => self.take_path_failed = true,
             Action::Fail(status) => {
                 let (qpn, psn) = (conn.qpn, self.snd_una);
@@ -49,16 +56,20 @@ impl Requester {
     /// Moves the cursor (`snd_nxt`) back to the oldest unacknowledged PSN (`snd_una`), so that everything in
     /// flight is retransmitted (go-back-N).
     fn go_back_n(&mut self, cause: &'static str, conn: &Connection, env: &mut Env<'_>) {
-        let (qpn, psn, retries_left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
-        trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = retries_left);
-        env.counters.requester_retry += 1;
-        let resent = EventKind::Resent { cause, end: self.snd_max, left: retries_left };
-        conn.history.record(env.now, psn, None, resent);
+        self.record_retransmission(cause, self.snd_max, conn, env);
         self.recovery.on_go_back_n(&self.flight());
         self.snd_nxt = self.position_of_snd_una();
         self.reads.clear();
         // Detected again when the cursor returns to it.
         self.failed = None;
+    }
+
+    /// Records that the packets from `snd_una` to `end` are about to be retransmitted.
+    fn record_retransmission(&self, cause: &'static str, end: Psn, conn: &Connection, env: &mut Env<'_>) {
+        let (qpn, psn, left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
+        trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = left);
+        env.counters.requester_retry += 1;
+        conn.history.record(env.now, psn, None, EventKind::Resent { cause, end, left });
     }
 
     /// Reports whether the queue pair must migrate, and clears the flag.

@@ -2,7 +2,7 @@
 
 use super::check::flush_of;
 use super::nak_reason::NakReason;
-use super::{Message, Responder, accessor};
+use super::{Message, NakOutstanding, Responder, accessor};
 use crate::memory::{Access, AccessError};
 use crate::transport::Env;
 use crate::transport::connection::Connection;
@@ -20,7 +20,7 @@ impl Responder {
         conn: &Connection,
         env: &Env<'_>,
     ) {
-        if nak_reason.is_once_per_gap() && self.nak_outstanding {
+        if nak_reason.is_once_per_gap() && self.nak_outstanding != NakOutstanding::No {
             return;
         }
         let (row, psn) = (nak_reason.action(conn), self.expected);

@@ -2,7 +2,7 @@
 
 use super::check::{flush_of, flush_range};
 use super::nak_reason::NakReason;
-use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
+use super::{Message, NakOutstanding, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Completion, CountedOps, Env, PayloadRun, Placement, QpType, WcOpcode, WcStatus};
@@ -39,7 +39,7 @@ impl Responder {
         }
         self.message = Some(Message::Write { reth, received: now as u32 });
         self.expected = bth.psn.next();
-        self.nak_outstanding = false;
+        self.nak_outstanding = NakOutstanding::No;
         if bth.ack_req {
             self.acknowledge(bth.psn, self.msn, conn);
         }
@@ -60,6 +60,7 @@ impl Responder {
         let Some(Message::Write { reth, received }) = self.message else { return 0 };
         if bth.psn.next() != self.expected
             || bth.ack_req
+            || !self.kept.is_empty()
             || packet.payload().len() != each
             || !conn.access.allows(Access::REMOTE_WRITE)
         {

@@ -8,6 +8,7 @@
 mod check;
 mod diagnosis;
 mod execute;
+mod kept;
 mod nak_reason;
 mod recv_source;
 mod reply;
@@ -16,9 +17,11 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
+use super::received::PayloadSource;
 use super::{Env, Output, PostError, QpState, QpType, RecvCaps, RecvWr, SrqId};
-use crate::memory::{Accessor, PdId};
+use crate::memory::{Accessor, CopySource, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
+use kept::Kept;
 use nak_reason::NakReason;
 use recv_source::RecvSource;
 
@@ -118,6 +121,16 @@ impl Reply {
     }
 }
 
+/// NAK that was sent for the expected PSN. Later requests are not NAKed (C9-113).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NakOutstanding {
+    No,
+    /// A sequence error NAK: later requests may be kept.
+    Gap,
+    /// Another NAK or RNR NAK: later requests are dropped.
+    Refusal,
+}
+
 #[derive(Debug)]
 pub(super) struct Responder {
     receives: RecvSource,
@@ -128,9 +141,9 @@ pub(super) struct Responder {
     message: Option<Message>,
     /// Shared receive queue named by the current message (XRC).
     message_srq: Option<SrqId>,
-    /// Whether a NAK or RNR NAK was sent for the expected PSN. If so, later requests are dropped silently
-    /// (C9-113).
-    nak_outstanding: bool,
+    nak_outstanding: NakOutstanding,
+    /// Requests ahead of the expected PSN.
+    kept: Kept,
     /// PSN of the most recent request that was ahead of the expected PSN.
     last_ahead: Psn,
     resources: VecDeque<Resource>,
@@ -140,6 +153,10 @@ pub(super) struct Responder {
 /// Maximum length in bytes of a READ whose responses fit into one turn. Those to a longer one take several anyway.
 const SHORT_READ: u32 = 256 << 10;
 
+/// Maximum number of buffers for kept requests that a NIC retains: those of the default window. Allocating each anew lowers the
+/// goodput at 0.1 % loss by 5 % (two processes over udp, WRITEs of 64 KiB).
+const MAX_SPARE: usize = 256;
+
 impl Responder {
     pub fn new(caps: RecvCaps, shared: bool) -> Responder {
         Responder {
@@ -148,7 +165,8 @@ impl Responder {
             msn: 0,
             message: None,
             message_srq: None,
-            nak_outstanding: false,
+            nak_outstanding: NakOutstanding::No,
+            kept: Kept::default(),
             last_ahead: Psn::default(),
             resources: VecDeque::new(),
             replies: VecDeque::new(),
@@ -203,6 +221,7 @@ impl Responder {
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.receives.flush(conn, env);
         self.message = None;
+        self.kept.clear();
         self.resources.clear();
     }
 
@@ -210,7 +229,8 @@ impl Responder {
     pub fn clear(&mut self) {
         self.receives.clear();
         self.message = None;
-        self.nak_outstanding = false;
+        self.nak_outstanding = NakOutstanding::No;
+        self.kept.clear();
         self.resources.clear();
         self.replies.clear();
     }
@@ -236,6 +256,47 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
+        self.handle_one(packet, conn, env)?;
+        if self.kept.is_empty() || self.nak_outstanding != NakOutstanding::No {
+            return Ok(());
+        }
+        let payload = std::mem::replace(&mut env.payload, PayloadSource::Packet(CopySource::Unread));
+        let result = self.handle_kept(conn, env);
+        env.payload = payload;
+        result
+    }
+
+    /// Processes the kept requests behind the one executed last, up to the next gap.
+    #[cold]
+    fn handle_kept(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        let before = self.expected;
+        while let Some(bytes) = self.kept.take(self.expected) {
+            let Ok(packet) = Packet::parse(&bytes) else { break };
+            self.handle_one(&packet, conn, env)?;
+            if env.spare.len() < MAX_SPARE {
+                env.spare.push(bytes);
+            }
+        }
+        if self.nak_outstanding != NakOutstanding::No {
+            return Ok(());
+        }
+        if !self.kept.is_empty() {
+            // The NAK acknowledges everything before the gap too.
+            let is_ack =
+                |last: &Reply| matches!(last, Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. });
+            if conn.quirks().coalesces_acks && self.replies.back().is_some_and(is_ack) {
+                self.replies.pop_back();
+            }
+            self.nak(NakReason::OutOfSequence.action(conn).syndrome, conn);
+            self.nak_outstanding = NakOutstanding::Gap;
+        } else if self.expected != before {
+            // The requester retransmits no more than it believes to be missing.
+            self.acknowledge(self.expected.prev(), self.msn, conn);
+        }
+        Ok(())
+    }
+
+    fn handle_one(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.continue_write(packet, conn, env) {
             return Ok(());
         }
@@ -248,7 +309,7 @@ impl Responder {
         match verdict.and_then(|named| self.execute(packet, named, conn, env)) {
             Ok(()) => {
                 self.message_srq = env.srq.as_ref().map(|s| s.id());
-                self.nak_outstanding = false;
+                self.nak_outstanding = NakOutstanding::No;
                 Ok(())
             }
             Err(NakReason::OutOfSequence) if !self.shows_loss(packet.bth().psn, ahead) => {
@@ -260,6 +321,10 @@ impl Responder {
             }
             Err(nak_reason) => {
                 self.record_refusal(nak_reason, packet, conn, env);
+                match nak_reason {
+                    NakReason::OutOfSequence => self.keep(packet, conn, env),
+                    _ => self.kept.clear(),
+                }
                 // A WRITE with immediate to inaccessible memory consumes its receive (IBA 11.6.2).
                 let of_receive =
                     nak_reason.is_of_receive() || nak_reason == NakReason::Access && packet.imm().is_some();
@@ -275,6 +340,20 @@ impl Responder {
         ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
     }
 
+    /// Keeps a SEND or WRITE request behind a gap, if there is room for it. READs and atomics are not kept, because the requester
+    /// repeats them after a loss and would be answered twice. XRC is excluded because each of its packets names a shared receive
+    /// queue, and payloads in the sender's memory because the sender may withdraw them.
+    fn keep(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
+        if conn.quirks().selective_repeat
+            && conn.qp_type == QpType::Rc
+            && self.nak_outstanding != NakOutstanding::Refusal
+            && matches!(packet.row().operation, Operation::Send | Operation::Write)
+            && matches!(env.payload, PayloadSource::Packet(_))
+        {
+            self.kept.insert(packet, env.tuning.window, env.spare);
+        }
+    }
+
     /// Applies the consequences of a NAK reason: queues the NAK and, if the reason is fatal, fails the queue
     /// pair. If `of_receive` is set, the oldest receive fails too, even if no multi-packet message has
     /// consumed it.
@@ -287,19 +366,12 @@ impl Responder {
     ) -> Result<(), Fatal> {
         let row = nak_reason.action(conn);
         *(row.counter)(env.counters) += 1;
-        if nak_reason.is_once_per_gap() && self.nak_outstanding {
+        if nak_reason.is_once_per_gap() && self.nak_outstanding != NakOutstanding::No {
             return Ok(());
         }
-        self.nak_outstanding = true;
-        if row.syndrome.is_nak() {
-            let (qpn, psn, syndrome) = (conn.qpn, self.expected, row.syndrome);
-            trace_event!(DEBUG, "urxe::nak", "NAK sent", qpn = %qpn, psn = %psn, syndrome = ?syndrome);
-        }
-        self.replies.push_back(Reply::Acknowledge {
-            psn: self.expected,
-            syndrome: row.syndrome,
-            msn: self.msn,
-        });
+        self.nak_outstanding =
+            if nak_reason.is_once_per_gap() { NakOutstanding::Gap } else { NakOutstanding::Refusal };
+        self.nak(row.syndrome, conn);
         let Some(fatal) = row.fatal else { return Ok(()) };
         if matches!(self.message, Some(Message::Send { .. })) || of_receive {
             self.receives.fail(fatal.receive_status, conn, env);
@@ -308,6 +380,15 @@ impl Responder {
             env.out.push(Output::Event(event(conn.qpn)));
         }
         Err(Fatal)
+    }
+
+    /// Queues a NAK for the expected PSN.
+    fn nak(&mut self, syndrome: Syndrome, conn: &Connection) {
+        if syndrome.is_nak() {
+            let (qpn, psn) = (conn.qpn, self.expected);
+            trace_event!(DEBUG, "urxe::nak", "NAK sent", qpn = %qpn, psn = %psn, syndrome = ?syndrome);
+        }
+        self.replies.push_back(Reply::Acknowledge { psn: self.expected, syndrome, msn: self.msn });
     }
 
     /// Handles a duplicate request without executing it again (IBA 9.7.4.1): acknowledges a SEND or WRITE,

@@ -1,7 +1,7 @@
 //! Sends pending replies.
 
 use super::nak_reason::NakReason;
-use super::{Fatal, Reply, Responder};
+use super::{Fatal, NakOutstanding, Reply, Responder};
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
 use crate::transport::{CountedOps, Env, Payload};
@@ -62,7 +62,8 @@ impl Responder {
                         }
                         // The region was deregistered after the request was accepted.
                         self.replies.clear();
-                        (self.expected, self.nak_outstanding) = (first + at, false);
+                        (self.expected, self.nak_outstanding) = (first + at, NakOutstanding::No);
+                        self.kept.clear();
                         // The READ counts as not executed; a SEND that has begun since is not affected.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
                         return self.refuse(nak_reason, false, conn, env).map(|()| false);

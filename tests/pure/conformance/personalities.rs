@@ -352,6 +352,14 @@ fn observe(row: &str, p: Personality) -> String {
             discard(b);
             cnps.to_string()
         }
+        "requests behind a lost one" => {
+            let mut b = bench(p, |_| {});
+            let (last, first) = (b.remote(0, 1), b.remote(1, 1));
+            b.deliver(&[write(Only, RQ + 1, last, &[7]), write(Only, RQ, first, &[7])]);
+            let stored = b.mr.read(0, 2).iter().filter(|byte| **byte == 7).count();
+            discard(b);
+            stored.to_string()
+        }
         "packets of a long WRITE" => {
             let (va, rkey) = (0, RKey(1));
             format!("{:?}", opcodes_of(p, WrOp::Write { va, rkey }))

@@ -111,7 +111,8 @@ cases! {
     }
 
     train_is_retransmitted_from_the_lost_packet => "req.trains" {
-        let mut b = throughput();
+        let quirks = Quirks { credits: false, selective_repeat: false, ..Personality::THROUGHPUT.quirks };
+        let mut b = Bench::with(|s| s.quirks = quirks);
         let (va, rkey) = TO;
         let d = b.mr.read(0, 1000);
         b.post(1, WrOp::Write { va, rkey }, 0, 1000);

@@ -506,6 +506,9 @@ rules! {
         "READs, atomics and WRITEs without immediate need no credit; credit code 31 lifts the limit"
     "credits.wrap" "9.7.7.2"
         "message numbers wrap at 24 bits"
+    "quirks.selective_repeat" "personality default; strict: 9.7.5"
+        "SENDs and WRITEs behind a gap are kept until the missing request arrives, and a sequence error NAK causes the \
+         retransmission of its packet alone, unless the peer keeps nothing"
     "quirks.rxe" "rxe"
         "as rxe: no credits, MigReq 0, one ACK per request, short FIRST and long ONLY accepted, depth not \
          checked, operational error for a message that is too long"

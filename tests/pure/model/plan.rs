@@ -57,6 +57,7 @@ impl Params {
         // In a train that is refused, some packets may have been executed, which the model does not predict.
         let equal_packets = !errors && rng.percent(50);
         let (credits, coalesces_acks) = (rng.percent(70), rng.percent(70));
+        let selective_repeat = rng.percent(50);
         Params {
             carrier: Carrier::Wire(faults),
             mtu: None,
@@ -71,7 +72,7 @@ impl Params {
             share: rng.percent(40),
             errors,
             ipv6: rng.percent(30),
-            quirks: Quirks { credits, coalesces_acks, equal_packets, ..Quirks::STRICT },
+            quirks: Quirks { credits, coalesces_acks, equal_packets, selective_repeat, ..Quirks::STRICT },
         }
     }
 }
