@@ -1,6 +1,11 @@
 //! Tests of regions from which another process copies payloads, with an end of the connection that is killed, is stopped or
 //! lacks descriptors. Each end is a process of its own; its program is [`one_end`].
 
+#[path = "../support/in_flight.rs"]
+mod in_flight;
+#[path = "../support/requirement.rs"]
+mod requirement;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -9,9 +14,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use in_flight::{InFlight, limited};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use requirement::is_met;
 use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::LinkSpec;
 use urxe::verbs::*;
@@ -44,7 +51,10 @@ struct End {
 
 impl End {
     fn start(ip: &'static str) -> End {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        End::start_by(Command::new(std::env::current_exe().unwrap()), ip)
+    }
+
+    fn start_by(mut command: Command, ip: &'static str) -> End {
         command.args(["--exact", "one_end", "--ignored", "--nocapture"]).env(ADDRESS, ip);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -270,6 +280,25 @@ fn region_is_ordinary_if_the_limit_on_files_forbids_another() {
     writer.ask("send shareable", "sends");
     reader.wait_for_messages();
     assert_eq!((reader.mappings("urxe region"), writer.mappings("urxe region")), (0, 0));
+    assert_eq!(writer.ask("stop", "sent"), reader.ask("count", "got"));
+}
+
+#[test]
+fn region_is_shared_once_descriptors_in_flight_have_been_received() {
+    if !is_met(nix::unistd::geteuid().is_root(), "root's other processes may have any number in flight") {
+        return;
+    }
+    let mut writer = End::start_by(limited(std::env::current_exe().unwrap()), "127.18.227.1");
+    let mut reader = End::start("127.18.227.2");
+    connect(&mut writer, &mut reader, LONG, "ordinary");
+    reader.wait_for_messages();
+    let in_flight = InFlight::new();
+    writer.ask("send shareable", "sends");
+    reader.wait_for_messages();
+    assert_eq!((reader.mappings("urxe region"), writer.mappings("urxe region")), (0, 1));
+    drop(in_flight);
+    reader.wait_until("payloads are shared", || reader.mappings("urxe region") == 1);
+    reader.wait_for_messages();
     assert_eq!(writer.ask("stop", "sent"), reader.ask("count", "got"));
 }
 

@@ -75,7 +75,9 @@ pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) ->
             Change::Withdraw(id) => fd_message::send(socket, &Message::Withdraw(*id), &[]),
         };
         if let Err(error) = sent {
-            ring.on_unsent(&change, error.kind() == io::ErrorKind::WouldBlock);
+            // ETOOMANYREFS: other processes of this user have yet to receive the descriptors that they were sent.
+            let is_transient = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ETOOMANYREFS));
+            ring.on_unsent(&change, is_transient);
             break;
         }
     }

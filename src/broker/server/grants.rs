@@ -20,7 +20,7 @@ use crate::wire::ROCE_PORT;
 /// Maximum time to wait for an exiting process to release its port and its partitions.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 impl Server {
-    /// Handles a request. Returns `None` if the request must wait for the port.
+    /// Handles a request. Returns `None` if the request must wait, for the port or for other processes to receive descriptors.
     pub(super) fn grant(
         &mut self,
         i: usize,
@@ -32,21 +32,34 @@ impl Server {
         }
         let before = self.served.len();
         let bound = request.bind_addrs.iter().try_for_each(|bind_addr| self.bind(bind_addr));
-        let refusal = match bound {
-            Ok(()) => match self.grant_partitions(i, &request) {
-                Ok(()) => return Some(Ok(())),
-                Err(refusal) => refusal,
-            },
-            Err(UdpLinkError::InUse { ip, .. }) if self.clients[i].since.elapsed() < port_timeout(ip) => {
-                self.clients[i].pending = Some(request);
-                self.served.truncate(before);
-                return None;
-            }
-            Err(e) => refusal_of(&e),
+        let used_port = match &bound {
+            Err(UdpLinkError::InUse { ip, .. }) => Some(*ip),
+            _ => None,
         };
+        let granted = match bound {
+            Ok(()) => self.grant_partitions(i, &request),
+            Err(e) => Err(refusal_of(&e)),
+        };
+        let Err(Response::Refused { errno, reason }) = granted else { return Some(Ok(())) };
         // Releases the addresses that only this request needed.
         self.served.truncate(before);
-        Some(Err(refusal))
+        let max_wait = match (errno, used_port) {
+            // Other processes of this user have yet to receive the descriptors that they were sent.
+            (libc::ETOOMANYREFS, _) => IDLE_TIMEOUT,
+            (_, Some(ip)) => port_timeout(ip),
+            _ => Duration::ZERO,
+        };
+        if self.clients[i].since.elapsed() < max_wait {
+            self.clients[i].pending = Some(request);
+            return None;
+        }
+        let hint = match errno {
+            libc::ETOOMANYREFS => {
+                "; raise the limit on open files (`ulimit -Hn`) of all processes that share addresses, or use fewer addresses"
+            }
+            _ => "",
+        };
+        Some(Err(Response::Refused { errno, reason: format!("{reason}{hint}") }))
     }
 
     /// Binds an address unless it is already bound.
