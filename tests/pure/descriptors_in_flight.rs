@@ -1,14 +1,28 @@
-//! Test of a broker whose user has too many descriptors in flight to send any (ETOOMANYREFS).
+//! Tests of processes whose user has too many descriptors in flight to send any (ETOOMANYREFS).
 
+#[path = "../support/ends.rs"]
+mod ends;
 #[path = "../support/in_flight.rs"]
 mod in_flight;
 
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::time::Duration;
 
+use ends::{End, LONG, connect, run_end};
 use in_flight::{InFlight, limited};
 use urxe::broker::{SharedMemory, SharedUdpLink, Sharing, SharingError};
 use urxe::link::udp::UdpOptions;
+
+/// An end, as a process of its own.
+#[test]
+#[ignore = "one end of a connection, which the other tests start"]
+fn one_end() {
+    run_end();
+}
+
+/// Held by the test that runs: the descriptors count for all processes of the user.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Opens a link once a broker listens, which is not started.
 fn open(ip: IpAddr) -> Result<Vec<SharedUdpLink>, SharingError> {
@@ -26,6 +40,7 @@ fn open(ip: IpAddr) -> Result<Vec<SharedUdpLink>, SharingError> {
 
 #[test]
 fn lease_waits_until_descriptors_in_flight_have_been_received_and_is_refused_in_the_end() {
+    let _alone = ALONE.lock();
     let address = "127.18.229.1";
     let ip: IpAddr = address.parse().unwrap();
     let mut broker = limited(env!("CARGO_BIN_EXE_urxe")).args(["broker", address]).spawn().unwrap();
@@ -46,4 +61,21 @@ fn lease_waits_until_descriptors_in_flight_have_been_received_and_is_refused_in_
     drop(links);
     // It ends without clients.
     assert!(broker.wait().unwrap().success());
+}
+
+#[test]
+fn region_is_shared_once_descriptors_in_flight_have_been_received() {
+    let _alone = ALONE.lock();
+    let mut writer = End::start_by(limited(std::env::current_exe().unwrap()), "127.18.227.1");
+    let mut reader = End::start("127.18.227.2");
+    connect(&mut writer, &mut reader, LONG, "ordinary");
+    reader.wait_for_messages();
+    let in_flight = InFlight::new();
+    writer.ask("send shareable", "sends");
+    reader.wait_for_messages();
+    assert_eq!((reader.mappings("urxe region"), writer.mappings("urxe region")), (0, 1));
+    drop(in_flight);
+    reader.wait_until("payloads are shared", || reader.mappings("urxe region") == 1);
+    reader.wait_for_messages();
+    assert_eq!(writer.ask("stop", "sent"), reader.ask("count", "got"));
 }

@@ -1,0 +1,28 @@
+//! Test of regions from which processes in other containers copy payloads.
+
+#[path = "../support/ends.rs"]
+mod ends;
+#[path = "../support/requirement.rs"]
+mod requirement;
+
+use ends::{End, LONG, connect, run_end};
+
+/// An end, as a process of its own.
+#[test]
+#[ignore = "one end of a connection, which the other test starts"]
+fn one_end() {
+    run_end();
+}
+
+#[test]
+fn region_is_shared_between_containers_with_one_network_namespace_and_directory() {
+    if !requirement::is_met(nix::unistd::geteuid().is_root(), "containers require root") {
+        return;
+    }
+    let mut writer = End::start_in_container("127.18.224.1");
+    let mut reader = End::start_in_container("127.18.224.2");
+    connect(&mut writer, &mut reader, LONG, "shareable");
+    reader.wait_until("payloads are shared", || reader.mappings("urxe region") == 1);
+    reader.wait_for_messages();
+    assert_eq!(writer.ask("stop", "sent"), reader.ask("count", "got"));
+}
