@@ -7,9 +7,8 @@ mod requirement;
 
 use ends::{End, LONG, connect, run_end};
 
-/// An end, as a process of its own.
+/// An end, when another test has started this program as a process of its own.
 #[test]
-#[ignore = "one end of a connection, which the other test starts"]
 fn one_end() {
     run_end();
 }

@@ -14,9 +14,8 @@ use in_flight::{InFlight, limited};
 use urxe::broker::{SharedMemory, SharedUdpLink, Sharing, SharingError};
 use urxe::link::udp::UdpOptions;
 
-/// An end, as a process of its own.
+/// An end, when another test has started this program as a process of its own.
 #[test]
-#[ignore = "one end of a connection, which the other tests start"]
 fn one_end() {
     run_end();
 }

@@ -10,9 +10,8 @@ use std::time::Duration;
 use ends::{DEPTH, End, LONG, SHORT, connect, run_end};
 use nix::sys::signal::Signal;
 
-/// An end, as a process of its own.
+/// An end, when another test has started this program as a process of its own.
 #[test]
-#[ignore = "one end of a connection, which the other tests start"]
 fn one_end() {
     run_end();
 }
