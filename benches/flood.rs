@@ -338,8 +338,8 @@ struct Round {
     flood: f64,
     /// CPU time used by the requester, the responder and the flooder, in seconds per second.
     cpu: [f64; 3],
-    /// Datagrams dropped per second at the responder and the requester (`dropped`), and go-back-N recoveries
-    /// per second (`retries`).
+    /// Datagrams dropped per second at the responder and the requester (`dropped`), and recoveries from
+    /// losses per second (`retries`).
     dropped: [f64; 2],
     retries: f64,
     /// Packets sent per second by the responder.

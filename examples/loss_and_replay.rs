@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-/// Sends 200 messages over a lossy wire, and returns the number of lost packets and the number of go-back-N
-/// recoveries.
+/// Sends 200 messages over a lossy wire, and returns the number of lost packets and the number of recoveries
+/// from losses.
 fn run(seed: u64) -> Result<(u64, u64), Box<dyn std::error::Error>> {
     let latency = Duration::from_micros(10);
     let config = FabricConfig::default().seed(seed).latency(latency).loss(0.1).duplicate(0.02).reorder(0.02);

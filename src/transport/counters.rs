@@ -59,7 +59,8 @@ counters! {
     retransmitted_pkts,
     /// Tail loss probes: packets retransmitted only to request an acknowledgement.
     ack_probe,
-    /// Number of times the requester went back to an earlier PSN (go-back-N).
+    /// Number of times the requester went back to an earlier PSN (go-back-N), or retransmitted one packet alone (selective
+    /// repeat).
     requester_retry,
     /// Missing responses, detected by the arrival of a later response (implied NAK).
     implied_nak_seq_err,
