@@ -210,8 +210,8 @@ static void registration(void)
 	CHECK(dm);
 	FAILS(dm_export(dm), -1, EOPNOTSUPP);
 	uint64_t speed = 0;
-	CHECK(!port_speed(context, 1, &speed) && speed == 1000);
-	CHECK(port_speed(context, 2, &speed) == EINVAL && speed == 1000);
+	CHECK(!port_speed(context, 1, &speed) && speed == 2000);
+	CHECK(port_speed(context, 2, &speed) == EINVAL && speed == 2000);
 	/* A private symbol that programs use, in the nodes of two releases. */
 	CHECK(!strcmp(opcode_str("IBVERBS_PRIVATE_34")(0), "rdma-write"));
 	CHECK(!strcmp(opcode_str("IBVERBS_PRIVATE_65")(15), "atomic-write"));
