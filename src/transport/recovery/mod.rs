@@ -322,11 +322,12 @@ impl Recovery {
     /// a probe, or of the ACK silence timer, which schedules the newest packet. If `has_newest` is false,
     /// only READs and atomics are in flight, which cannot serve as [`Probe::Newest`]. Everything is then
     /// retransmitted, because rxe forgets the parts of a READ before the one requested last. This go-back
-    /// neither costs a retry nor postpones the local ACK timeout.
-    pub fn on_probe_timer(&mut self, timer: Timer, has_newest: bool) -> Action {
+    /// neither costs a retry nor postpones the local ACK timeout. The same happens if the packet before `oldest`, the oldest
+    /// in flight, was retransmitted alone: the peer has kept nothing behind it.
+    pub fn on_probe_timer(&mut self, timer: Timer, oldest: Psn, has_newest: bool) -> Action {
         let is_timeout = timer == Timer::ProbeTimeout;
         self.prober.timeouts += u32::from(is_timeout);
-        if !has_newest {
+        if !has_newest || is_timeout && self.repair.count_failure(oldest) {
             return Action::GoBackN;
         }
         if is_timeout && self.state == State::Open {
@@ -361,9 +362,10 @@ impl Recovery {
     }
 
     /// Schedules the retransmission of the oldest packet alone. The probe timer is restarted when it is sent.
-    pub fn on_repair(&mut self) {
+    pub fn on_repair(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         self.timers.stop(Timer::ProbeTimeout);
         self.prober.due = Some(Probe::Missing);
+        self.restart_ack_timer(conn, now, tuning);
         self.rtt.discard_later_sample();
     }
 

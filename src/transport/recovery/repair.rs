@@ -27,12 +27,19 @@ impl Repair {
         self.last.is_some_and(|last| psn == last.next())
     }
 
-    /// Decides whether to retransmit only `psn`, which the peer misses.
-    pub fn attempts(&mut self, psn: Psn) -> bool {
-        if self.has_failed(psn) {
+    /// Counts a failure if [there is one](Self::has_failed), and returns whether there is.
+    pub fn count_failure(&mut self, psn: Psn) -> bool {
+        let has_failed = self.has_failed(psn);
+        if has_failed {
             self.failures = (self.failures + 1).min(MAX_DOUBLINGS);
             self.wait = 1 << self.failures;
         }
+        has_failed
+    }
+
+    /// Decides whether to retransmit only `psn`, which the peer misses.
+    pub fn attempts(&mut self, psn: Psn) -> bool {
+        self.count_failure(psn);
         // A second NAK for the same packet contradicts the first.
         let is_repeated = self.last.take() == Some(psn);
         if self.wait > 0 || is_repeated {

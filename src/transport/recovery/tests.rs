@@ -154,7 +154,7 @@ fn each_probe_timeout_schedules_a_probe_and_doubles_the_next_timeout() {
         assert!(!recovery.take_expired(Timer::ProbeTimeout, now + timeout - Duration::from_nanos(1)));
         now = now + timeout;
         assert!(recovery.take_expired(Timer::ProbeTimeout, now));
-        assert_eq!(recovery.on_probe_timer(Timer::ProbeTimeout, true), Action::Continue);
+        assert_eq!(recovery.on_probe_timer(Timer::ProbeTimeout, Psn::new(1), true), Action::Continue);
         assert_eq!(recovery.state, State::Probing);
         assert_eq!(recovery.take_probe(now, &tuning), Some(Probe::Oldest));
     }
@@ -167,9 +167,28 @@ fn probe_timeout_causes_go_back_n_if_only_reads_are_in_flight() {
     let (conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
     let local_ack = recovery.timers.earliest(&[Timer::LocalAck]);
-    assert_eq!(recovery.on_probe_timer(Timer::ProbeTimeout, false), Action::GoBackN);
+    assert_eq!(recovery.on_probe_timer(Timer::ProbeTimeout, Psn::new(1), false), Action::GoBackN);
     recovery.on_go_back_n(&flight(1, 10, 10));
     assert_eq!((recovery.probe_due(), recovery.timers.earliest(&[Timer::LocalAck])), (None, local_ack));
+}
+
+#[test]
+fn probe_timeout_behind_a_packet_retransmitted_alone_causes_go_back_n() {
+    let (conn, mut now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
+    let mut recovery = in_flight(now, &conn);
+    now = now + MS;
+    let local_ack = now + conn.timeout.duration().unwrap();
+    assert_eq!(recovery.on_sequence_nak(Psn::new(3), true, &flight(3, 10, 10)), Some(Loss::Single));
+    assert_eq!(recovery.on_loss(Loss::Single, &conn), Action::Repair);
+    recovery.on_repair(&conn, now, &tuning);
+    assert_eq!(recovery.timers.earliest(&[Timer::LocalAck]), Some(local_ack), "a retry has begun");
+    assert_eq!(recovery.take_probe(now, &tuning), Some(Probe::Missing));
+    recovery.on_progress(&flight(4, 10, 10), 4, &conn, now, &tuning);
+    assert_eq!(recovery.on_probe_timer(Timer::ProbeTimeout, Psn::new(4), true), Action::GoBackN);
+    recovery.on_go_back_n(&flight(4, 10, 10));
+    // The next attempt waits for two losses.
+    let loss = |recovery: &mut Recovery| recovery.on_sequence_nak(Psn::new(6), true, &flight(6, 10, 10));
+    assert_eq!([(); 3].map(|()| loss(&mut recovery).unwrap()), [Loss::OnPath, Loss::OnPath, Loss::Single]);
 }
 
 #[test]
@@ -182,7 +201,7 @@ fn probe_of_a_packet_without_ackreq_is_scheduled_after_the_probe_interval() {
     assert!(!recovery.is_ack_request_overdue(now) && recovery.is_ack_request_overdue(now + silence / 2));
     assert_eq!(recovery.next_deadline(), Some(now + silence));
     assert!(recovery.take_expired(Timer::AckSilence, now + silence));
-    assert_eq!(recovery.on_probe_timer(Timer::AckSilence, true), Action::Continue);
+    assert_eq!(recovery.on_probe_timer(Timer::AckSilence, Psn::new(1), true), Action::Continue);
     assert_eq!((recovery.state, recovery.prober.timeouts), (State::Open, 0));
     assert_eq!(recovery.take_probe(now + silence, &tuning), Some(Probe::Newest));
 }

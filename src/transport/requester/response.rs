@@ -282,12 +282,10 @@ impl Requester {
         Err(self.fail_oldest(status, conn, env))
     }
 
-    /// Reports whether the oldest packet may be retransmitted alone. A READ or atomic may not: if it was lost, those behind it
-    /// may have exceeded what the peer can remember.
+    /// Reports whether the oldest packet may be retransmitted alone. It may not if READs or atomics are in flight, which the
+    /// peer does not keep: the retransmission of the newest packet does not include them, so nothing would reveal the loss.
     fn is_repairable(&self, conn: &Connection) -> bool {
-        conn.quirks().selective_repeat
-            && conn.qp_type == QpType::Rc
-            && self.queue.front().is_some_and(|wqe| !wqe.op.awaits_response())
+        conn.quirks().selective_repeat && conn.qp_type == QpType::Rc && self.reads.is_empty()
     }
 
     /// Handles a missing response, revealed by a later response (implied NAK).

@@ -39,7 +39,7 @@ impl Requester {
             Action::GoBackN => self.go_back_n(cause, conn, env),
             Action::Repair => {
                 self.record_retransmission(cause, self.snd_una.next(), conn, env);
-                self.recovery.on_repair();
+                self.recovery.on_repair(conn, env.now, env.tuning);
             }
             Action::FailPath => self.take_path_failed = true,
             Action::Fail(status) => {
@@ -96,7 +96,7 @@ impl Requester {
                 Timer::RnrWait => self.recovery.on_rnr_wait_over(&self.flight(), self.queue.start()),
                 Timer::ProbeTimeout | Timer::AckSilence => {
                     let has_newest = self.position_of_probe(Probe::Newest).is_some();
-                    let action = self.recovery.on_probe_timer(timer, has_newest);
+                    let action = self.recovery.on_probe_timer(timer, self.snd_una, has_newest);
                     if action == Action::Continue && timer == Timer::ProbeTimeout {
                         conn.history.record(env.now, self.snd_una, None, EventKind::Probe);
                     }

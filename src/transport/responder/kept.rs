@@ -34,6 +34,11 @@ impl Kept {
         self.packets.is_empty()
     }
 
+    /// Returns the PSN of the first packet.
+    pub fn first(&self) -> Option<Psn> {
+        self.packets.front().map(|kept| kept.psn)
+    }
+
     /// Keeps a copy of a packet, in one of the `spare` buffers if there is one. It is not kept if a packet with this PSN is kept
     /// already, or if the packets would exceed the flight cost `limit`.
     pub fn insert(&mut self, packet: &Packet<'_>, limit: usize, spare: &mut Vec<Vec<u8>>) {

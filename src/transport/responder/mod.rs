@@ -256,8 +256,9 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
+        let before = self.expected;
         self.handle_one(packet, conn, env)?;
-        if self.kept.is_empty() || self.nak_outstanding != NakOutstanding::No {
+        if self.kept.is_empty() || self.expected == before || self.nak_outstanding != NakOutstanding::No {
             return Ok(());
         }
         let payload = std::mem::replace(&mut env.payload, PayloadSource::Packet(CopySource::Unread));
@@ -267,9 +268,15 @@ impl Responder {
     }
 
     /// Processes the kept requests behind the one executed last, up to the next gap.
+    ///
+    /// Requests behind a gap of more than one are dropped: a requester that retransmits single packets goes back there. So a
+    /// forged request is executed only if its PSN is that of the next request, or the one after it.
     #[cold]
     fn handle_kept(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        let before = self.expected;
+        if self.kept.first() != Some(self.expected) {
+            self.kept.clear();
+            return Ok(());
+        }
         while let Some(bytes) = self.kept.take(self.expected) {
             let Ok(packet) = Packet::parse(&bytes) else { break };
             self.handle_one(&packet, conn, env)?;
@@ -277,20 +284,9 @@ impl Responder {
                 env.spare.push(bytes);
             }
         }
-        if self.nak_outstanding != NakOutstanding::No {
-            return Ok(());
-        }
-        if !self.kept.is_empty() {
-            // The NAK acknowledges everything before the gap too.
-            let is_ack =
-                |last: &Reply| matches!(last, Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. });
-            if conn.quirks().coalesces_acks && self.replies.back().is_some_and(is_ack) {
-                self.replies.pop_back();
-            }
-            self.nak(NakReason::OutOfSequence.action(conn).syndrome, conn);
-            self.nak_outstanding = NakOutstanding::Gap;
-        } else if self.expected != before {
-            // The requester retransmits no more than it believes to be missing.
+        if self.nak_outstanding == NakOutstanding::No {
+            // The requester retransmits no more than it believes to be missing. Another gap is NAKed when a request behind it
+            // arrives: the newest, which follows the missing one.
             self.acknowledge(self.expected.prev(), self.msn, conn);
         }
         Ok(())
@@ -337,7 +333,7 @@ impl Responder {
     /// the request as if it had been lost as well.
     fn shows_loss(&mut self, psn: Psn, ahead: i32) -> bool {
         let behind = psn.since(std::mem::replace(&mut self.last_ahead, psn));
-        ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
+        ahead <= NEAR || ahead <= FURTHEST && (0..=NEAR).contains(&behind)
     }
 
     /// Keeps a SEND or WRITE request behind a gap, if there is room for it. READs and atomics are not kept, because the requester

@@ -60,12 +60,35 @@ cases! {
         }
     }
 
-    next_gap_is_nakked_as_soon_as_the_previous_one_is_filled => "quirks.selective_repeat" {
+    next_gap_is_nakked_when_a_request_behind_it_arrives => "quirks.selective_repeat" {
         let (mut b, d, p) = write_of_five_packets(RQ);
         b.exchange(&select(&p, &[0, 2, 4]), &[gap(RQ + 1, 0)]);
-        b.exchange(&[p[1].clone().ackreq(true)], &[gap(RQ + 3, 0)]);
+        b.exchange(&p[1..2], &[ack(RQ + 2, 0)]);
+        // A duplicate fills no gap.
+        b.exchange(&p[1..2], &[ack(RQ + 2, 0)]);
+        b.exchange(&p[4..], &[gap(RQ + 3, 0)]);
         b.exchange(&p[3..4], &[ack(RQ + 4, 1)]);
         assert_eq!(b.mr.read(0, 1100), d);
+    }
+
+    requests_behind_two_missing_ones_are_dropped => "quirks.selective_repeat" {
+        let (mut b, d, p) = write_of_five_packets(RQ);
+        b.exchange(&select(&p, &[0, 3, 4]), &[gap(RQ + 1, 0)]);
+        b.exchange(&[p[1].clone().ackreq(true)], &[ack(RQ + 1, 0)]);
+        b.exchange(&p[4..], &[gap(RQ + 2, 0)]);
+        b.exchange(&p[2..], &[ack(RQ + 4, 1)]);
+        assert_eq!(b.mr.read(0, 1100), d);
+    }
+
+    forged_request_ahead_is_dropped_when_the_next_one_arrives => "quirks.selective_repeat" {
+        let mut b = selective(|_| {});
+        let all: Vec<_> = (0..5).map(|i| write(Only, RQ + i, b.remote(i as usize, 1), &[i as u8])).collect();
+        // Without access to memory, it would be refused, and the queue pair would fail.
+        let forged = write(Only, RQ + 3, (0, RKey(1), 1), &[0; 1]);
+        b.exchange(&[forged], &[gap(RQ, 0)]);
+        let acks: Vec<_> = (0..5).map(|i| ack(RQ + i, i + 1)).collect();
+        all.iter().zip(&acks).for_each(|(request, ack)| b.exchange(std::slice::from_ref(request), std::slice::from_ref(ack)));
+        assert_eq!(b.mr.read(0, 5), [0, 1, 2, 3, 4]);
     }
 
     requests_behind_one_without_a_receive_are_dropped => "quirks.selective_repeat" {
@@ -88,8 +111,9 @@ cases! {
         let writes: Vec<_> = (0..3).map(|i| write(Only, RQ + i, b.remote(8, 1), &[i as u8])).collect();
         let from = b.remote(0, 2);
         b.exchange(&[read(RQ + 1, from), writes[2].clone()], &[gap(RQ, 0)]);
-        b.exchange(&writes[..1], &[gap(RQ + 1, 1)]);
-        b.exchange(&[read(RQ + 1, from)], &[resp(Only, RQ + 1, 2, &d), ack(RQ + 2, 3)]);
+        b.exchange(&writes[..1], &[ack(RQ, 1)]);
+        b.exchange(&[read(RQ + 1, from)], &[resp(Only, RQ + 1, 2, &d)]);
+        b.exchange(&writes[2..], &[ack(RQ + 2, 3)]);
         assert_eq!(b.mr.read(8, 1), [2]);
     }
 
@@ -124,6 +148,14 @@ cases! {
         assert_eq!((b.count().retransmitted_pkts, b.count().requester_retry), (2, 2));
         b.exchange(&[ack(SQ + 4, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::RdmaWrite, 1100)]);
+    }
+
+    everything_is_retransmitted_if_a_read_is_in_flight => "quirks.selective_repeat" {
+        let (mut b, p) = five_in_flight();
+        b.post(2, WrOp::Read { va: 0x9000_0000, rkey: RKey(0x77) }, 0, 1);
+        let request = read(SQ + 5, (0x9000_0000, RKey(0x77), 1));
+        b.expect(std::slice::from_ref(&request));
+        b.exchange(&[gap(SQ + 3, 0)], &[&p[3..], &[request]].concat());
     }
 
     everything_is_retransmitted_if_the_peer_misses_the_next_packet => "quirks.selective_repeat" {
