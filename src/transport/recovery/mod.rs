@@ -7,7 +7,7 @@
 //! | local ACK timeout              | [`Recovery::on_ack_timeout`]    | [`Loss`] |
 //! | [`Loss`]                       | [`Recovery::on_loss`]           | [`Action`]: go-back-N or one packet while retries are left |
 //! | RNR NAK                        | [`Recovery::on_rnr_nak`]        | [`Action`]: go-back-N after the RNR wait |
-//! | probe timeout, or ACK silence  | [`Recovery::on_probe_timer`]    | a [`Probe`]; go-back-N if only READs and atomics are in flight |
+//! | probe timeout, or ACK silence  | [`Recovery::on_probe_timer`]    | a [`Probe`]; go-back-N if only READs and atomics are in flight, or behind a packet retransmitted alone |
 //! | acknowledgement                | [`Recovery::on_progress`]       | restores the retries and restarts the timers |
 //! | the path has failed            | [`Recovery::on_new_path`]       | restores the retries before a go-back-N |
 //!

@@ -269,8 +269,8 @@ impl Responder {
 
     /// Processes the kept requests behind the one executed last, up to the next gap.
     ///
-    /// Requests behind a gap of more than one are dropped: a requester that retransmits single packets goes back there. So a
-    /// forged request is executed only if its PSN is that of the next request, or the one after it.
+    /// Requests behind two or more missing ones are dropped: a requester that retransmits single packets goes back there. So
+    /// without a gap, a forged request is executed only if its PSN is the expected one or the one after it.
     #[cold]
     fn handle_kept(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.kept.first() != Some(self.expected) {
