@@ -7,7 +7,7 @@ mod requirement;
 
 use ends::{End, LONG, connect, run_end};
 
-/// An end, when another test has started this program as a process of its own.
+/// Runs one end of a connection if another test has started this program as a child process.
 #[test]
 fn one_end() {
     run_end();

@@ -14,16 +14,16 @@ use in_flight::{InFlight, limited};
 use urxe::broker::{SharedMemory, SharedUdpLink, Sharing, SharingError};
 use urxe::link::udp::UdpOptions;
 
-/// An end, when another test has started this program as a process of its own.
+/// Runs one end of a connection if another test has started this program as a child process.
 #[test]
 fn one_end() {
     run_end();
 }
 
-/// Held by the test that runs: the descriptors count for all processes of the user.
+/// Serialises the tests, because the limit applies to all processes of the user.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Opens a link once a broker listens, which is not started.
+/// Opens a link as soon as the broker listens. Does not start a broker.
 fn open(ip: IpAddr) -> Result<Vec<SharedUdpLink>, SharingError> {
     let sharing =
         Sharing { program: "/nonexistent".into(), any_user: false, shared_memory: SharedMemory::Off };
@@ -58,7 +58,7 @@ fn lease_waits_until_descriptors_in_flight_have_been_received_and_is_refused_in_
     assert_eq!(errno, libc::ETOOMANYREFS, "{error}");
     assert!(error.to_string().contains("raise the limit on open files"), "{error}");
     drop(links);
-    // It ends without clients.
+    // The broker exits when it has no clients.
     assert!(broker.wait().unwrap().success());
 }
 

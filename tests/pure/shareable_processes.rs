@@ -10,7 +10,7 @@ use std::time::Duration;
 use ends::{DEPTH, End, LONG, SHORT, connect, run_end};
 use nix::sys::signal::Signal;
 
-/// An end, when another test has started this program as a process of its own.
+/// Runs one end of a connection if another test has started this program as a child process.
 #[test]
 fn one_end() {
     run_end();

@@ -269,7 +269,7 @@ impl Program {
                 eprintln!("sent {}\ngot {}", self.sent, self.got);
             }
             ["end"] => {
-                // What has arrived must be executed before the queue pair fails.
+                // The queue pair executes the packets in the ring before it enters ERR.
                 for _ in 0..1000 {
                     self.poll();
                 }

@@ -16,8 +16,8 @@ use rustix::net::{
 /// Maximum number of descriptors in one message: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
 
-/// Number of descriptors in flight up to which a [limited](limited) process may send more. More than a user's urxe
-/// processes have in flight: 64 for each address.
+/// Number of descriptors in flight up to which a [limited](limited) process may send more. It exceeds what a user's
+/// urxe processes have in flight, 64 for each address.
 const LIMIT: usize = 4096;
 
 /// Returns a command that runs a program whose user has too many descriptors in flight if there are more than [`LIMIT`].
@@ -47,7 +47,7 @@ impl InFlight {
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            // Not one of the pair itself: the kernel would look for cycles.
+            // A descriptor of the pair itself would make the kernel search for cycles.
             let fds = [null.as_fd(); MAX_FDS];
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
             sendmsg(&to, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();

@@ -75,7 +75,7 @@ pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) ->
             Change::Withdraw(id) => fd_message::send(socket, &Message::Withdraw(*id), &[]),
         };
         if let Err(error) = sent {
-            // ETOOMANYREFS: other processes of this user have yet to receive the descriptors that they were sent.
+            // ETOOMANYREFS: other processes of this user have not yet received descriptors that were sent to them.
             let is_transient = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ETOOMANYREFS));
             ring.on_unsent(&change, is_transient);
             break;

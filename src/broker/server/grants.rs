@@ -44,7 +44,7 @@ impl Server {
         // Releases the addresses that only this request needed.
         self.served.truncate(before);
         let max_wait = match (errno, used_port) {
-            // Other processes of this user have yet to receive the descriptors that they were sent.
+            // Other processes of this user have not yet received descriptors that were sent to them.
             (libc::ETOOMANYREFS, _) => IDLE_TIMEOUT,
             (_, Some(ip)) => port_timeout(ip),
             _ => Duration::ZERO,

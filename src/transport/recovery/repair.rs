@@ -40,7 +40,7 @@ impl Repair {
     /// Decides whether to retransmit only `psn`, which the peer misses.
     pub fn attempts(&mut self, psn: Psn) -> bool {
         self.count_failure(psn);
-        // A second NAK for the same packet contradicts the first.
+        // A second NAK for the same packet means that its retransmission alone did not help.
         let is_repeated = self.last.take() == Some(psn);
         if self.wait > 0 || is_repeated {
             self.wait = self.wait.saturating_sub(1);
@@ -57,7 +57,7 @@ impl Repair {
         }
     }
 
-    /// Handles a go-back-N, after which the outcome of the last attempt remains unknown.
+    /// Handles a go-back-N, which hides the outcome of the last attempt.
     pub fn on_go_back_n(&mut self) {
         self.last = None;
     }

@@ -55,8 +55,8 @@ impl RttEstimator {
         self.timing = None;
     }
 
-    /// Discards the running measurement like [`discard_sample`](Self::discard_sample), unless it is the first: too long a sample
-    /// is better than none, without which only the local ACK timeout detects that a retransmission is lost too.
+    /// Discards the running measurement like [`discard_sample`](Self::discard_sample), unless it is the first. A sample that is
+    /// too long is better than none: without one, only the local ACK timeout detects that a retransmission was lost.
     pub fn discard_later_sample(&mut self) {
         if self.measured.is_some() {
             self.discard_sample();

@@ -39,8 +39,8 @@ impl Kept {
         self.packets.front().map(|kept| kept.psn)
     }
 
-    /// Keeps a copy of a packet, in one of the `spare` buffers if there is one. It is not kept if a packet with this PSN is kept
-    /// already, or if the packets would exceed the flight cost `limit`.
+    /// Keeps a copy of a packet, in one of the `spare` buffers if there is one. Drops the packet if its PSN is kept already, or
+    /// if the kept packets would exceed the flight cost `limit`.
     pub fn insert(&mut self, packet: &Packet<'_>, limit: usize, spare: &mut Vec<Vec<u8>>) {
         let (psn, cost) = (packet.bth().psn, packet_cost(packet.payload().len() as u64) as usize);
         let at = self.packets.partition_point(|kept| kept.psn.is_before(psn));
@@ -105,7 +105,7 @@ mod tests {
         kept.packets.len()
     }
 
-    /// One test, because the total is shared.
+    /// A single test, because tests in parallel would share the total.
     #[test]
     fn packets_are_kept_up_to_the_limit_of_the_queue_pair_and_of_all_together() {
         let [mut one, mut other] = [Kept::default(), Kept::default()];

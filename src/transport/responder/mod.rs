@@ -285,8 +285,8 @@ impl Responder {
             }
         }
         if self.nak_outstanding == NakOutstanding::No {
-            // The requester retransmits no more than it believes to be missing. Another gap is NAKed when a request behind it
-            // arrives: the newest, which follows the missing one.
+            // The acknowledgement tells the requester which packets need no retransmission. The requester's newest packet, which
+            // follows the missing one, triggers the NAK for the next gap.
             self.acknowledge(self.expected.prev(), self.msn, conn);
         }
         Ok(())
