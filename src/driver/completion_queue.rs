@@ -136,7 +136,7 @@ impl CompletionQueue {
 
     /// Adds a completion with timestamp `now`, and raises an event if the queue is armed for it.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
-        let entry = pack(&TimestampedCompletion { completion, at: now });
+        let entry = pack(&completion, now);
         let place = loop {
             match self.ring.push(&entry) {
                 Some(place) => break place,
@@ -270,8 +270,7 @@ impl CompletionQueue {
 }
 
 /// Encodes a completion as a ring entry.
-fn pack(timestamped: &TimestampedCompletion) -> Entry {
-    let TimestampedCompletion { completion: c, at } = timestamped;
+fn pack(c: &Completion, at: Instant) -> Entry {
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let flags = [c.solicited, c.grh, c.imm.is_some(), c.invalidated.is_some(), c.over_ipv4];
     let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
@@ -414,7 +413,7 @@ mod tests {
         assert_eq!(queue.push(Instant(1), solicited), Pushed::Stored);
         queue.arm(Notify::Solicited);
         assert_eq!(queue.take(), Ok(None), "the first place is not filled yet");
-        queue.ring.fill(first, &pack(&TimestampedCompletion { completion: EMPTY, at: Instant(1) }));
+        queue.ring.fill(first, &pack(&EMPTY, Instant(1)));
         assert!(queue.should_notify(&EMPTY, first.0));
         assert!(!queue.should_notify(&EMPTY, first.0), "it is asked for once");
     }

@@ -12,7 +12,7 @@ use crate::wire::{
 
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
-    pub burst: RxBurst<'a>,
+    pub burst: &'a RxBurst<'a>,
     rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
@@ -25,13 +25,13 @@ pub(super) struct BurstPackets<'a> {
 impl<'a> BurstPackets<'a> {
     /// Returns a cursor at the first packet of `burst`; `first` is the index of that packet in the burst as
     /// sent.
-    fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
+    fn new(burst: &'a RxBurst<'a>, first: u16) -> BurstPackets<'a> {
         let source = match burst.ident {
             IpIdent::Elided => CopySource::Unread,
             _ => CopySource::Read,
         };
         let source = PayloadSource::Packet(source);
-        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false, source }
+        BurstPackets { burst, rest: burst.data, index: first, begun: false, source }
     }
 
     /// Returns the cursor after the packet that was taken last, with no packets left.
@@ -93,7 +93,7 @@ impl<'a> BurstPackets<'a> {
             c.rx_truncated += 1;
             return None;
         }
-        let RxBurst { flow, ident, .. } = &self.burst;
+        let RxBurst { flow, ident, .. } = self.burst;
         let holds = match std::mem::replace(&mut self.begun, true) {
             true => verifier.verify_next(flow, *ident, index, bytes),
             false => verifier.verify(flow, *ident, index, bytes),
@@ -228,8 +228,8 @@ impl Nic {
         let row = packet.row();
         let dest = packet.bth().dest_qp;
         if row.operation == Operation::Cnp {
-            let flow = packets.burst.flow;
-            if let Some((entry, _)) = find_qp(&mut self.table, dest, packet, &flow, &self.pkeys, c) {
+            let flow = &packets.burst.flow;
+            if let Some((entry, _)) = find_qp(&mut self.table, dest, packet, flow, &self.pkeys, c) {
                 entry.qp.handle_cnp(now, &self.config.tuning, c);
             }
             return;
@@ -257,8 +257,8 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let flow = packets.burst.flow;
-        let admitted = find_qp(&mut self.table, dest, packet, &flow, &self.pkeys, &mut self.state.counters);
+        let flow = &packets.burst.flow;
+        let admitted = find_qp(&mut self.table, dest, packet, flow, &self.pkeys, &mut self.state.counters);
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
@@ -267,13 +267,13 @@ impl Nic {
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         let mut accepted = 1;
-        entry.qp.handle_packet(packet, &flow, via, &mut env);
+        entry.qp.handle_packet(packet, flow, via, &mut env);
         while one_path && packets.continues(packet) {
             // In shared memory, the header may have changed since.
             let next = packets.next(&mut self.verifier, env.counters);
             if let Some(next) = next.filter(|next| is_same_path(&next.bth(), packet)) {
                 env.payload = packets.source;
-                entry.qp.handle_packet(&next, &flow, via, &mut env);
+                entry.qp.handle_packet(&next, flow, via, &mut env);
                 accepted += 1;
                 if next.bth().opcode == Opcode::RC_WRITE_MIDDLE
                     && let Some(run) = packets.repeats(&next)
@@ -288,7 +288,7 @@ impl Nic {
             env.counters.np_ecn_marked_roce_packets += accepted;
             if let Some(scope) = self.config.personality.quirks.cnp_scope {
                 let congestion = &self.config.tuning.congestion.control;
-                self.notifications.on_marked(now, &flow, via, entry, scope, congestion);
+                self.notifications.on_marked(now, flow, via, entry, scope, congestion);
             }
         }
         if dest == Qpn::GSI {

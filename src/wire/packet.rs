@@ -64,24 +64,25 @@ pub struct Packet<'a> {
 const MAX_EXTENSIONS_LEN: usize = MAX_HEADERS_LEN - BTH_LEN;
 
 /// Returns the first bytes behind a BTH, with zeros behind the end of the packet. There are at least 4 bytes.
-#[inline]
+#[inline(always)]
 fn copy_extensions(behind_bth: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
     /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.
     #[inline(always)]
-    fn copy_ends<const N: usize>(bytes: &[u8]) -> Option<[u8; MAX_EXTENSIONS_LEN]> {
-        let (first, last) = (bytes.first_chunk::<N>()?, bytes.last_chunk::<N>()?);
-        let mut copy = [0; MAX_EXTENSIONS_LEN];
-        copy[..N].copy_from_slice(first);
-        copy[bytes.len() - N..bytes.len()].copy_from_slice(last);
-        Some(copy)
+    fn copy_ends<const N: usize>(bytes: &[u8], copy: &mut [u8; MAX_EXTENSIONS_LEN]) {
+        if let (Some(first), Some(last)) = (bytes.first_chunk::<N>(), bytes.last_chunk::<N>()) {
+            copy[..N].copy_from_slice(first);
+            copy[bytes.len() - N..bytes.len()].copy_from_slice(last);
+        }
     }
-    let whole = behind_bth.first_chunk().copied();
-    whole
-        .or_else(|| copy_ends::<32>(behind_bth))
-        .or_else(|| copy_ends::<16>(behind_bth))
-        .or_else(|| copy_ends::<8>(behind_bth))
-        .or_else(|| copy_ends::<4>(behind_bth))
-        .unwrap_or([0; MAX_EXTENSIONS_LEN])
+    let mut copy = [0; MAX_EXTENSIONS_LEN];
+    match behind_bth.len() {
+        MAX_EXTENSIONS_LEN.. => copy.copy_from_slice(&behind_bth[..MAX_EXTENSIONS_LEN]),
+        32.. => copy_ends::<32>(behind_bth, &mut copy),
+        16.. => copy_ends::<16>(behind_bth, &mut copy),
+        8.. => copy_ends::<8>(behind_bth, &mut copy),
+        _ => copy_ends::<4>(behind_bth, &mut copy),
+    }
+    copy
 }
 
 impl<'a> Packet<'a> {
@@ -89,7 +90,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// [`WireError`] if the bytes are not a complete packet of an assigned opcode.
-    #[inline]
+    #[inline(always)]
     pub fn parse(udp_payload: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let len = udp_payload.len();
         if len < BTH_LEN + ICRC_LEN {

@@ -50,8 +50,8 @@ use crate::transport::{BurstLimits, Instant, TxBurst};
 use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
-/// background thread at once.
-const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// background thread at once, unless the program polls. With 50 µs, the system calls take 3 % of a ping-pong of 8 bytes.
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Maximum number of connections of this process, which bounds its shared memory.
 const MAX_CONNECTIONS: u64 = 512;
@@ -314,12 +314,14 @@ impl Rings {
         if burst.is_unacknowledged() && !self.is_required {
             return Route::Socket { is_final: true };
         }
-        let route = match self.last {
+        match self.last {
             Some((last, route)) if last == to => route,
-            _ => self.route(to),
-        };
-        self.last = Some((to, route)).filter(|_| route != Route::Nowhere);
-        route
+            _ => {
+                let route = self.route(to);
+                self.last = Some((to, route)).filter(|_| route != Route::Nowhere);
+                route
+            }
+        }
     }
 
     /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
@@ -529,13 +531,15 @@ impl Rings {
             else {
                 continue;
             };
-            let (elides_icrcs, scratch) = (self.elides_icrcs, &mut self.scratch);
-            let mut sink = |burst: RxBurst<'_>| match elides_icrcs {
-                true => sink(burst),
+            let scratch = &mut self.scratch;
+            let received = match self.elides_icrcs {
+                true => ring.receive(limit, sink),
                 // Withdrawn payloads are lost.
-                false => burst.with_icrcs(scratch).into_iter().for_each(&mut *sink),
+                false => ring.receive(limit, &mut |burst| {
+                    burst.with_icrcs(scratch).into_iter().for_each(&mut *sink);
+                }),
             };
-            match ring.receive(limit, &mut sink) {
+            match received {
                 Ok(received) => {
                     packets += received;
                     if !*has_ended || ring.has_bursts() {

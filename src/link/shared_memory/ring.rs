@@ -12,7 +12,7 @@ use crate::link::RxBurst;
 use crate::memory::{PeerMemory, PeerMemoryError};
 use crate::sys::fork::ForkGeneration;
 use crate::transport::{LeftOut, TxBurst};
-use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
+use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.
 const ALIGN: usize = 64;
@@ -260,8 +260,8 @@ impl RingWriter {
 #[derive(Debug)]
 pub struct RingReader {
     mapping: Guard,
-    src: IpAddr,
-    dst: IpAddr,
+    /// Flow of the last burst: all have the same addresses.
+    flow: Flow,
     tail: u64,
     memory: ReaderMemory,
 }
@@ -273,7 +273,8 @@ impl RingReader {
     /// [`RingError`] if the descriptor is not one of a ring.
     pub fn open(fd: &OwnedFd, capacity: usize, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
         let mapping = Guard::new(Mapping::open(fd, capacity)?);
-        Ok(RingReader { mapping, src, dst, tail: 0, memory: ReaderMemory::default() })
+        let flow = Flow::new(src, dst, ROCE_PORT);
+        Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
 
     /// Maps memory that the writer offers, for payloads that it leaves out of records.
@@ -333,10 +334,10 @@ impl RingReader {
         if header.record_len() > available || segment < MIN_PACKET || segment > len {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
-        let flow = self.flow_of(header);
+        self.set_flow(header);
         let data = &self.mapping.data(self.tail, RecordHeader::LEN + len)[RecordHeader::LEN..];
         let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst { flow, ident, segment, data, payloads: None });
+        sink(RxBurst { flow: self.flow, ident, segment, data, payloads: None });
         self.tail += header.record_len();
         Ok((len.div_ceil(segment), len as u64))
     }
@@ -366,17 +367,24 @@ impl RingReader {
             &self.mapping.data(at, RecordHeader::LONG_LEN + stored as usize)[RecordHeader::LONG_LEN..];
         let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
         expanded.ok_or(RingError::Payloads { len: header.len, count })?;
+        self.set_flow(header);
         let (ident, data) = (IpIdent::Elided, self.memory.packets(len));
-        let (flow, payloads) = (self.flow_of(header), Some(&self.memory.payloads));
-        sink(RxBurst { flow, ident, segment, data, payloads });
+        let payloads = Some(&self.memory.payloads);
+        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
         self.memory.payloads.clear();
         self.tail += record_len;
         Ok((len.div_ceil(segment), len as u64))
     }
 
-    fn flow_of(&self, header: RecordHeader) -> Flow {
+    /// Stores the flow of a record. Most records have that of the previous one; a copy of fields just stored would have to
+    /// wait for the stores.
+    #[inline]
+    fn set_flow(&mut self, header: RecordHeader) {
         let RecordHeader { src_port, traffic_class, hop_limit, .. } = header;
-        Flow { traffic_class, hop_limit, ..Flow::new(self.src, self.dst, src_port) }
+        let flow = &mut self.flow;
+        if (flow.src_port, flow.traffic_class, flow.hop_limit) != (src_port, traffic_class, hop_limit) {
+            (flow.src_port, flow.traffic_class, flow.hop_limit) = (src_port, traffic_class, hop_limit);
+        }
     }
 
     /// Reports whether bursts are waiting.

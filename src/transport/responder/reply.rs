@@ -18,7 +18,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<bool, Fatal> {
         // Most turns have no replies.
-        let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
+        let Some(flow) = conn.flow.as_ref().filter(|_| self.has_replies()) else { return Ok(false) };
         let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
         for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
@@ -33,19 +33,19 @@ impl Responder {
                 Reply::Acknowledge { psn, syndrome, msn } => {
                     let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };
                     let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
-                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::Atomic { psn, original, msn, .. } => {
                     let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, ack, msn);
                     let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
-                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::EmptyRead { psn, msn, .. } => {
                     // Answered like a READ of zero bytes (annex A19.4.3).
                     let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
-                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::Read { first, reth, pd, ref mut next, msn, is_replay } => {
