@@ -56,16 +56,17 @@ pub struct Packet<'a> {
     /// Payload, padding and ICRC.
     rest: &'a [u8],
     bth: [u8; BTH_LEN],
-    /// Extension headers, and unspecified bytes behind them.
+    /// Extension headers, and zeros behind them.
     extensions: [u8; MAX_EXTENSIONS_LEN],
 }
 
 /// Length of the longest extension headers.
 const MAX_EXTENSIONS_LEN: usize = MAX_HEADERS_LEN - BTH_LEN;
 
-/// Returns the first bytes behind a BTH, with zeros behind the end of the packet. There are at least 4 bytes.
+/// Returns extension headers, with zeros behind them. Exactly these are read: the bytes behind them may have been stored
+/// separately and just now, and a load of both would wait for the stores.
 #[inline(always)]
-fn copy_extensions(behind_bth: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
+fn copy_extensions(headers: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
     /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.
     #[inline(always)]
     fn copy_ends<const N: usize>(bytes: &[u8], copy: &mut [u8; MAX_EXTENSIONS_LEN]) {
@@ -75,12 +76,13 @@ fn copy_extensions(behind_bth: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
         }
     }
     let mut copy = [0; MAX_EXTENSIONS_LEN];
-    match behind_bth.len() {
-        MAX_EXTENSIONS_LEN.. => copy.copy_from_slice(&behind_bth[..MAX_EXTENSIONS_LEN]),
-        32.. => copy_ends::<32>(behind_bth, &mut copy),
-        16.. => copy_ends::<16>(behind_bth, &mut copy),
-        8.. => copy_ends::<8>(behind_bth, &mut copy),
-        _ => copy_ends::<4>(behind_bth, &mut copy),
+    match headers.len() {
+        MAX_EXTENSIONS_LEN.. => copy.copy_from_slice(&headers[..MAX_EXTENSIONS_LEN]),
+        32.. => copy_ends::<32>(headers, &mut copy),
+        16.. => copy_ends::<16>(headers, &mut copy),
+        8.. => copy_ends::<8>(headers, &mut copy),
+        // None, or at least 4 bytes.
+        _ => copy_ends::<4>(headers, &mut copy),
     }
     copy
 }
@@ -114,8 +116,8 @@ impl<'a> Packet<'a> {
         if !len.is_multiple_of(4) {
             return Err(WireError::Unaligned(len));
         }
-        let rest = &behind_bth[row.headers.wire_len()..];
-        Ok(Packet { rest, bth: bytes, extensions: copy_extensions(behind_bth) })
+        let (extensions, rest) = behind_bth.split_at(row.headers.wire_len());
+        Ok(Packet { rest, bth: bytes, extensions: copy_extensions(extensions) })
     }
 
     /// Returns the base transport header.
