@@ -61,6 +61,54 @@ fn polling_once_more_after_req_notify_does_not_count_as_polling() {
 }
 
 #[test]
+fn armed_queue_leaves_polling_to_the_application_until_it_stops() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let polls = || a.context.shards().first().drive_state.last_poll().is_some();
+    assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
+    a.cq.arm(Notify::Any);
+    assert!(a.cq.is_armed() && polls());
+    a.cq.stop_polling();
+    assert!(!polls());
+}
+
+#[test]
+fn waiting_application_wakes_the_background_thread_only_if_it_backs_off() {
+    let (a, _b) = pair_without_timers("127.88.11.1", "127.88.11.2");
+    let state = &a.context.shards().first().drive_state;
+    let eventually = |condition: &dyn Fn() -> bool| {
+        (0..10_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            condition()
+        })
+    };
+    assert!(eventually(&|| !state.on_wait()), "it sleeps until packets arrive");
+    // Wakes it by a change, after which it finds that the application polls.
+    let backs_off = || {
+        a.context.poll();
+        a.context.shards().first().wake_thread();
+        a.context.poll();
+        state.on_wait()
+    };
+    assert!(eventually(&backs_off));
+}
+
+#[test]
+fn waiting_application_wakes_the_background_thread_if_acks_are_delayed() {
+    let (a, b) = pair_without_timers("127.88.11.3", "127.88.11.4");
+    let (from, to) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
+    let shard = b.context.shards().first();
+    let mut state = shard.lock_fairly();
+    a.qp.post_send(&SendWr::write(1, &[from.sge(0..8)], to.remote(0))).unwrap();
+    while state.nic.held_acknowledgements() == 0 {
+        shard.drive_state.set_must_wake_to_wait(false);
+        shard.turn(&mut state, shard.clock.now(), AckDelay::OneTurn);
+    }
+    assert!(shard.drive_state.on_wait());
+    shard.release(state, shard.clock.now());
+    a.cq.wait(Duration::from_secs(10)).unwrap();
+}
+
+#[test]
 fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     let (a, b) = pair_without_timers("127.88.7.1", "127.88.7.2");
     let len = 2 * MAX_DELAYED_ACK_PACKETS * 4096;

@@ -314,6 +314,18 @@ impl Cq {
         self.0.queue.poll(max, out)
     }
 
+    /// Requests an event like [`req_notify`](Self::req_notify), but leaves polling to the application, until it calls
+    /// [`stop_polling`](Self::stop_polling).
+    pub fn arm(&self, notify: Notify) {
+        *self.0.signal.raised.lock() = false;
+        self.0.queue.arm(notify);
+    }
+
+    /// Announces that the application is about to wait.
+    pub fn stop_polling(&self) {
+        self.0.context.0.shards.stop_polling(self.0.users.shards());
+    }
+
     /// Polls the link like a [`poll`](Self::poll) that finds the queue empty.
     pub fn poll_link(&self) {
         self.poll_link_if_empty();

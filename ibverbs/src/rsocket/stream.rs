@@ -400,14 +400,13 @@ impl Waitable for Stream {
         if let Phase::Connected(conn) = &mut state.phase {
             conn.arm();
             by(conn.completions.as_fd());
-        } else if !state.has_request() {
-            // The call makes the background threads of the devices take over the polling, even if it finds no
-            // event.
-            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                state.on_event(event);
-                drop(state);
-                self.watchers.wake();
-            }
+        }
+    }
+
+    fn stop_polling(&self) {
+        match &self.state.lock().phase {
+            Phase::Connected(conn) => conn.stop_polling(),
+            _ => self.channel.stop_polling(),
         }
     }
 }
