@@ -238,7 +238,7 @@ impl Cq {
         let _ = self.0.calls.inject(Call::ibv_req_notify_cq);
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
-        self.0.context.0.shards.stop_polling(self.0.users.shards());
+        self.announce_wait();
     }
 
     /// Requests an event like [`req_notify`](Self::req_notify), but as hardware does: if a completion was
@@ -248,7 +248,14 @@ impl Cq {
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm_and_report_missed(notify);
-        self.0.context.0.shards.stop_polling(self.0.users.shards());
+        self.announce_wait();
+    }
+
+    /// Announces that the application is about to wait, unless it will wait in a call that does so.
+    fn announce_wait(&self) {
+        if !self.0.signal.channel.as_ref().is_some_and(CompletionChannel::announces_waits) {
+            self.0.context.0.shards.stop_polling(self.0.users.shards());
+        }
     }
 
     /// Blocks until there is a completion, whatever its status, and returns it.
@@ -269,6 +276,7 @@ impl Cq {
         let deadline = deadline_after(timeout);
         loop {
             self.req_notify(Notify::Any);
+            self.0.context.0.shards.stop_polling(self.0.users.shards());
             // Not `Cq::poll`, which would keep the background thread from polling the link.
             if self.0.queue.poll(1, &mut out)? == 1 {
                 return Ok(out[0]);
