@@ -1,4 +1,4 @@
-//! What a completion channel knows about the program that waits for its events.
+//! Knowledge of a completion channel about the program that waits for its events.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ const MAX_EVENTS_WITHOUT_WAIT: u64 = 16;
 /// How a program waits for the events of a channel: in calls, which poll the links themselves, or for the descriptor.
 ///
 /// A program that waits in calls and is woken soon needs no background thread, whose wake-ups cost more than a
-/// message: with 64 KiB SENDs in rings, `ib_send_bw -e` reached SPIN_RESULT.
+/// message: READs of 256 KiB by fio reach 55 instead of 30 Gb/s in rings and 26 instead of 20 over sockets, and 64 KiB
+/// SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
 pub(super) struct ChannelWait {
     created: Instant,
     /// Number of events still to be taken without a wait.

@@ -339,6 +339,11 @@ impl Cq {
         self.poll_link_if_empty();
     }
 
+    /// Reports whether [`poll_queued`](Self::poll_queued) would find neither a completion nor an overflow.
+    pub fn is_quiet(&self) -> bool {
+        self.0.queue.is_quiet()
+    }
+
     /// Reports whether [`poll_link`](Self::poll_link) polls all links that it would poll for `other`.
     pub fn polls_links_of(&self, other: &Cq) -> bool {
         self.0.context.is(&other.0.context) && other.0.users.shards() & !self.0.users.shards() == 0

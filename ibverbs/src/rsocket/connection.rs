@@ -45,7 +45,7 @@ fn post_errno(e: PostError) -> c_int {
 pub(super) struct Connection {
     pub id: CmId,
     qp: Qp,
-    cq: Cq,
+    pub cq: Cq,
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,

@@ -199,6 +199,12 @@ impl EventChannel {
         })
     }
 
+    /// Reports whether an event is queued.
+    #[cfg(feature = "unstable-internals")]
+    pub fn has_event(&self) -> bool {
+        self.0.has_events.load(Ordering::SeqCst)
+    }
+
     /// Announces that the application is about to wait for the descriptor.
     #[cfg(feature = "unstable-internals")]
     pub fn stop_polling(&self) {
