@@ -135,6 +135,7 @@ impl CompletionQueue {
     }
 
     /// Reports whether a poll would find neither a completion nor an overflow.
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_quiet(&self) -> bool {
         self.is_empty() && !self.overflow.load(Ordering::Acquire)
     }

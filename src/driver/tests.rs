@@ -7,8 +7,8 @@ use super::turn::AckDelay;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, Fabric, Notify, QpOptions, Qpn,
-    RecvWr, SendWr, TestEndpoint,
+    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, CqOptions, Fabric, Notify,
+    QpAttr, QpOptions, QpState, Qpn, RecvWr, SendWr, TestEndpoint,
 };
 
 /// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
@@ -69,6 +69,30 @@ fn armed_queue_leaves_polling_to_the_application_until_it_stops() {
     assert!(a.cq.is_armed() && polls());
     a.cq.stop_polling();
     assert!(!polls());
+}
+
+#[test]
+fn req_notify_leaves_polling_to_a_program_whose_waits_in_calls_announce_themselves() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let channel = a.context.create_channel().unwrap();
+    let cq = a.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
+    let qp = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    qp.to_init(Access::ALL).unwrap();
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    let polls_after_req_notify = || {
+        a.context.poll();
+        cq.req_notify(Notify::Any);
+        a.context.shards().first().drive_state.last_poll().is_some()
+    };
+    assert!(!polls_after_req_notify(), "it has not waited yet");
+    channel.get_event(Duration::from_millis(2)).unwrap_err();
+    assert!(!polls_after_req_notify(), "as another thread may still sleep");
+    // Completes at once, with an error.
+    qp.post_recv(&RecvWr::new(1, &[])).unwrap();
+    drop(channel.next_event().unwrap());
+    assert!(polls_after_req_notify());
+    channel.get_event(Duration::from_millis(2)).unwrap_err();
+    assert!(a.context.shards().first().drive_state.last_poll().is_none());
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl CompletionChannel {
 
     /// Reports whether the program, if it waits, will do so in a call that announces the wait.
     pub(super) fn announces_waits(&self) -> bool {
-        self.0.wait.is_in_calls()
+        self.0.wait.is_announced()
     }
 
     pub(super) fn push(&self, cq: Weak<CqInner>) {

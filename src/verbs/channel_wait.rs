@@ -35,8 +35,12 @@ impl ChannelWait {
         }
     }
 
-    /// Reports whether the program will wait in a call, if it waits.
-    pub fn is_in_calls(&self) -> bool {
+    /// Reports whether the program, if it waits, will do so in a call. A thread that sleeps already announces nothing.
+    pub fn is_announced(&self) -> bool {
+        self.is_in_calls() && self.asleep_since.load(Ordering::Relaxed) == 0
+    }
+
+    fn is_in_calls(&self) -> bool {
         self.waits_left.load(Ordering::Relaxed) > 0
     }
 
@@ -97,16 +101,18 @@ mod tests {
         let wait = ChannelWait::new();
         let event = || wait.on_event(Instant::now);
         event();
-        assert!(!wait.is_in_calls());
+        assert!(!wait.is_announced());
         for _ in 0..2 {
             wait.on_wait();
+            assert!(wait.is_announced());
             wait.on_sleep(Instant::now());
+            assert!(!wait.is_announced(), "it sleeps");
             event();
             for _ in 0..MAX_EVENTS_WITHOUT_WAIT {
-                assert!(wait.is_in_calls());
+                assert!(wait.is_announced());
                 event();
             }
-            assert!(!wait.is_in_calls());
+            assert!(!wait.is_announced());
         }
     }
 }
