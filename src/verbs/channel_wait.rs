@@ -14,7 +14,7 @@ const MAX_EVENTS_WITHOUT_WAIT: u64 = 16;
 /// How a program waits for the events of a channel: in calls, which poll the links themselves, or for the descriptor.
 ///
 /// A program that waits in calls and is woken soon needs no background thread, whose wake-ups cost more than a
-/// message: READs of 256 KiB by fio reach 55 instead of 30 Gb/s in rings and 26 instead of 20 over sockets, and 64 KiB
+/// message: READs of 256 KiB by fio reach 49 to 55 instead of 30 to 34 Gb/s in rings, 25 instead of 20 to 22 over sockets, and 64 KiB
 /// SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
 pub(super) struct ChannelWait {
     created: Instant,
