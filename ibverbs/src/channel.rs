@@ -133,10 +133,9 @@ unsafe fn next_cq_event(
         let event = match channel.channel.next_event() {
             Some(event) => event,
             None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Announces the wait, so that the background thread drives the device meanwhile.
-            None => match channel.channel.get_event(Duration::ZERO) {
-                Ok(event) => event,
-                Err(_) => return wait_for_event(call, fd),
+            None => match channel.channel.prepare_wait() {
+                Some(event) => event,
+                None => return wait_for_event(call, fd),
             },
         };
         // An event that is taken must be acknowledged, and destroying a queue whose number is still

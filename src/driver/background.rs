@@ -99,6 +99,7 @@ impl Background<'_> {
     /// do.
     fn step(&mut self) {
         let shard = self.shard;
+        shard.drive_state.set_must_wake_to_wait(true);
         let (now, last_poll) = (shard.clock.now(), shard.drive_state.last_poll());
         if let Some(last_poll) = last_poll
             && let Some(backoff) = self.detector.backoff(now, last_poll)
@@ -158,6 +159,7 @@ impl Background<'_> {
         let mut more = received && must_poll_link || state.wants_to_transmit();
         // The descriptor of a link that is lost may stay readable for ever.
         let watch_link = state.link.is_attached() && !is_stalled;
+        shard.drive_state.set_must_wake_to_wait(!watch_link);
         let is_polling = self.may_busy_poll(now);
         if !more && watch_link && !is_polling {
             more = state.link.get().is_some_and(|link| link.prepare_to_sleep());

@@ -134,6 +134,12 @@ impl CompletionQueue {
         self.len() == 0
     }
 
+    /// Reports whether a poll would find neither a completion nor an overflow.
+    #[cfg(any(test, feature = "unstable-internals"))]
+    pub fn is_quiet(&self) -> bool {
+        self.is_empty() && !self.overflow.load(Ordering::Acquire)
+    }
+
     /// Adds a completion with timestamp `now`, and raises an event if the queue is armed for it.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let entry = pack(&completion, now);
@@ -428,6 +434,7 @@ mod tests {
         assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Overflow { first: false });
         assert_eq!(queue.check_overflow(), Ok(()), "two are waiting");
         assert_eq!(queue.poll(8, &mut Vec::new()), Ok(2));
+        assert!(!queue.is_quiet());
         assert_eq!(queue.poll(8, &mut Vec::new()), Err(CqOverflow { capacity: 2 }));
         assert_eq!(queue.take(), Err(CqOverflow { capacity: 2 }));
     }

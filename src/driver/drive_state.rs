@@ -33,6 +33,9 @@ pub(super) struct DriveState {
     /// Time at which an application thread last polled; 0 if the application has since announced that it will
     /// wait.
     last_poll: AtomicU64,
+    /// Whether the background thread must be woken when the application is about to wait: it backs off, or
+    /// acknowledgements are delayed. Otherwise it receives the next packets anyway.
+    must_wake_to_wait: AtomicBool,
     /// Time at which a turn last received packets.
     last_packet: AtomicU64,
     /// Time at which a polling application thread last yielded its core.
@@ -52,6 +55,7 @@ impl DriveState {
             doorbell: AtomicBool::new(false),
             fair_waiters: AtomicU32::new(0),
             last_poll: AtomicU64::new(0),
+            must_wake_to_wait: AtomicBool::new(true),
             last_packet: AtomicU64::new(0),
             last_yield: AtomicU64::new(0),
             responds_without_polling: AtomicBool::new(false),
@@ -95,14 +99,21 @@ impl DriveState {
         due
     }
 
-    /// Records that the application is about to wait.
-    pub fn on_wait(&self) {
-        self.last_poll.store(0, Ordering::Relaxed);
+    /// Records that the application is about to wait. Returns true if the background thread must be woken.
+    pub fn on_wait(&self) -> bool {
+        self.last_poll.store(0, Ordering::SeqCst);
+        self.must_wake_to_wait.swap(false, Ordering::SeqCst)
+    }
+
+    /// Sets whether the background thread must be woken when the application is about to wait. The thread sets it
+    /// before it reads the time of the last poll, and resets it with the lock held.
+    pub fn set_must_wake_to_wait(&self, must: bool) {
+        self.must_wake_to_wait.store(must, Ordering::SeqCst);
     }
 
     /// Returns the time of the last poll, or `None` if the application has since announced that it will wait.
     pub fn last_poll(&self) -> Option<Instant> {
-        Some(Instant(self.last_poll.load(Ordering::Relaxed))).filter(|at| at.0 != 0)
+        Some(Instant(self.last_poll.load(Ordering::SeqCst))).filter(|at| at.0 != 0)
     }
 
     /// Counts a turn on an application thread as a poll if the application polls at all. Otherwise the

@@ -51,11 +51,12 @@ impl Shard {
         }
     }
 
-    /// Announces that the application is about to wait, and wakes the background thread, which takes over
-    /// polling.
+    /// Announces that the application is about to wait, and wakes the background thread if it does not poll: it
+    /// takes over polling.
     pub fn stop_polling(&self) {
-        self.drive_state.on_wait();
-        self.wake_thread();
+        if self.drive_state.on_wait() {
+            self.wake_thread();
+        }
     }
 
     /// Runs turns until there is no more to send and the doorbell stays silent. Returns false if another

@@ -7,8 +7,8 @@ use super::turn::AckDelay;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, Fabric, Notify, QpOptions, Qpn,
-    RecvWr, SendWr, TestEndpoint,
+    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, CqOptions, Fabric, Notify,
+    QpAttr, QpOptions, QpState, Qpn, RecvWr, SendWr, TestEndpoint,
 };
 
 /// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
@@ -58,6 +58,78 @@ fn polling_once_more_after_req_notify_does_not_count_as_polling() {
     // The event has been raised: a thread that polls now counts as polling.
     look();
     assert!(polls());
+}
+
+#[test]
+fn armed_queue_leaves_polling_to_the_application_until_it_stops() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let polls = || a.context.shards().first().drive_state.last_poll().is_some();
+    assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
+    a.cq.arm(Notify::Any);
+    assert!(a.cq.is_armed() && polls());
+    a.cq.stop_polling();
+    assert!(!polls());
+}
+
+#[test]
+fn req_notify_leaves_polling_to_a_program_whose_waits_in_calls_announce_themselves() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let channel = a.context.create_channel().unwrap();
+    let cq = a.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
+    let qp = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    qp.to_init(Access::ALL).unwrap();
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    let polls_after_req_notify = || {
+        a.context.poll();
+        cq.req_notify(Notify::Any);
+        a.context.shards().first().drive_state.last_poll().is_some()
+    };
+    assert!(!polls_after_req_notify(), "it has not waited yet");
+    channel.get_event(Duration::from_millis(2)).unwrap_err();
+    assert!(!polls_after_req_notify(), "as another thread may still sleep");
+    // Completes at once, with an error.
+    qp.post_recv(&RecvWr::new(1, &[])).unwrap();
+    drop(channel.next_event().unwrap());
+    assert!(polls_after_req_notify());
+    channel.get_event(Duration::from_millis(2)).unwrap_err();
+    assert!(a.context.shards().first().drive_state.last_poll().is_none());
+}
+
+#[test]
+fn waiting_application_wakes_the_background_thread_only_if_it_backs_off() {
+    let (a, _b) = pair_without_timers("127.88.11.1", "127.88.11.2");
+    let state = &a.context.shards().first().drive_state;
+    let eventually = |condition: &dyn Fn() -> bool| {
+        (0..10_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            condition()
+        })
+    };
+    assert!(eventually(&|| !state.on_wait()), "it sleeps until packets arrive");
+    // Wakes it by a change, after which it finds that the application polls.
+    let backs_off = || {
+        a.context.poll();
+        a.context.shards().first().wake_thread();
+        a.context.poll();
+        state.on_wait()
+    };
+    assert!(eventually(&backs_off));
+}
+
+#[test]
+fn waiting_application_wakes_the_background_thread_if_acks_are_delayed() {
+    let (a, b) = pair_without_timers("127.88.11.3", "127.88.11.4");
+    let (from, to) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
+    let shard = b.context.shards().first();
+    let mut state = shard.lock_fairly();
+    a.qp.post_send(&SendWr::write(1, &[from.sge(0..8)], to.remote(0))).unwrap();
+    while state.nic.held_acknowledgements() == 0 {
+        shard.drive_state.set_must_wake_to_wait(false);
+        shard.turn(&mut state, shard.clock.now(), AckDelay::OneTurn);
+    }
+    assert!(shard.drive_state.on_wait());
+    shard.release(state, shard.clock.now());
+    a.cq.wait(Duration::from_secs(10)).unwrap();
 }
 
 #[test]

@@ -75,6 +75,9 @@ impl Shard {
         };
         nic.handle_timeouts_unless_deferred(now, received > 0, memory, tx);
         self.send(state, now, delay_acks);
+        if delay_acks && state.nic.held_acknowledgements() > 0 {
+            self.drive_state.set_must_wake_to_wait(true);
+        }
         received > 0
     }
 

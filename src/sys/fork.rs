@@ -11,7 +11,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Identity of a process among those that have copies of the same memory as a result of `fork`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ForkGeneration(u32);
+pub struct ForkGeneration(u32);
 
 impl ForkGeneration {
     /// Returns the identity of the current process.

@@ -5,11 +5,12 @@ use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex};
 
+use super::channel_wait::{ChannelWait, SPIN_TIME};
 use super::cq::CqInner;
 use super::faults::Call;
 use super::{AckError, Context, Cq, CreateError, WaitError};
@@ -24,6 +25,7 @@ struct ChannelInner {
     context: Context,
     readable: EventFd,
     events: Mutex<VecDeque<Weak<CqInner>>>,
+    wait: ChannelWait,
 }
 
 impl Context {
@@ -43,7 +45,8 @@ impl CompletionChannel {
         // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
         let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
-        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events: Mutex::default() })))
+        let (events, wait) = (Mutex::default(), ChannelWait::new());
+        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events, wait })))
     }
 
     /// Returns the channel's context.
@@ -60,6 +63,7 @@ impl CompletionChannel {
             // The counter has one count for each event, so it cannot be empty.
             let _ = self.0.readable.read();
             drop(events);
+            self.0.wait.on_event(Instant::now);
             // The queue may have been dropped meanwhile.
             if let Some(cq) = cq.upgrade() {
                 return Some(CqEvent::new(Cq(cq)));
@@ -72,7 +76,39 @@ impl CompletionChannel {
     /// # Errors
     /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
     pub fn get_event(&self, timeout: Duration) -> Result<CqEvent, WaitError> {
+        if let Some(event) = self.next_event() {
+            return Ok(event);
+        }
+        if timeout > SPIN_TIME
+            && let Some(event) = self.prepare_wait()
+        {
+            return Ok(event);
+        }
         self.0.context.wait_for(self.as_fd(), timeout, || self.next_event())
+    }
+
+    /// Prepares a call that will wait for the descriptor until there is an event. Returns an event if one arrives at
+    /// once, or so soon that the call should poll for it.
+    #[doc(hidden)]
+    pub fn prepare_wait(&self) -> Option<CqEvent> {
+        let ChannelInner { context, wait, .. } = &*self.0;
+        if wait.on_wait() && context.virtual_fabric().is_none() {
+            let begin = Instant::now();
+            while begin.elapsed() < SPIN_TIME {
+                context.poll();
+                if let Some(event) = self.next_event() {
+                    return Some(event);
+                }
+            }
+        }
+        context.prepare_wait();
+        wait.on_sleep(Instant::now());
+        self.next_event()
+    }
+
+    /// Reports whether the program, if it waits, will do so in a call that announces the wait.
+    pub(super) fn announces_waits(&self) -> bool {
+        self.0.wait.is_announced()
     }
 
     pub(super) fn push(&self, cq: Weak<CqInner>) {

@@ -238,7 +238,7 @@ impl Cq {
         let _ = self.0.calls.inject(Call::ibv_req_notify_cq);
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
-        self.0.context.0.shards.stop_polling(self.0.users.shards());
+        self.announce_wait();
     }
 
     /// Requests an event like [`req_notify`](Self::req_notify), but as hardware does: if a completion was
@@ -248,7 +248,14 @@ impl Cq {
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm_and_report_missed(notify);
-        self.0.context.0.shards.stop_polling(self.0.users.shards());
+        self.announce_wait();
+    }
+
+    /// Announces that the application is about to wait, unless it will wait in a call that does so.
+    fn announce_wait(&self) {
+        if !self.0.signal.channel.as_ref().is_some_and(CompletionChannel::announces_waits) {
+            self.0.context.0.shards.stop_polling(self.0.users.shards());
+        }
     }
 
     /// Blocks until there is a completion, whatever its status, and returns it.
@@ -269,6 +276,7 @@ impl Cq {
         let deadline = deadline_after(timeout);
         loop {
             self.req_notify(Notify::Any);
+            self.0.context.0.shards.stop_polling(self.0.users.shards());
             // Not `Cq::poll`, which would keep the background thread from polling the link.
             if self.0.queue.poll(1, &mut out)? == 1 {
                 return Ok(out[0]);
@@ -314,9 +322,26 @@ impl Cq {
         self.0.queue.poll(max, out)
     }
 
+    /// Requests an event like [`req_notify`](Self::req_notify), but leaves polling to the application, until it calls
+    /// [`stop_polling`](Self::stop_polling).
+    pub fn arm(&self, notify: Notify) {
+        *self.0.signal.raised.lock() = false;
+        self.0.queue.arm(notify);
+    }
+
+    /// Announces that the application is about to wait.
+    pub fn stop_polling(&self) {
+        self.0.context.0.shards.stop_polling(self.0.users.shards());
+    }
+
     /// Polls the link like a [`poll`](Self::poll) that finds the queue empty.
     pub fn poll_link(&self) {
         self.poll_link_if_empty();
+    }
+
+    /// Reports whether [`poll_queued`](Self::poll_queued) would find neither a completion nor an overflow.
+    pub fn is_quiet(&self) -> bool {
+        self.0.queue.is_quiet()
     }
 
     /// Reports whether [`poll_link`](Self::poll_link) polls all links that it would poll for `other`.

@@ -10,6 +10,7 @@ mod ah;
 #[cfg(feature = "async")]
 pub mod asynchronous;
 mod channel;
+mod channel_wait;
 pub mod cm;
 mod congestion;
 mod context;

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use urxe::sys::fork::ForkGeneration;
 use urxe::sys::thread::spawn_background;
 use urxe::verbs::cm::ConnectionManager;
 
@@ -26,8 +27,7 @@ export! {
 
 /// State of a process. A forked child creates its own and does not use its parent's.
 pub(crate) struct ProcessGlobals {
-    /// PID of the process.
-    pid: u32,
+    process: ForkGeneration,
     pub manager: ConnectionManager,
     devices: Vec<OpenDevice>,
     /// Ids, by the number that events carry.
@@ -101,9 +101,8 @@ impl ProcessGlobals {
             warn(&format!("cannot create the connection manager: {e}"));
             e.errno()
         })?;
-        let pid = std::process::id();
         Ok(ProcessGlobals {
-            pid,
+            process: ForkGeneration::current(),
             manager,
             devices,
             ids: ObjectTable::default(),
@@ -114,7 +113,7 @@ impl ProcessGlobals {
     /// Reports whether this process is a forked child that inherited the state from its parent. The child
     /// does not modify it.
     pub(crate) fn is_inherited(&self) -> bool {
-        self.pid != std::process::id()
+        !self.process.is_current()
     }
 
     /// Returns the context of the device with the given index in the connection manager, or null if there is

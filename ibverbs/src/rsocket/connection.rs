@@ -45,7 +45,7 @@ fn post_errno(e: PostError) -> c_int {
 pub(super) struct Connection {
     pub id: CmId,
     qp: Qp,
-    cq: Cq,
+    pub cq: Cq,
     /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
@@ -173,8 +173,13 @@ impl Connection {
             self.is_armed = false;
         }
         if !std::mem::replace(&mut self.is_armed, true) {
-            self.cq.req_notify(Notify::Any);
+            self.cq.arm(Notify::Any);
         }
+    }
+
+    /// See [`Waitable::stop_polling`](super::wait::Waitable::stop_polling).
+    pub(super) fn stop_polling(&self) {
+        self.cq.stop_polling();
     }
 
     /// Processes completions and sends pending updates to the peer. Returns true if there were any

@@ -373,6 +373,10 @@ impl Waitable for Datagram {
             by(qp.completions.as_fd());
         }
     }
+
+    fn stop_polling(&self) {
+        self.state.lock().qps.iter().for_each(UdQp::stop_polling);
+    }
 }
 
 impl State {

@@ -7,7 +7,7 @@ use libc::{c_short, fd_set, pollfd, timeval};
 
 use super::link_polls::LinkPolls;
 use super::socket::Socket;
-use super::table::find;
+use super::table::find_all;
 use super::wait::{PENDING, WaitEnd, poll, wait};
 use crate::cancel::Call;
 
@@ -23,12 +23,10 @@ pub(super) fn wait_for(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
 ) -> Result<c_int, c_int> {
-    let sockets: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
-    // The system ignores entries with a negative descriptor.
-    let other =
-        |(fd, socket): (&pollfd, &Option<_>)| pollfd { fd: if socket.is_some() { -1 } else { fd.fd }, ..*fd };
-    let mut others: Vec<pollfd> = fds.iter().zip(&sockets).map(other).collect();
-    let has_others = others.iter().any(|other| other.fd >= 0);
+    let sockets = find_all(fds.iter().map(|fd| fd.fd));
+    let is_other = |(fd, socket): (&pollfd, &Option<Socket>)| socket.is_none() && fd.fd >= 0;
+    let mut others: Vec<pollfd> =
+        fds.iter().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket))).map(|(fd, _)| *fd).collect();
     let mut poll_once = |others: &mut [pollfd]| {
         let mut look = |link_polls: &mut LinkPolls| {
             for (fd, socket) in fds.iter_mut().zip(&sockets) {
@@ -41,12 +39,12 @@ pub(super) fn wait_for(
         if !look(&mut link_polls) && link_polls.poll() {
             look(&mut LinkPolls::None);
         }
-        if has_others {
+        if !others.is_empty() {
             if let Err(e) = poll(others, Some(Duration::ZERO)) {
                 return Some(Err(e));
             }
-            let plain = fds.iter_mut().zip(&*others).filter(|(_, other)| other.fd >= 0);
-            plain.for_each(|(fd, other)| fd.revents = other.revents);
+            let plain = fds.iter_mut().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket)));
+            plain.zip(&*others).for_each(|((fd, _), other)| fd.revents = other.revents);
         }
         let count = fds.iter().filter(|fd| fd.revents != 0).count();
         (count > 0).then_some(Ok(count as c_int))

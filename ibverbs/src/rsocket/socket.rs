@@ -199,4 +199,8 @@ impl Waitable for Socket {
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
         either!(self, socket => socket.arm(by));
     }
+
+    fn stop_polling(&self) {
+        either!(self, socket => socket.stop_polling());
+    }
 }

@@ -3,10 +3,12 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicI16, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use urxe::verbs::Cq;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 
 use super::connection::Connection;
@@ -30,6 +32,12 @@ pub(super) struct Stream {
     channel: EventChannel,
     watchers: Watchers,
     state: Mutex<State>,
+    /// Pending `poll` events as of the last time that the state was locked.
+    events: AtomicI16,
+    /// Completion queue of the connection, once there is one. As long as it and the channel have nothing new,
+    /// `events` are current, and `rpoll` needs no lock: with 50 connections, the locks took a fifth of the time of
+    /// redis-benchmark.
+    cq: OnceLock<Cq>,
 }
 
 /// Mutable state of the socket.
@@ -74,8 +82,20 @@ impl Stream {
         phase: Phase,
         options: Options,
     ) -> Stream {
-        let state = Mutex::new(State { phase, options, error: None });
-        Stream { process, family, channel, watchers: Watchers::default(), state }
+        let state = State { phase, options, error: None };
+        let (events, cq) = (AtomicI16::new(0), OnceLock::new());
+        let (watchers, state) = (Watchers::default(), Mutex::new(state));
+        let stream = Stream { process, family, channel, watchers, state, events, cq };
+        stream.note_events(&stream.state.lock());
+        stream
+    }
+
+    /// Records the pending events for calls without the lock.
+    fn note_events(&self, state: &State) {
+        self.events.store(state.events(), Ordering::Release);
+        if let Phase::Connected(conn) = &state.phase {
+            self.cq.get_or_init(|| conn.cq.clone());
+        }
     }
 
     /// Returns the file descriptor that identifies the socket.
@@ -110,6 +130,7 @@ impl Stream {
         let was_over = state.has_ended();
         let result = f(&mut state);
         let ended = state.has_ended() != was_over;
+        self.note_events(&state);
         drop(state);
         if changed || ended {
             self.watchers.wake();
@@ -385,6 +406,13 @@ impl Stream {
 
     /// Returns the `poll` events that are currently pending.
     pub(super) fn events(&self, link_polls: &mut LinkPolls) -> libc::c_short {
+        if let Some(cq) = self.cq.get()
+            && !link_polls.take(cq)
+            && cq.is_quiet()
+            && !self.channel.has_event()
+        {
+            return self.events.load(Ordering::Acquire);
+        }
         self.with_state_after(link_polls, |state| state.events())
     }
 }
@@ -400,14 +428,13 @@ impl Waitable for Stream {
         if let Phase::Connected(conn) = &mut state.phase {
             conn.arm();
             by(conn.completions.as_fd());
-        } else if !state.has_request() {
-            // The call makes the background threads of the devices take over the polling, even if it finds no
-            // event.
-            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                state.on_event(event);
-                drop(state);
-                self.watchers.wake();
-            }
+        }
+    }
+
+    fn stop_polling(&self) {
+        match &self.state.lock().phase {
+            Phase::Connected(conn) => conn.stop_polling(),
+            _ => self.channel.stop_polling(),
         }
     }
 }

@@ -30,7 +30,17 @@ pub(super) fn add(socket: Socket) -> Result<c_int, c_int> {
 /// Returns the socket for a file descriptor, or `None` if the descriptor is not that of an rsocket or, in a
 /// forked child, if the socket is inherited.
 pub(super) fn find(fd: c_int) -> Option<Socket> {
-    SOCKETS.read().get(&fd).filter(|socket| !socket.is_inherited()).cloned()
+    find_in(&SOCKETS.read(), fd)
+}
+
+/// Returns the socket of each file descriptor, like [`find`].
+pub(super) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Socket>> {
+    let sockets = SOCKETS.read();
+    fds.map(|fd| find_in(&sockets, fd)).collect()
+}
+
+fn find_in(sockets: &BTreeMap<c_int, Socket>, fd: c_int) -> Option<Socket> {
+    sockets.get(&fd).filter(|socket| !socket.is_inherited()).cloned()
 }
 
 /// Returns the socket for a file descriptor.

@@ -145,8 +145,13 @@ impl UdQp {
             self.is_armed = false;
         }
         if !std::mem::replace(&mut self.is_armed, true) {
-            self.cq.req_notify(Notify::Any);
+            self.cq.arm(Notify::Any);
         }
+    }
+
+    /// See [`Waitable::stop_polling`](super::wait::Waitable::stop_polling).
+    pub(super) fn stop_polling(&self) {
+        self.cq.stop_polling();
     }
 
     /// Polls completions and calls `on_datagram` for each received datagram. Returns true if there were any

@@ -13,28 +13,29 @@ use std::time::{Duration, Instant};
 use libc::pollfd;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
+use urxe::sys::fork::ForkGeneration;
 use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use crate::cancel::{Call, Step};
 
 thread_local! {
-    /// This thread's waker, created at its first wait, with the ID of the process that created it.
-    static THREAD_WAKER: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
+    /// This thread's waker, created at its first wait, with the process that created it.
+    static THREAD_WAKER: RefCell<Option<(ForkGeneration, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
 /// Returns this thread's waker. Creates one if the thread has none and `make` is set.
 fn thread_waker(make: bool) -> Option<Arc<Waker>> {
-    let pid = std::process::id();
-    let get = |cell: &RefCell<Option<(u32, Arc<Waker>)>>| {
+    let get = |cell: &RefCell<Option<(ForkGeneration, Arc<Waker>)>>| {
         let mut slot = cell.borrow_mut();
         // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
-        let outcome = slot.as_ref().filter(|(of, _)| *of == pid).map(|(_, waker)| waker.clone());
+        let outcome =
+            slot.as_ref().filter(|(process, _)| process.is_current()).map(|(_, waker)| waker.clone());
         if outcome.is_some() || !make {
             return outcome;
         }
         let waker = Arc::new(Waker::new()?);
-        *slot = Some((pid, waker.clone()));
+        *slot = Some((ForkGeneration::current(), waker.clone()));
         Some(waker)
     };
     // The thread-local is destroyed only while the thread exits.
@@ -86,6 +87,9 @@ pub(super) trait Waitable {
     /// Requests a notification of the next change, and passes the file descriptors that the change makes
     /// readable to `by`.
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>));
+
+    /// Makes the background threads of the devices poll for the changes.
+    fn stop_polling(&self);
 }
 
 impl<T: Waitable> Waitable for Arc<T> {
@@ -95,6 +99,10 @@ impl<T: Waitable> Waitable for Arc<T> {
 
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
         (**self).arm(by);
+    }
+
+    fn stop_polling(&self) {
+        (**self).stop_polling();
     }
 }
 
@@ -194,6 +202,8 @@ pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     if let Some(outcome) = poll_once(others) {
         return Ok(outcome);
     }
+    // Only now: each call makes a background thread run beside this one, which often has found something.
+    sockets.iter().for_each(Waitable::stop_polling);
     match call.take_failure() {
         Some(libc::EINTR) => return Err(WaitEnd::Interrupted),
         Some(e) => return Err(WaitEnd::Failed(e)),

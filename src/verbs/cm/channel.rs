@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub struct EventChannel(Arc<Inner>);
 struct Inner {
     readable: EventFd,
     queue: Mutex<Queue>,
+    /// Whether the queue has events. Programs with many sockets look at many empty queues.
+    has_events: AtomicBool,
     /// Number of times that the queue has been searched.
     #[cfg(test)]
     polls: AtomicUsize,
@@ -114,6 +116,7 @@ impl EventChannel {
         Ok(EventChannel(Arc::new(Inner {
             readable,
             queue: Mutex::default(),
+            has_events: AtomicBool::new(false),
             #[cfg(test)]
             polls: AtomicUsize::new(0),
         })))
@@ -139,9 +142,13 @@ impl EventChannel {
         #[cfg(test)]
         self.0.polls.fetch_add(1, Ordering::Relaxed);
         loop {
+            if !self.0.has_events.load(Ordering::SeqCst) {
+                return None;
+            }
             let mut queue = self.0.queue.lock();
             let at = queue.events.iter().position(&predicate)?;
             let queued = queue.events.remove(at)?;
+            self.on_removed(&queue);
             self.decrement_count();
             drop(queue);
             // The id may have ended in the meantime. The event is then dropped without the lock, because the
@@ -192,6 +199,18 @@ impl EventChannel {
         })
     }
 
+    /// Reports whether an event is queued.
+    #[cfg(feature = "unstable-internals")]
+    pub fn has_event(&self) -> bool {
+        self.0.has_events.load(Ordering::SeqCst)
+    }
+
+    /// Announces that the application is about to wait for the descriptor.
+    #[cfg(feature = "unstable-internals")]
+    pub fn stop_polling(&self) {
+        self.prepare_wait();
+    }
+
     /// Prepares for a wait by handing the devices back to their background threads. In virtual time, returns
     /// the fabric whose steps replace the wait.
     pub(super) fn prepare_wait(&self) -> Option<Fabric> {
@@ -210,6 +229,7 @@ impl EventChannel {
         // Counted under the lock: with a count but no event, a reader that was notified would have to wait.
         let mut queue = self.0.queue.lock();
         queue.events.push_back(event);
+        self.0.has_events.store(true, Ordering::SeqCst);
         // Only a full counter could make this fail, and then the descriptor is readable anyway.
         let _ = self.0.readable.write(1);
     }
@@ -233,8 +253,13 @@ impl EventChannel {
         let (removed, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut queue.events).into_iter().partition(predicate);
         queue.events = rest.into();
+        self.on_removed(&queue);
         removed.iter().for_each(|_| self.decrement_count());
         removed
+    }
+
+    fn on_removed(&self, queue: &Queue) {
+        self.0.has_events.store(!queue.events.is_empty(), Ordering::SeqCst);
     }
 
     /// Decrements the descriptor's counter. This never blocks, because each queued event has incremented it
