@@ -92,7 +92,8 @@ impl CompletionChannel {
     #[doc(hidden)]
     pub fn prepare_wait(&self) -> Option<CqEvent> {
         let ChannelInner { context, wait, .. } = &*self.0;
-        if wait.on_wait() && context.virtual_fabric().is_none() {
+        let is_only_thread = context.0.waiting_threads.on_wait();
+        if wait.on_wait() && is_only_thread && context.virtual_fabric().is_none() {
             let begin = Instant::now();
             while begin.elapsed() < SPIN_TIME {
                 context.poll();

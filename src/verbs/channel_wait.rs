@@ -1,6 +1,6 @@
-//! Knowledge of a completion channel about the program that waits for its events.
+//! Knowledge of completion channels and devices about the threads that wait for events.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time for which a waiting thread polls the links before it sleeps, provided that its last sleep was shorter.
@@ -77,9 +77,51 @@ impl ChannelWait {
     }
 }
 
+/// Whether a single thread of the program waits for events of a device.
+///
+/// The background thread leaves the links to a thread that polls before it sleeps in a call. If that thread finds an event
+/// and then computes, another one that waits for packets of the same device would get them late.
+#[derive(Default)]
+pub(super) struct WaitingThreads {
+    /// Address of a thread-local value of the thread that announced a wait last.
+    last: AtomicUsize,
+    changes: AtomicU32,
+}
+
+/// Number of times that another thread than before may wait: a program may set up connections in other threads than those
+/// that use them.
+const MAX_CHANGES: u32 = 4;
+
+impl WaitingThreads {
+    /// Records that this thread is about to wait. Returns whether the others no longer do, as far as is known.
+    pub fn on_wait(&self) -> bool {
+        thread_local!(static HERE: u8 = const { 0 });
+        // A thread that is ending counts as another one.
+        let this = HERE.try_with(|here| std::ptr::from_ref(here).addr()).unwrap_or(0);
+        let changes = self.changes.load(Ordering::Relaxed);
+        if changes <= MAX_CHANGES && self.last.load(Ordering::Relaxed) != this {
+            self.last.store(this, Ordering::Relaxed);
+            self.changes.store(changes + 1, Ordering::Relaxed);
+        }
+        changes <= MAX_CHANGES
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn device_has_several_waiting_threads_once_they_have_alternated() {
+        let threads = WaitingThreads::default();
+        let other = || std::thread::scope(|scope| scope.spawn(|| threads.on_wait()).join().unwrap());
+        assert!((0..100).all(|_| threads.on_wait()));
+        assert!(other() && threads.on_wait());
+        other();
+        threads.on_wait();
+        other();
+        assert!((0..100).all(|_| !threads.on_wait()));
+    }
 
     #[test]
     fn call_polls_before_it_sleeps_only_after_a_short_sleep() {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::channel_wait::WaitingThreads;
 use super::event_signal::EventSignal;
 use super::faults::{
     Call, CallFaults, DeviceFaultCounters, DeviceFaults, Fault, FaultCount, Injector, ObjectFault,
@@ -170,6 +171,7 @@ pub(super) struct Inner {
     pub dm_used: AtomicU64,
     /// Number of values drawn so far from the context's pseudorandom sequence.
     random_draws: AtomicU64,
+    pub waiting_threads: WaitingThreads,
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
     pub warnings: Warnings,
@@ -322,6 +324,7 @@ impl Context {
             next_iova: AtomicU64::new(FIRST_IOVA),
             dm_used: AtomicU64::new(0),
             random_draws: AtomicU64::new(0),
+            waiting_threads: WaitingThreads::default(),
             asynchronous,
             warnings: Warnings::default(),
             faults: Arc::new(DeviceFaults::new(calls, packet_counters)),

@@ -253,7 +253,10 @@ impl Cq {
 
     /// Announces that the application is about to wait, unless it will wait in a call that does so.
     fn announce_wait(&self) {
-        if !self.0.signal.channel.as_ref().is_some_and(CompletionChannel::announces_waits) {
+        let is_only_thread = self.0.context.0.waiting_threads.on_wait();
+        let announces_waits =
+            || self.0.signal.channel.as_ref().is_some_and(CompletionChannel::announces_waits);
+        if !is_only_thread || !announces_waits() {
             self.0.context.0.shards.stop_polling(self.0.users.shards());
         }
     }
@@ -331,6 +334,7 @@ impl Cq {
 
     /// Announces that the application is about to wait.
     pub fn stop_polling(&self) {
+        self.0.context.0.waiting_threads.on_wait();
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 

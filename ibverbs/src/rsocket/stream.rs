@@ -486,7 +486,11 @@ impl State {
                 });
                 self.phase = Phase::Failed;
             }
-            (Phase::Connected(conn), CmEventKind::Established) => conn.establish(),
+            (Phase::Connected(conn), CmEventKind::Established) => {
+                conn.establish();
+                // Sends what could not be sent before, such as mappings.
+                conn.process(&mut LinkPolls::All);
+            }
             (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
             (Phase::Connected(conn), CmEventKind::Disconnected) => {
                 // Data that the peer sent before it disconnected have arrived.

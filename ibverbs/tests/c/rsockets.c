@@ -303,6 +303,31 @@ static void mapped(void)
 	close_both(ends);
 }
 
+/* Memory that is mapped before the connection is established is announced to the peer once it is. */
+static void mapped_early(void)
+{
+	static char memory[64];
+	char out = 'm', name[sizeof(address)];
+	for (int i = 0; i < 50; i++) {
+		int maps = 1, listening = listener(), fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+		CHECK(fd >= 0);
+		CHECK(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof(maps)));
+		CHECK(!rsetsockopt(listening, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof(maps)));
+		FAILS(rconnect(fd, to, sizeof(address)), EINPROGRESS);
+		int new = raccept(listening, NULL, NULL);
+		CHECK(new >= 0);
+		CHECK(riomap(new, memory, sizeof(memory), PROT_WRITE, 0, 0) == 0);
+		CHECK(events(new, POLLOUT, 10000) == POLLOUT);
+		CHECK(events(fd, POLLOUT, 10000) == POLLOUT);
+		CHECK(rsend(new, "x", 1, 0) == 1 && events(fd, POLLIN, 10000) == POLLIN);
+		CHECK(rrecv(fd, name, 1, 0) == 1);
+		CHECK(riowrite(fd, &out, 1, i, 0) == 1);
+		CHECK(rsend(fd, "y", 1, 0) == 1 && rrecv(new, name, 1, 0) == 1);
+		CHECK(memory[i] == 'm');
+		CHECK(!rclose(fd) && !rclose(new) && !rclose(listening));
+	}
+}
+
 /* Data sent by a program that exits without a close arrives; a forked child has none of its parent's sockets. */
 static void exits(void)
 {
@@ -634,7 +659,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "connecting", connecting }, { "refused", refused }, { "half closed", half_closed },
 		{ "pieces", pieces }, { "both ways", both_ways }, { "full", full }, { "polled", polled },
-		{ "mapped", mapped }, { "exits", exits }, { "forked", forked }, { "beside", beside }, { "hostile", hostile },
+		{ "mapped", mapped }, { "mapped early", mapped_early }, { "exits", exits }, { "forked", forked }, { "beside", beside }, { "hostile", hostile },
 		{ "interrupted", interrupted }, { "is killed", is_killed }, { "is stopped", is_stopped },
 		{ "is silent", is_silent }, { "notices", notices }, { "hears", hears_while_it_waits },
 		{ "does not notice", does_not_notice }, { "keeps on", keeps_on }, { "kept and closed", kept_and_closed },

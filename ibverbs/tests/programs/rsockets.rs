@@ -197,6 +197,11 @@ fn riowrite_writes_to_mapped_memory() {
 }
 
 #[test]
+fn memory_mapped_before_the_connection_is_established_is_announced() {
+    run_case("mapped early");
+}
+
+#[test]
 fn data_sent_before_an_exit_arrives() {
     run_case("exits");
 }
