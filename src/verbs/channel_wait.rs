@@ -1,4 +1,4 @@
-//! Knowledge of completion channels and devices about the threads that wait for events.
+//! How a program waits for completion events: in calls or for the descriptor of the channel, and with how many threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -77,10 +77,10 @@ impl ChannelWait {
     }
 }
 
-/// Whether a single thread of the program waits for events of a device.
+/// Detector of programs in which several threads wait for events of one device.
 ///
-/// The background thread leaves the links to a thread that polls before it sleeps in a call. If that thread finds an event
-/// and then computes, another one that waits for packets of the same device would get them late.
+/// The background thread backs off while a thread polls before it sleeps in a call. If that thread finds an event and then
+/// computes, the packets for another waiting thread are received only after the back-off.
 #[derive(Default)]
 pub(super) struct WaitingThreads {
     /// Address of a thread-local value of the thread that announced a wait last.
@@ -88,12 +88,12 @@ pub(super) struct WaitingThreads {
     changes: AtomicU32,
 }
 
-/// Number of times that another thread than before may wait: a program may set up connections in other threads than those
-/// that use them.
+/// Number of times that the waiting thread may change: a program may set up connections in one thread and use them in
+/// another.
 const MAX_CHANGES: u32 = 4;
 
 impl WaitingThreads {
-    /// Records that this thread is about to wait. Returns whether the others no longer do, as far as is known.
+    /// Records that the calling thread is about to wait. Returns false if several threads take turns to wait.
     pub fn on_wait(&self) -> bool {
         thread_local!(static HERE: u8 = const { 0 });
         // A thread that is ending counts as another one.

@@ -63,8 +63,8 @@ pub struct Packet<'a> {
 /// Length of the longest extension headers.
 const MAX_EXTENSIONS_LEN: usize = MAX_HEADERS_LEN - BTH_LEN;
 
-/// Returns extension headers, with zeros behind them. Exactly these are read: the bytes behind them may have been stored
-/// separately and just now, and a load of both would wait for the stores.
+/// Returns extension headers, with zeros behind them. The bytes behind the headers are not read: if they were stored just
+/// before by other instructions, a load of both would have to wait for the stores.
 #[inline(always)]
 fn copy_extensions(headers: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
     /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.

@@ -376,8 +376,8 @@ impl RingReader {
         Ok((len.div_ceil(segment), len as u64))
     }
 
-    /// Stores the flow of a record. Most records have that of the previous one; a copy of fields just stored would have to
-    /// wait for the stores.
+    /// Stores the flow of a record if it differs from that of the previous record. A store to a single field would delay
+    /// the copy of the whole flow that follows, because the processor cannot forward it.
     #[inline]
     fn set_flow(&mut self, header: RecordHeader) {
         let RecordHeader { src_port, traffic_class, hop_limit, .. } = header;
