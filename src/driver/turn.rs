@@ -76,7 +76,7 @@ impl Shard {
         nic.handle_timeouts_unless_deferred(now, received > 0, memory, tx);
         self.send(state, now, delay_acks);
         if delay_acks && state.nic.held_acknowledgements() > 0 {
-            self.drive_state.set_must_wake_to_wait(true);
+            self.drive_state.request_wake_to_wait();
         }
         received > 0
     }
