@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 pub(super) const SPIN_TIME: Duration = Duration::from_micros(200);
 
 /// Number of events taken without a wait after which the program is no longer expected to wait in calls. A program
-/// that has changed to waiting for the descriptor gets each of these events late, because the background thread backs
-/// off for longer, but one that waits in calls finds some events raised already.
+/// that waits in calls finds some events raised already, and one that has changed to waiting for the descriptor receives
+/// this many events only after the back-off of the background thread. Not measured against other values.
 const MAX_EVENTS_WITHOUT_WAIT: u64 = 16;
 
 /// How a program waits for the events of a channel: in calls, which poll the links themselves, or for the descriptor.
 ///
 /// A program that waits in calls and is woken soon needs no background thread, whose wake-ups cost more than a
-/// message: READs of 256 KiB by fio reach 49 to 55 instead of 30 to 34 Gb/s in rings, 25 instead of 20 to 22 over sockets, and 64 KiB
-/// SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
+/// message: READs of 256 KiB by fio reach 49 to 55 instead of 30 to 34 Gb/s in rings and 25 instead of 20 to 22 over
+/// sockets, and 64 KiB SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
 pub(super) struct ChannelWait {
     created: Instant,
     /// Number of events still to be taken without a wait.

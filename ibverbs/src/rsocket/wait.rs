@@ -202,7 +202,7 @@ pub(super) fn wait<S: Waitable + Clone + 'static, R>(
     if let Some(outcome) = poll_once(others) {
         return Ok(outcome);
     }
-    // Only now: each call makes a background thread run beside this one, which often has found something.
+    // Not before the last look, which often finds something: this may wake background threads.
     sockets.iter().for_each(Waitable::stop_polling);
     match call.take_failure() {
         Some(libc::EINTR) => return Err(WaitEnd::Interrupted),

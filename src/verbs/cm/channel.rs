@@ -26,7 +26,7 @@ pub struct EventChannel(Arc<Inner>);
 struct Inner {
     readable: EventFd,
     queue: Mutex<Queue>,
-    /// Whether the queue has events. Programs with many sockets look at many empty queues.
+    /// Whether the queue has events, so that a search of an empty queue takes no lock.
     has_events: AtomicBool,
     /// Number of times that the queue has been searched.
     #[cfg(test)]
