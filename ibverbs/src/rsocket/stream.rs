@@ -93,7 +93,10 @@ impl Stream {
     fn note_events(&self, state: &State) {
         self.events.store(state.events(), Ordering::Release);
         if let Phase::Connected(conn) = &state.phase {
-            self.cq.get_or_init(|| conn.cq.clone());
+            self.cq.get_or_init(|| {
+                self.watchers.wake_all();
+                conn.cq.clone()
+            });
         }
     }
 
@@ -565,5 +568,54 @@ impl State {
             _ => None,
         };
         of_link.or_else(|| self.error.take())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::rsocket::wait::{WaitEnd, wait};
+
+    /// Variable that makes the test run the body, in a process with a device.
+    const BODY: &str = "URXE_TEST_BODY";
+
+    /// A thread that waits for data must not sleep without the connection's completion channel.
+    #[test]
+    fn connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again() {
+        if std::env::var_os(BODY).is_none() {
+            let test = "rsocket::stream::tests::connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again";
+            let mut body = Command::new(std::env::current_exe().unwrap());
+            body.args(["--exact", test, "--nocapture"]).env(BODY, "1").env("URXE_LINK", "udp:127.18.41.1");
+            assert!(body.status().unwrap().success());
+            return;
+        }
+        let listener = Arc::new(Stream::new(libc::AF_INET).unwrap());
+        listener.bind(([127, 18, 41, 1], 0).into()).unwrap();
+        listener.listen(1).unwrap();
+        let client = Arc::new(Stream::new(libc::AF_INET).unwrap());
+        client.options(|options| options.is_nonblocking = true);
+        let connected = client.connect(&mut Call::new(), listener.local_addr().unwrap());
+        assert_eq!(connected, Err(libc::EINPROGRESS));
+
+        let mut call = Call::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut accepted = None;
+        let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
+        let end = wait(&mut call, &[client.clone()], &mut [], Some(deadline), |_| {
+            // The client is armed once this thread is among its watchers.
+            if !client.watchers.is_empty() {
+                accepted = Some(uncancellable(|call| listener.accept(call)));
+                while !client.with_state(is_connected) {
+                    std::thread::yield_now();
+                }
+            }
+            None::<()>
+        });
+        assert_eq!(end, Err(WaitEnd::Pending));
+        let _accepted = accepted.expect("the last look has taken place").unwrap();
+        call.wait_uncancelled();
+        assert!(Instant::now() < deadline, "the thread slept although the socket had a new descriptor");
     }
 }

@@ -77,6 +77,18 @@ impl Watchers {
             watchers.iter().filter(|waker| !is_own(waker)).for_each(|waker| waker.wake());
         }
     }
+
+    /// Reports whether no thread waits.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
+    /// Wakes all waiting threads. Called when the socket has a new descriptor to wait for: a thread that processes this
+    /// change in the last look before it sleeps would otherwise sleep without the descriptor.
+    pub(super) fn wake_all(&self) {
+        self.0.lock().iter().for_each(|waker| waker.wake());
+    }
 }
 
 /// A socket that threads can wait for.
