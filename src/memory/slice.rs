@@ -2,7 +2,7 @@
 
 use super::copy::copy_and_crc;
 use super::guarded::{self, CopySource, Faulted};
-use super::page_size;
+use super::{page_size, prefetch_for_write};
 use crate::wire::icrc::Icrc;
 
 /// Range of user memory that has passed the access check for a key.
@@ -15,6 +15,11 @@ pub struct HostSlice {
     addr: usize,
     len: usize,
 }
+
+/// Number of bytes that are prefetched at a time while a long payload is copied to a ring, and their distance from the
+/// bytes that are copied. On two cores of a Xeon, a stream of 64 KiB WRITEs through rings reaches 111 instead of 94 Gb/s.
+const PREFETCHED: usize = 1024;
+const PREFETCH_DISTANCE: usize = 2048;
 
 /// Minimum page size, in bytes: no supported machine has smaller pages.
 const MIN_PAGE: usize = 4096;
@@ -157,6 +162,27 @@ impl HostSlice {
         // SAFETY: by the contract of `from_raw` the source is user memory; `out` is as long, and no
         // registered memory lies in it.
         unsafe { guarded::copy_from(CopySource::Unread, self.ptr(), out.as_mut_ptr(), self.len) }
+    }
+
+    /// Copies the bytes to `out` like [`load`](Self::load). The memory of `out`, and what follows it, is expected to be in
+    /// the cache of another core.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    #[inline]
+    pub(crate) fn load_to_ring(self, out: &mut [u8]) -> Result<(), Faulted> {
+        if self.len < 2 * PREFETCHED {
+            return self.load(out);
+        }
+        assert_eq!(out.len(), self.len);
+        let mut rest = self;
+        for out in out.chunks_mut(PREFETCHED) {
+            prefetch_for_write(out.as_ptr().wrapping_add(PREFETCH_DISTANCE), PREFETCHED);
+            let (now, later) = rest.split_at(out.len());
+            now.load(out)?;
+            rest = later;
+        }
+        Ok(())
     }
 
     /// Checks that every page of the slice is readable, by loading a byte from each.

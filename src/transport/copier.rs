@@ -76,7 +76,7 @@ impl PacketBuffer for Filled<'_> {
         let room = self.take(slice.len());
         let copied = match icrc {
             Some(icrc) => slice.load_and_crc(room, *icrc).map(|after| *icrc = after),
-            None => slice.load(room),
+            None => slice.load_to_ring(room),
         };
         copied.inspect_err(|_| room.fill(0))
     }
