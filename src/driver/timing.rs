@@ -34,9 +34,11 @@ pub(super) const DISTRUSTED_POLL_GAP: Duration = Duration::from_micros(10);
 pub(super) const DISTRUST_TIME: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
 /// Time for which the background thread refrains from busy-polling after finding that another thread competes
-/// for its core. The other thread would get a whole scheduler slice at each yield, whereas a sleeping
-/// background thread is scheduled as soon as a packet arrives.
-pub(super) const CROWDED_CORE_BACKOFF: Duration = Duration::from_millis(100);
+/// for its core: the shortest and the longest. The other thread would get a whole scheduler slice at each yield, whereas a
+/// sleeping background thread is scheduled as soon as a packet arrives. The time doubles if the other thread competes again
+/// soon afterwards; a thread that runs only once, for an interrupt or a timer, delays few packets.
+pub(super) const CROWDED_CORE_BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(2), Duration::from_millis(100));
 
 /// Time for which acknowledgements wait for the application's next call before the background thread sends
 /// them, unless it is backing off for a polling application.
