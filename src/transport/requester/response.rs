@@ -128,7 +128,8 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles the READ responses since the last call. Handling each by itself costs 5 % of the throughput of READs.
+    /// Handles the READ responses since the last call. Handling each by itself costs a tenth of the throughput: fio's READs of
+    /// 256 KiB reach 24 to 26 instead of 26 to 29 Gb/s over sockets.
     #[inline]
     pub fn settle_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         if self.has_advanced {
