@@ -14,9 +14,10 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::Shard;
+use super::crowded_core::CrowdedCore;
 use super::poll_detector::PollDetector;
 use super::shard::ShardGuard;
-use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
+use super::timing::{IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
 use super::turn::AckDelay;
 use crate::link::fabric::FabricHandle;
 use crate::transport::{Instant, earliest};
@@ -45,7 +46,7 @@ impl Shard {
             acks_due: None,
             last_packet: Instant(0),
             woke_soon: false,
-            crowded_until: Instant(0),
+            core: CrowdedCore::default(),
         };
         while !self.stopping.load(Ordering::SeqCst) {
             thread.step();
@@ -81,8 +82,8 @@ struct Background<'a> {
     /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: the next packet may follow equally soon, so
     /// the thread busy-polls for it.
     woke_soon: bool,
-    /// Time until which the thread refrains from busy-polling, because another thread competes for its core.
-    crowded_until: Instant,
+    /// While it is crowded, the thread refrains from busy-polling.
+    core: CrowdedCore,
 }
 
 /// Action that follows a turn of the background thread.
@@ -123,7 +124,7 @@ impl Background<'_> {
                 }
                 self.sleep(now, until, watch_link);
                 let after = shard.clock.now();
-                let is_crowded = after < self.crowded_until;
+                let is_crowded = self.core.is_crowded(after);
                 self.woke_soon = must_poll_link && after.since(now) < IDLE_TIMEOUT && !is_crowded;
             }
             _ => {}
@@ -183,8 +184,7 @@ impl Background<'_> {
     fn yield_core(&mut self, now: Instant) {
         std::thread::yield_now();
         let after = self.shard.clock.now();
-        if after.since(now) > IDLE_TIMEOUT {
-            self.crowded_until = after + CROWDED_CORE_BACKOFF;
+        if self.core.on_yield(now, after) {
             self.woke_soon = false;
         }
     }

@@ -56,6 +56,7 @@ mod changed_objects;
 mod clock;
 mod completion_queue;
 mod cq_ring;
+mod crowded_core;
 mod drive_state;
 mod events;
 mod fabric_clock;

@@ -275,7 +275,7 @@ impl Nic {
                 env.payload = packets.source;
                 entry.qp.handle_packet(&next, flow, via, &mut env);
                 accepted += 1;
-                if next.bth().opcode == Opcode::RC_WRITE_MIDDLE
+                if matches!(next.bth().opcode, Opcode::RC_WRITE_MIDDLE | Opcode::RC_READ_RESPONSE_MIDDLE)
                     && let Some(run) = packets.repeats(&next)
                 {
                     let processed = entry.qp.handle_repeated(&next, &run, &mut env);
@@ -284,6 +284,7 @@ impl Nic {
                 }
             }
         }
+        entry.qp.end_packets(&mut env);
         if flow.ecn() == Ecn::Ce {
             env.counters.np_ecn_marked_roce_packets += accepted;
             if let Some(scope) = self.config.personality.quirks.cnp_scope {

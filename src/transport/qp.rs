@@ -12,7 +12,7 @@ use super::{
     PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
     earliest, state,
 };
-use crate::wire::{Flow, Packet, Qpn, Transport};
+use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
 
 /// Bytes of the responses to one READ alone that a queue pair sends in a turn. fio has one READ of 256 KiB in flight: if all
 /// of it left in one turn, the peer would wait while it is copied; 15.4 Gb/s instead of 17.9. With several READs in flight
@@ -449,11 +449,23 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Processes packets that repeat `packet`, the request processed last, with consecutive PSNs. Returns how many of them
+    /// Processes packets that repeat `packet`, the one processed last, with consecutive PSNs. Returns how many of them
     /// it has processed; each of the others has to be passed to [`handle_packet`](Self::handle_packet).
     #[inline]
     pub fn handle_repeated(&mut self, packet: &Packet<'_>, run: &PayloadRun<'_>, env: &mut Env<'_>) -> usize {
-        self.responder.continue_write_run(packet, run, &self.conn, env)
+        match packet.row().operation {
+            Operation::Write => self.responder.continue_write_run(packet, run, &self.conn, env),
+            Operation::ReadResponse if matches!(self.conn.state, QpState::Rts | QpState::Sqd) => {
+                self.requester.continue_read_run(packet, run, &self.conn, env)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Ends a series of packets that were processed in the same step. Must be called before anything else.
+    #[inline]
+    pub fn end_packets(&mut self, env: &mut Env<'_>) {
+        self.requester.settle_progress(&self.conn, env);
     }
 
     /// Sends pending packets, and returns whether more could be sent immediately. The requester and the

@@ -239,6 +239,8 @@ impl Opcode {
     pub const FLUSH: Opcode = Opcode(0x1c);
     /// RC WRITE Middle.
     pub const RC_WRITE_MIDDLE: Opcode = Opcode(0x07);
+    /// RC READ Response Middle.
+    pub const RC_READ_RESPONSE_MIDDLE: Opcode = Opcode(0x0e);
 
     /// Returns the table row.
     pub const fn row(self) -> &'static OpcodeRow {

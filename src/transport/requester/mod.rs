@@ -53,6 +53,8 @@ pub(super) struct Requester {
     pub(super) congestion: QpController,
     /// Total flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
+    /// Whether `snd_una` has advanced since [`on_progress`](Self::on_progress).
+    has_advanced: bool,
     /// Whether the per-peer window blocked the last turn because other queue pairs had used it up.
     is_blocked_by_peer_window: bool,
     /// Index and status of a work request that failed locally; it is completed once it is the oldest.
@@ -80,6 +82,7 @@ impl Requester {
             recovery: Recovery::default(),
             congestion: QpController::default(),
             acked_cost: 0,
+            has_advanced: false,
             is_blocked_by_peer_window: false,
             failed: None,
             local_ops_done: 0,
@@ -237,7 +240,7 @@ impl Requester {
         self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
         self.reads.clear();
-        (self.failed, self.is_held) = (None, false);
+        (self.failed, self.is_held, self.has_advanced) = (None, false, false);
         self.recovery.stop();
     }
 

@@ -7,7 +7,7 @@ use crate::transport::credits::CreditLimit;
 use crate::transport::received::ReceivedPayload;
 use crate::transport::recovery::Action;
 use crate::transport::slow_event::EventKind;
-use crate::transport::{Completion, CountedOps, Env, Output, QpType, WcStatus, WrOp};
+use crate::transport::{Completion, CountedOps, Env, Output, PayloadRun, QpType, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
 /// Reports whether the peer answers `op` with READ responses. FLUSH and ATOMIC WRITE are answered like a READ
@@ -39,6 +39,9 @@ impl Requester {
             && conn.quirks().credits
         {
             self.credit = CreditLimit::new(msn, credits);
+        }
+        if packet.row().operation != Operation::ReadResponse {
+            self.settle_progress(conn, env);
         }
         match packet.row().operation {
             Operation::Acknowledge => {
@@ -125,8 +128,18 @@ impl Requester {
         self.queue.retire();
     }
 
+    /// Handles the READ responses since the last call. Handling each by itself costs a tenth of the throughput: fio's READs of
+    /// 256 KiB reach 24 to 26 instead of 26 to 29 Gb/s over sockets.
+    #[inline]
+    pub fn settle_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        if self.has_advanced {
+            self.on_progress(conn, env);
+        }
+    }
+
     /// Handles an advance of `snd_una`, and reports it to loss recovery and congestion control.
     fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        self.has_advanced = false;
         while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
             self.reads.pop_front();
         }
@@ -174,8 +187,11 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        if !self.acknowledge_before(psn, conn, env)? {
-            return Ok(());
+        if psn != self.snd_una {
+            self.settle_progress(conn, env);
+            if !self.acknowledge_before(psn, conn, env)? {
+                return Ok(());
+            }
         }
         let Some(wqe) = self.queue.front().filter(|w| is_answered_like_a_read(w.op)) else {
             env.counters.unexpected_response += 1;
@@ -187,21 +203,58 @@ impl Requester {
         // The position in the opcode is not checked: a READ that is requested again from the middle may be
         // answered as a new message (FIRST) or as the rest of the old one (rxe: MIDDLE).
         if data.len() != expected as usize {
+            self.settle_progress(conn, env);
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
         }
         if self.queue.scatter(wqe, offset, data, conn.accessor(), env).is_err() {
             if env.has_lost_payload() {
                 return Ok(());
             }
+            self.settle_progress(conn, env);
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         if psn.next() == wqe.end_psn() {
             self.complete_oldest(conn, env);
+            self.on_progress(conn, env);
         } else {
             self.snd_una = psn.next();
+            self.has_advanced = true;
         }
-        self.on_progress(conn, env);
         Ok(())
+    }
+
+    /// Processes READ responses that repeat `packet`, a middle packet processed last, with consecutive PSNs. Returns how many
+    /// of them it has processed; each of the others has to be handled by itself.
+    pub fn continue_read_run(
+        &mut self,
+        packet: &Packet<'_>,
+        run: &PayloadRun<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> usize {
+        let each = conn.mtu.bytes();
+        let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Read { .. })) else { return 0 };
+        if packet.bth().psn.next() != self.snd_una
+            || packet.payload().len() != each
+            || !self.snd_una.is_before(wqe.end_psn())
+            || self.snd_max.is_before(wqe.end_psn())
+        {
+            return 0;
+        }
+        let at = self.snd_una.since(wqe.first_psn) as usize * each;
+        // At least one byte is left for the last packet.
+        let left = (wqe.len as usize).saturating_sub(at + 1);
+        let count = run.count().min(left / each);
+        env.scratch.clear();
+        let by = conn.accessor();
+        let found = self.queue.gather(wqe, at as u32, (count * each) as u32, by, env.memory, env.scratch);
+        let (Ok(()), [target]) = (found, &env.scratch[..]) else { return 0 };
+        if count == 0 || run.store_to(*target, each).is_err() {
+            return 0;
+        }
+        self.snd_una += count as u32;
+        self.has_advanced = true;
+        count
     }
 
     fn atomic_response(

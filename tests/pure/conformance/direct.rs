@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
-use urxe::transport::{QpType, RecvWr, WcOpcode, WrOp};
+use urxe::transport::{QpType, RecvWr, SendFlags, WcOpcode, WrOp};
 use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, ok};
@@ -194,6 +194,94 @@ fn run_stops_where_access_is_withdrawn() {
     assert_eq!(sent, [nak(RQ + 4, 0, NakCode::RemoteAccessError)]);
     assert!(stored[..4 * MTU] == SenderMemory::bytes(4 * MTU));
     assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..]);
+}
+
+/// Delivers the responses to a READ into the given ranges, which `change` may change, like [`same_in_runs`]. Returns what the NIC
+/// has sent, the opcodes of its completions, and the bytes of the ranges.
+fn same_responses_in_runs(
+    ranges: &[(usize, usize)],
+    change: impl Fn(&mut Bench, &mut Vec<Pkt>),
+) -> (Vec<Pkt>, Vec<WcOpcode>, Vec<u8>) {
+    let memory = SenderMemory::new();
+    let results = [0, 1, 2].map(|way| {
+        let mut b = bench(QpType::Rc);
+        let sges: Vec<_> = ranges.iter().map(|(at, len)| b.mr.sge(*at, *len as u32)).collect();
+        let request = (0, RKey(1), (PACKETS * MTU) as u32);
+        b.post_sges(7, WrOp::Read { va: 0, rkey: RKey(1) }, &sges, SendFlags::SIGNALED).unwrap();
+        b.expect(&[read(SQ, request)]);
+        let data = SenderMemory::bytes(PACKETS * MTU);
+        let mut packets = message(MTU, &data, |position, psn, part| resp(position, psn, 1, part), SQ);
+        change(&mut b, &mut packets);
+        match way {
+            0 => b.deliver(&packets),
+            1 => b.deliver_as(IpIdent::Elided, &packets),
+            _ => {
+                let slices = packets.iter().map(|p| {
+                    let start = data.windows(MTU).position(|part| part == p.data);
+                    start.map_or(vec![], |at| memory.slices(at, &[MTU]))
+                });
+                let slices: Vec<_> = slices.collect();
+                let packets: Vec<(Pkt, &[HostSlice])> =
+                    packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
+                b.deliver_directly(&b.flow(), &packets, || {});
+            }
+        }
+        while b.next_event().is_some() {}
+        let stored: Vec<_> = ranges.iter().map(|(at, len)| b.mr.read(*at, *len)).collect();
+        let counters = format!("{:?}", b.count());
+        (b.sent(), b.sent_opcodes(), stored.concat(), counters)
+    });
+    let [with_icrcs, without, direct] = results;
+    for result in [without, direct] {
+        assert!(result.0 == with_icrcs.0 && result.1 == with_icrcs.1 && result.3 == with_icrcs.3);
+        let differs = result.2.iter().zip(&with_icrcs.2).position(|(byte, expected)| byte != expected);
+        assert_eq!(differs, None, "the position at which the stored bytes differ");
+    }
+    (with_icrcs.0, with_icrcs.1, with_icrcs.2)
+}
+
+#[test]
+fn read_responses_in_runs_are_stored_like_single_ones() {
+    let data = SenderMemory::bytes(PACKETS * MTU);
+    let whole = [(0, PACKETS * MTU)];
+    let done = vec![WcOpcode::RdmaRead];
+    // One element, and several, two of which begin in the middle of a packet.
+    for ranges in [&whole[..], &[(20_000, 3 * MTU), (0, 5 * MTU + 100), (30_000, 4 * MTU - 100)]] {
+        let (sent, completed, stored) = same_responses_in_runs(ranges, |_, _| {});
+        assert!(sent.is_empty() && completed == done && stored == data);
+    }
+    // One with its payload in the packet, one that arrives twice, and one with another P_Key.
+    let (_, completed, stored) = same_responses_in_runs(&whole, |_, packets| packets[5].data = vec![7; MTU]);
+    assert!(completed == done && stored[5 * MTU..6 * MTU] == [7; MTU]);
+    let (_, completed, _) =
+        same_responses_in_runs(&whole, |_, packets| packets.insert(5, packets[4].clone()));
+    assert!(completed == done);
+    same_responses_in_runs(&whole, |_, packets| packets[5] = packets[5].clone().pkey(0x1234));
+}
+
+#[test]
+fn run_of_read_responses_with_a_gap_is_stored_up_to_there_and_the_rest_requested_again() {
+    let whole = [(0, PACKETS * MTU)];
+    for lost in 1..PACKETS - 1 {
+        let (sent, completed, stored) =
+            same_responses_in_runs(&whole, |_, packets| drop(packets.remove(lost)));
+        let rest = (lost * MTU) as u64;
+        assert_eq!(sent, [read(SQ + lost as u32, (rest, RKey(1), ((PACKETS - lost) * MTU) as u32))]);
+        assert!(completed.is_empty() && stored[..lost * MTU] == SenderMemory::bytes(lost * MTU));
+        assert!(stored[lost * MTU..] == initial_bytes()[lost * MTU..]);
+    }
+}
+
+#[test]
+fn run_of_more_read_responses_than_requested_completes_the_read_once() {
+    let whole = [(0, PACKETS * MTU)];
+    let data = SenderMemory::bytes(PACKETS * MTU);
+    let (sent, completed, stored) = same_responses_in_runs(&whole, |_, packets| {
+        packets.pop();
+        let psn = SQ + PACKETS as u32 - 1;
+        packets.extend((0..3).map(|n| resp(Middle, psn + n, 1, &data[(PACKETS - 1) * MTU..])));
+    });
+    assert!(sent.is_empty() && completed == [WcOpcode::RdmaRead] && stored == data);
 }
 
 #[cfg(all(target_arch = "x86_64", not(urxe_plain_access)))]
