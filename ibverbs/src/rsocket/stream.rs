@@ -603,7 +603,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
-        let end = wait(&mut call, &[client.clone()], &mut [], Some(deadline), |_| {
+        let end = wait(&mut call, std::slice::from_ref(&client), &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
             if !client.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));
