@@ -5,12 +5,16 @@ use std::time::Duration;
 use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT};
 use crate::transport::Instant;
 
+/// Multiple of the latest back-off within which a long yield shows that the core is still crowded. A thread that competes all
+/// the time is noticed only when packets arrive, for example every 10 ms; single long yields are further apart.
+const STILL_CROWDED: u32 = 8;
+
 /// Detector of a crowded core, on which another thread runs each time that the background thread yields.
 #[derive(Default)]
 pub(super) struct CrowdedCore {
     /// Time until which the core counts as crowded.
     until: Instant,
-    /// Duration for which it has counted as crowded the last time.
+    /// Duration of the latest back-off.
     backoff: Duration,
 }
 
@@ -27,7 +31,7 @@ impl CrowdedCore {
             return false;
         }
         let (min, max) = CROWDED_CORE_BACKOFF;
-        let is_still_crowded = before.since(self.until) < self.backoff;
+        let is_still_crowded = before.since(self.until) < self.backoff * STILL_CROWDED;
         self.backoff = if is_still_crowded { (self.backoff * 2).min(max) } else { min };
         self.until = after + self.backoff;
         true
@@ -53,10 +57,22 @@ mod tests {
             expected = (expected * 2).min(max);
         }
         assert_eq!(expected, max);
-        // Nothing competes for as long as the last back-off.
-        now = now + max;
+        // Nothing competes for a long time.
+        now = now + max * STILL_CROWDED;
         assert!(core.on_yield(now, now + LONG));
         assert!(!core.is_crowded(now + LONG + min));
+    }
+
+    #[test]
+    fn back_off_reaches_its_maximum_if_packets_arrive_every_10_ms_and_another_thread_competes() {
+        let (mut core, mut now) = (CrowdedCore::default(), Instant(1_000_000_000));
+        for _ in 0..100 {
+            if !core.is_crowded(now) {
+                core.on_yield(now, now + LONG);
+            }
+            now = now + Duration::from_millis(10);
+        }
+        assert_eq!(core.backoff, CROWDED_CORE_BACKOFF.1);
     }
 
     #[test]

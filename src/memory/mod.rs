@@ -29,7 +29,6 @@ pub use guarded::{CopySource, Faulted};
 #[cfg(feature = "unstable-internals")]
 pub use mapped::{is_mapped, may_read, may_write};
 pub use mapped::{page_size, supports_populate};
-pub use prefetch::prefetch_for_write;
 pub use region::FastReg;
 pub use shareable::{
     PeerMemory, PeerMemoryError, ShareableMemory, all_shareable, payload_epoch, shareable_generation,

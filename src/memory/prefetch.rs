@@ -6,7 +6,7 @@ const LINE: usize = 64;
 /// Begins to load the cache lines of `len` bytes at `at` for writing, so that they are no longer in the caches of other
 /// cores when this core stores to them. Has no effect on addresses that are not mapped.
 #[inline]
-pub fn prefetch_for_write(at: *const u8, len: usize) {
+pub(super) fn prefetch_for_write(at: *const u8, len: usize) {
     for offset in (0..len).step_by(LINE) {
         let line = at.wrapping_add(offset);
         #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -267,6 +267,8 @@ impl Nic {
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         let mut accepted = 1;
+        // After a refused run, the packets are not searched for further ones: the search compares all packets that are left.
+        let mut accepts_runs = true;
         entry.qp.handle_packet(packet, flow, via, &mut env);
         while one_path && packets.continues(packet) {
             // In shared memory, the header may have changed since.
@@ -275,10 +277,12 @@ impl Nic {
                 env.payload = packets.source;
                 entry.qp.handle_packet(&next, flow, via, &mut env);
                 accepted += 1;
-                if matches!(next.bth().opcode, Opcode::RC_WRITE_MIDDLE | Opcode::RC_READ_RESPONSE_MIDDLE)
+                if accepts_runs
+                    && matches!(next.bth().opcode, Opcode::RC_WRITE_MIDDLE | Opcode::RC_READ_RESPONSE_MIDDLE)
                     && let Some(run) = packets.repeats(&next)
                 {
                     let processed = entry.qp.handle_repeated(&next, &run, &mut env);
+                    accepts_runs = processed > 0;
                     packets.skip(processed, env.counters);
                     accepted += processed as u64;
                 }

@@ -41,7 +41,7 @@ impl PacketBuffer for Vec<u8> {
     }
 }
 
-/// Slice that is filled from the start.
+/// Slice that is filled from the start. If the ICRCs are left out, it is part of a ring.
 pub(super) struct Filled<'a> {
     room: &'a mut [u8],
     len: usize,

@@ -462,7 +462,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends a series of packets that were processed in the same step. Must be called before anything else.
+    /// Must be called after the last [`handle_packet`](Self::handle_packet) of a step, before any other method.
     #[inline]
     pub fn end_packets(&mut self, env: &mut Env<'_>) {
         self.requester.settle_progress(&self.conn, env);

@@ -588,19 +588,23 @@ mod tests {
             let test = "rsocket::stream::tests::connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again";
             let mut body = Command::new(std::env::current_exe().unwrap());
             body.args(["--exact", test, "--nocapture"]).env(BODY, "1").env("URXE_LINK", "udp:127.18.41.1");
-            assert!(body.status().unwrap().success());
+            let output = body.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
             return;
         }
         let listener = Arc::new(Stream::new(libc::AF_INET).unwrap());
         listener.bind(([127, 18, 41, 1], 0).into()).unwrap();
         listener.listen(1).unwrap();
+        let time = Duration::from_secs(60);
+        listener.options(|options| options.receive_timeout = Some(time));
         let client = Arc::new(Stream::new(libc::AF_INET).unwrap());
         client.options(|options| options.is_nonblocking = true);
         let connected = client.connect(&mut Call::new(), listener.local_addr().unwrap());
         assert_eq!(connected, Err(libc::EINPROGRESS));
 
         let mut call = Call::new();
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
         let end = wait(&mut call, std::slice::from_ref(&client), &mut [], Some(deadline), |_| {
@@ -608,6 +612,7 @@ mod tests {
             if !client.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));
                 while !client.with_state(is_connected) {
+                    assert!(Instant::now() < deadline, "the connection is not established");
                     std::thread::yield_now();
                 }
             }

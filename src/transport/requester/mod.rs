@@ -150,7 +150,9 @@ impl Requester {
 
     /// Reports whether no message is partially sent and nothing is in flight.
     pub fn is_drained(&self) -> bool {
-        self.snd_nxt.packet == 0 && !self.snd_una.is_before(self.snd_max) && self.failed.is_none()
+        // READ responses that are not reported yet belong to an incomplete READ.
+        let is_incomplete = self.has_advanced || self.snd_nxt.packet != 0;
+        !is_incomplete && !self.snd_una.is_before(self.snd_max) && self.failed.is_none()
     }
 
     /// Returns the flight cost of all packets sent (since the last go-back, if any) but not yet acknowledged.
