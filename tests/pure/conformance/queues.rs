@@ -157,6 +157,22 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
     }
 
+    sq_drained_event_follows_the_rest_of_a_read_whose_first_responses_were_reordered => "state.sqd.drained" {
+        let mut b = Bench::with(|s| (s.tuning.read_chunk, s.max_rd) = (512, 1));
+        let (va, rkey) = (0, RKey(1));
+        b.post(1, WrOp::Read { va, rkey }, 0, 1024);
+        b.expect(&[read(SQ, (va, rkey, 512))]);
+        drain(&mut b);
+        // The READ is to be requested again from its start, but both responses follow in the same burst.
+        let part = |n: u32| resp(Middle, SQ + n, 1, &[n as u8; 256]);
+        b.deliver(&[part(1), part(0), part(1)]);
+        b.events(&[]);
+        b.expect(&[read(SQ + 2, (va + 512, rkey, 512))]);
+        b.exchange(&[part(2), part(3)], &[]);
+        b.events(&[AsyncEvent::SqDrained]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 1024)]);
+    }
+
     transition_to_sqd_without_event_request_raises_no_event => "state.sqd.drained" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
