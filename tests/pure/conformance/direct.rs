@@ -104,8 +104,27 @@ fn write_gathered_from_slices_of_any_length_arrives() {
 const PACKETS: usize = 12;
 const MTU: usize = 1024;
 
-/// Delivers the packets of a WRITE, which `change` may change, with ICRCs, without them, and with the payloads in the sender's
-/// memory, and checks that the results are the same. Without ICRCs, middle packets are processed in runs.
+/// Delivers packets with ICRCs (0), without them (1), or with the payloads in the sender's memory (2).
+fn deliver_in_way(b: &mut Bench, way: usize, packets: Vec<Pkt>, memory: &SenderMemory) {
+    match way {
+        0 => b.deliver(&packets),
+        1 => b.deliver_as(IpIdent::Elided, &packets),
+        _ => {
+            let data = SenderMemory::bytes(PACKETS * MTU);
+            let slices = packets.iter().map(|p| {
+                let start = data.windows(MTU).position(|part| part == p.data);
+                start.map_or(vec![], |at| memory.slices(at, &[MTU]))
+            });
+            let slices: Vec<_> = slices.collect();
+            let packets: Vec<(Pkt, &[HostSlice])> =
+                packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
+            b.deliver_directly(&b.flow(), &packets, || {});
+        }
+    }
+}
+
+/// Delivers the packets of a WRITE, which `change` may change, in all ways, and checks that the results are the same. Without ICRCs,
+/// middle packets are processed in runs.
 fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8>) {
     let memory = SenderMemory::new();
     let results = [0, 1, 2].map(|way| {
@@ -114,20 +133,7 @@ fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8
         let to = b.remote(0, data.len() as u32);
         let mut packets = message(MTU, &data, |position, psn, part| write(position, psn, to, part), RQ);
         change(&mut b, &mut packets);
-        match way {
-            0 => b.deliver(&packets),
-            1 => b.deliver_as(IpIdent::Elided, &packets),
-            _ => {
-                let slices = packets.iter().map(|p| {
-                    let start = data.windows(MTU).position(|part| part == p.data);
-                    start.map_or(vec![], |at| memory.slices(at, &[MTU]))
-                });
-                let slices: Vec<_> = slices.collect();
-                let packets: Vec<(Pkt, &[HostSlice])> =
-                    packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
-                b.deliver_directly(&b.flow(), &packets, || {});
-            }
-        }
+        deliver_in_way(&mut b, way, packets, &memory);
         while b.next_event().is_some() {}
         (b.sent(), b.mr.read(0, PACKETS * MTU), format!("{:?}", b.count()))
     });
@@ -196,8 +202,8 @@ fn run_stops_where_access_is_withdrawn() {
     assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..]);
 }
 
-/// Delivers the responses to a READ into the given ranges, which `change` may change, like [`same_in_runs`]. Returns what the NIC
-/// has sent, the opcodes of its completions, and the bytes of the ranges.
+/// Posts a READ into the given ranges, and delivers its responses, which `change` may change, like [`same_in_runs`]. Returns the
+/// packets sent, the opcodes of the completions, and the bytes of the ranges.
 fn same_responses_in_runs(
     ranges: &[(usize, usize)],
     change: impl Fn(&mut Bench, &mut Vec<Pkt>),
@@ -212,20 +218,7 @@ fn same_responses_in_runs(
         let data = SenderMemory::bytes(PACKETS * MTU);
         let mut packets = message(MTU, &data, |position, psn, part| resp(position, psn, 1, part), SQ);
         change(&mut b, &mut packets);
-        match way {
-            0 => b.deliver(&packets),
-            1 => b.deliver_as(IpIdent::Elided, &packets),
-            _ => {
-                let slices = packets.iter().map(|p| {
-                    let start = data.windows(MTU).position(|part| part == p.data);
-                    start.map_or(vec![], |at| memory.slices(at, &[MTU]))
-                });
-                let slices: Vec<_> = slices.collect();
-                let packets: Vec<(Pkt, &[HostSlice])> =
-                    packets.into_iter().zip(slices.iter().map(Vec::as_slice)).collect();
-                b.deliver_directly(&b.flow(), &packets, || {});
-            }
-        }
+        deliver_in_way(&mut b, way, packets, &memory);
         while b.next_event().is_some() {}
         let stored: Vec<_> = ranges.iter().map(|(at, len)| b.mr.read(*at, *len)).collect();
         let counters = format!("{:?}", b.count());
