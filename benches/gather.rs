@@ -52,7 +52,7 @@ struct Copied {
 impl Copied {
     fn send(&mut self, socket: &UdpSocket) -> io::Result<()> {
         self.queue.clear();
-        self.queue.push_bulk(&flow(), headers(), self.memory, PAYLOAD);
+        self.queue.push_train(&flow(), headers(), self.memory, PAYLOAD);
         self.queue.bursts().try_for_each(|burst| socket.send(burst.bytes()).map(drop))
     }
 

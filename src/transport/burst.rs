@@ -1,6 +1,8 @@
 //! Bursts of packets to transmit: the transmit queue of a NIC for one turn, grouped into bursts that the kernel can
 //! segment (GSO, USO).
 
+mod train;
+
 use std::ops::Range;
 
 pub use super::copier::Copier;
@@ -276,33 +278,6 @@ impl TxQueue {
         self.prefixed = 0;
     }
 
-    /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs and, if they have RETHs, addresses
-    /// starting from those in `headers`. `each` must be a multiple of 4. Returns the number of packets added; it stops early if user
-    /// memory cannot be read.
-    pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
-        let mut count = 0;
-        let packet_len = headers.len() + each + ICRC_LEN;
-        let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
-        let mut rest = data;
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(each);
-            let pushed = if each > SHORT {
-                let index = self.join_burst(flow, group, false, packet_len, self.with_deferred_icrc);
-                self.push_long(flow, index, &headers, &[now], packet_len, 0)
-            } else {
-                self.push_host(flow, headers, &[now])
-            };
-            if pushed.is_err() {
-                break;
-            }
-            count += 1;
-            headers.bth.psn += 1;
-            headers.reth.va = headers.reth.va.wrapping_add(each as u64);
-            rest = later;
-        }
-        count
-    }
-
     /// Stores a packet whose payload is in user memory and longer than `SHORT`, after
     /// [`join_burst`](Self::join_burst) has counted it.
     #[inline]
@@ -330,7 +305,7 @@ impl TxQueue {
             let slices = slices.iter().filter(|s| !s.is_empty());
             self.pieces.extend(slices.map(|slice| Stored::Host(*slice)));
             let tail = self.take(pad + ICRC_LEN);
-            self.arena[tail..][..pad].fill(0);
+            self.arena[tail..self.used].fill(0);
             self.add_arena_piece(tail);
             return Ok(());
         }
@@ -630,15 +605,22 @@ impl<'a> TxBurst<'a> {
             out[..bytes.len()].copy_from_slice(bytes);
             return true;
         }
-        if self.defers_icrcs {
-            let (mut copier, mut filled) = (self.copier().eliding_icrcs(), Filled::new(out));
-            while copier.copy_packet(&mut filled) {}
-            if !copier.has_faulted() {
-                return true;
-            }
+        if self.defers_icrcs && self.copy_pieces(&mut Filled::new(out)).is_ok() {
+            return true;
         }
         self.copy_to_slice(out);
         false
+    }
+
+    /// Appends all pieces to `out`, and stops at user memory that cannot be read. Deferred ICRCs are left out: they are 0.
+    pub(super) fn copy_pieces(&self, out: &mut impl PacketBuffer) -> Result<(), Faulted> {
+        self.pieces.iter().try_for_each(|piece| match *piece {
+            Stored::Host(slice) => out.put_host(slice, None),
+            Stored::Arena { start, len } => {
+                out.put(&self.arena[start as usize..][..len as usize]);
+                Ok(())
+            }
+        })
     }
 
     fn copy_all(&self, out: &mut impl PacketBuffer) {

@@ -1,43 +1,38 @@
 //! Packets that are delivered within a process without a copy of their long payloads.
 
-use super::copier::{Copier, PacketBuffer};
+use super::copier::PacketBuffer;
 use super::received::SenderPayloads;
 use super::{RxBurst, TxBurst};
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::IpIdent;
 use crate::wire::icrc::Icrc;
 
-/// Packets of a burst on their way to the receiver, a few at a time.
+/// Packets of a burst on their way to the receiver.
 #[derive(Debug, Default)]
 pub struct DirectPackets {
     /// The packets, without the payloads that are in `payloads`. Only the first `used` bytes belong to packets.
     bytes: Vec<u8>,
     used: usize,
+    /// Length of every packet except the last, and the end of the current packet.
+    segment: usize,
+    end: usize,
     payloads: SenderPayloads,
 }
 
 impl DirectPackets {
-    /// Passes the packets of `burst` to `sink`, `per_step` packets at a time.
-    pub fn deliver(&mut self, burst: &TxBurst<'_>, per_step: usize, sink: &mut dyn FnMut(RxBurst<'_>)) {
-        let mut copier = burst.copier().eliding_icrcs();
-        while self.take(&mut copier, per_step) {
-            let data = &self.bytes[..self.used];
-            let (ident, payloads) = (IpIdent::Elided, Some(&self.payloads));
-            sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data, payloads });
-        }
-    }
-
-    /// Replaces the contents with the next packets, at most `count`. Returns false if there are none.
-    fn take(&mut self, copier: &mut Copier<'_>, count: usize) -> bool {
-        self.used = 0;
+    /// Passes the packets of `burst` to `sink`, without the ICRCs that are deferred.
+    pub fn deliver(&mut self, burst: &TxBurst<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) {
+        let TxBurst { flow, segment, .. } = *burst;
         self.payloads.clear();
-        for _ in 0..count {
-            if !copier.copy_packet(self) {
-                break;
-            }
+        (self.used, self.segment, self.end) = (0, segment, segment);
+        // Cannot fail: user memory is not read.
+        let _ = burst.copy_pieces(self);
+        if !self.used.is_multiple_of(segment) {
+            // The last packet is shorter.
             self.payloads.end_packet();
         }
-        self.used > 0
+        let (data, ident) = (&self.bytes[..self.used], IpIdent::Elided);
+        sink(RxBurst { flow, ident, segment, data, payloads: Some(&self.payloads) });
     }
 
     /// Returns the next `len` bytes.
@@ -61,6 +56,11 @@ impl PacketBuffer for DirectPackets {
     #[inline]
     fn put(&mut self, bytes: &[u8]) {
         self.room(bytes.len()).copy_from_slice(bytes);
+        // The payload of a packet precedes its ICRC.
+        while self.used >= self.end {
+            self.payloads.end_packet();
+            self.end += self.segment;
+        }
     }
 
     /// Keeps the slice in place of its bytes.

@@ -122,7 +122,7 @@ fn bulk_send_gives_the_same_bytes_as_sending_its_packets_singly() {
         let mut headers = headers();
         headers.bth.psn = Psn::new(0xff_fffe);
         let (mut bulk, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
-        bulk.push_bulk(&flow(), headers, slice, each);
+        bulk.push_train(&flow(), headers, slice, each);
         let mut rest = slice;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);

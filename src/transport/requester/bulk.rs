@@ -56,7 +56,7 @@ impl Requester {
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.data_flow) else { return None };
         // If memory is not readable, the packets before are sent, and `send_one` fails the next one.
-        let count = env.tx.push_bulk(flow, headers, *data, mtu) as u32;
+        let count = env.tx.push_train(flow, headers, *data, mtu) as u32;
         if count == 0 {
             return None;
         }

@@ -465,7 +465,7 @@ impl Bench {
         before();
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
-            direct.deliver(&burst, 16, &mut |burst| {
+            direct.deliver(&burst, &mut |burst| {
                 assert!(burst.payloads.is_some(), "the payloads are in the sender's memory");
                 self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
             });
