@@ -10,6 +10,10 @@ use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,
 };
 
+/// Opcodes of packets that are processed in runs: the middle packets of long messages.
+const RUN_OPCODES: [Opcode; 3] =
+    [Opcode::RC_SEND_MIDDLE, Opcode::RC_WRITE_MIDDLE, Opcode::RC_READ_RESPONSE_MIDDLE];
+
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
     pub burst: &'a RxBurst<'a>,
@@ -278,7 +282,7 @@ impl Nic {
                 entry.qp.handle_packet(&next, flow, via, &mut env);
                 accepted += 1;
                 if accepts_runs
-                    && matches!(next.bth().opcode, Opcode::RC_WRITE_MIDDLE | Opcode::RC_READ_RESPONSE_MIDDLE)
+                    && RUN_OPCODES.contains(&next.bth().opcode)
                     && let Some(run) = packets.repeats(&next)
                 {
                     let processed = entry.qp.handle_repeated(&next, &run, &mut env);

@@ -454,7 +454,7 @@ impl QueuePair {
     #[inline]
     pub fn handle_repeated(&mut self, packet: &Packet<'_>, run: &PayloadRun<'_>, env: &mut Env<'_>) -> usize {
         match packet.row().operation {
-            Operation::Write => self.responder.continue_write_run(packet, run, &self.conn, env),
+            Operation::Write | Operation::Send => self.responder.continue_run(packet, run, &self.conn, env),
             Operation::ReadResponse if matches!(self.conn.state, QpState::Rts | QpState::Sqd) => {
                 self.requester.continue_read_run(packet, run, &self.conn, env)
             }

@@ -4,7 +4,7 @@ use super::fifo::Fifo;
 use super::received::ReceivedPayload;
 use super::sge_list::gather;
 use super::{PostError, RecvCaps, RecvWr, Sge};
-use crate::memory::{Access, AccessError, Accessor, Table};
+use crate::memory::{Access, AccessError, Accessor, HostSlice, Table};
 
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {
@@ -87,6 +87,20 @@ impl Receive {
     pub fn denied(&self, by: Accessor, memory: &Table) -> Option<AccessError> {
         let denied = |s: &Sge| memory.local(by, s.lkey, s.addr, s.length, Access::LOCAL_WRITE).err();
         self.sges.iter().find_map(denied)
+    }
+
+    /// Returns the memory at byte offset `at` of the receive's buffers, up to the end of the scatter/gather element and at
+    /// most `max` bytes. Returns `None` if nothing is left or it may not be written.
+    pub fn element_at(&self, at: u32, max: u32, by: Accessor, memory: &Table) -> Option<HostSlice> {
+        let mut at = at;
+        for sge in &self.sges {
+            if at < sge.length {
+                let (addr, len) = (sge.addr.wrapping_add(at.into()), max.min(sge.length - at));
+                return memory.local(by, sge.lkey, addr, len, Access::LOCAL_WRITE).ok();
+            }
+            at -= sge.length;
+        }
+        None
     }
 
     /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have been stored.

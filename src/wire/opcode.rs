@@ -237,6 +237,8 @@ impl Opcode {
     pub const CNP: Opcode = Opcode(0x81);
     /// FLUSH on the reliable connection service.
     pub const FLUSH: Opcode = Opcode(0x1c);
+    /// RC SEND Middle.
+    pub const RC_SEND_MIDDLE: Opcode = Opcode(0x01);
     /// RC WRITE Middle.
     pub const RC_WRITE_MIDDLE: Opcode = Opcode(0x07);
     /// RC READ Response Middle.

@@ -5,8 +5,10 @@ use super::nak_reason::NakReason;
 use super::{Message, NakOutstanding, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{Completion, CountedOps, Env, PayloadRun, Placement, QpType, WcOpcode, WcStatus};
-use crate::wire::{Operation, Packet, Position};
+use crate::transport::{
+    Completion, CountedOps, Env, MAX_MESSAGE, PayloadRun, Placement, QpType, WcOpcode, WcStatus,
+};
+use crate::wire::{Operation, Packet, Position, Reth};
 
 impl Responder {
     /// Executes a middle packet of a WRITE on a fast path, which most packets of long messages take. If any
@@ -46,10 +48,10 @@ impl Responder {
         true
     }
 
-    /// Executes packets that repeat `packet`, a middle packet of a WRITE that was executed last, with consecutive PSNs.
+    /// Executes packets that repeat `packet`, a middle packet of a WRITE or SEND that was executed last, with consecutive PSNs.
     /// Returns how many of them it has executed; each of the others has to be handled by itself.
     #[inline]
-    pub(in crate::transport) fn continue_write_run(
+    pub(in crate::transport) fn continue_run(
         &mut self,
         packet: &Packet<'_>,
         run: &PayloadRun<'_>,
@@ -57,27 +59,54 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> usize {
         let (bth, each) = (packet.bth(), conn.mtu.bytes());
-        let Some(Message::Write { reth, received }) = self.message else { return 0 };
         if bth.psn.next() != self.expected
             || bth.ack_req
             || !self.kept.is_empty()
             || packet.payload().len() != each
-            || !conn.access.allows(Access::REMOTE_WRITE)
         {
             return 0;
         }
-        // At least one byte is left for the last packet.
-        let left = (reth.dma_len - received).saturating_sub(1) as usize;
-        let count = run.count().min(left / each);
+        let len = run.count() * each;
+        let target = match self.message {
+            Some(Message::Write { reth, received }) => {
+                self.rest_of_write(reth, received, len, each, conn, env)
+            }
+            Some(Message::Send { received }) => {
+                let max = len.min((MAX_MESSAGE - u64::from(received)) as usize) as u32;
+                self.receives.element_at(received, max, conn, env)
+            }
+            _ => None,
+        };
+        let Some(target) = target else { return 0 };
+        let count = target.len() / each;
         let len = count * each;
-        let va = reth.va.wrapping_add(received.into());
-        let found = env.memory.remote(conn.accessor(), reth.rkey, va, len as u32, Access::REMOTE_WRITE);
-        if count == 0 || found.is_err() || found.is_ok_and(|target| run.store_to(target, each).is_err()) {
+        if count == 0 || run.store_to(target.split_at(len).0, each).is_err() {
             return 0;
         }
-        self.message = Some(Message::Write { reth, received: received + len as u32 });
+        if let Some(Message::Write { received, .. } | Message::Send { received }) = &mut self.message {
+            *received += len as u32;
+        }
         self.expected += count as u32;
         count
+    }
+
+    /// Returns the memory of the next packets of a WRITE, of `each` bytes and at most `max` in all. `None` if access is denied.
+    fn rest_of_write(
+        &self,
+        reth: Reth,
+        received: u32,
+        max: usize,
+        each: usize,
+        conn: &Connection,
+        env: &Env<'_>,
+    ) -> Option<HostSlice> {
+        // At least one byte is left for the last packet.
+        let left = (reth.dma_len - received).saturating_sub(1) as usize;
+        let len = (max.min(left) / each * each) as u32;
+        let va = reth.va.wrapping_add(received.into());
+        let may_write = conn.access.allows(Access::REMOTE_WRITE);
+        may_write
+            .then(|| env.memory.remote(conn.accessor(), reth.rkey, va, len, Access::REMOTE_WRITE).ok())?
     }
 
     /// Executes a request that has passed [`check`](Self::check); `named` is the memory that the check

@@ -1,6 +1,6 @@
 //! Source of a responder's receives: its own queue or a shared receive queue.
 
-use crate::memory::{AccessError, Accessor};
+use crate::memory::{AccessError, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::credits;
 use crate::transport::received::ReceivedPayload;
@@ -93,14 +93,18 @@ impl RecvSource {
         if !self.take(env) {
             return Ok(());
         }
-        let by = Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() };
-        self.current.scatter(at, data, by, env.memory)
+        self.current.scatter(at, data, by(conn, env), env.memory)
+    }
+
+    /// Returns the memory at byte offset `at` of the current message, up to the end of the scatter/gather element and at most
+    /// `max` bytes. Returns `None` if there is none, or if it may not be written.
+    pub fn element_at(&self, at: u32, max: u32, conn: &Connection, env: &Env<'_>) -> Option<HostSlice> {
+        self.has_current.then(|| self.current.element_at(at, max, by(conn, env), env.memory))?
     }
 
     /// Returns the reason for which the memory of the receive in use may not be written; `None` if it may.
     pub fn denied(&self, conn: &Connection, env: &Env<'_>) -> Option<AccessError> {
-        let pd = env.srq.as_ref().map_or(conn.pd, |srq| srq.pd());
-        self.has_current.then(|| self.current.denied(Accessor { pd, ..conn.accessor() }, env.memory))?
+        self.has_current.then(|| self.current.denied(by(conn, env), env.memory))?
     }
 
     /// Completes the receive in use, or the next one, with all fields of `completion` except `wr_id`.
@@ -146,4 +150,10 @@ impl RecvSource {
         self.own.clear();
         self.has_current = false;
     }
+}
+
+/// Returns the accessor of a receive's memory: the queue pair, in the protection domain of the queue from which the receive
+/// is.
+fn by(conn: &Connection, env: &Env<'_>) -> Accessor {
+    Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() }
 }

@@ -366,8 +366,13 @@ impl Bench {
 
     #[track_caller]
     pub fn recvs(&mut self, expected: &[Wc]) {
+        assert_eq!(self.received(), expected, "receive completions");
+    }
+
+    /// Polls the receive CQ until it is empty.
+    pub fn received(&mut self) -> Vec<Wc> {
         self.take_outputs();
-        assert_eq!(poll(&mut self.recv_cq), expected, "receive completions");
+        poll(&mut self.recv_cq)
     }
 
     /// Polls the send CQ until it is empty, and returns the opcodes of the completions.

@@ -7,10 +7,10 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
-use urxe::transport::{QpType, RecvWr, SendFlags, WcOpcode, WrOp};
+use urxe::transport::{QpType, RecvWr, SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
 
-use crate::bench::{Bench, QKEY, RQ, SQ, ok};
+use crate::bench::{Bench, QKEY, RQ, SQ, Wc, bad, ok};
 use crate::pkt::*;
 use crate::support::{PD, pattern};
 
@@ -200,6 +200,67 @@ fn run_stops_where_access_is_withdrawn() {
     assert_eq!(sent, [nak(RQ + 4, 0, NakCode::RemoteAccessError)]);
     assert!(stored[..4 * MTU] == SenderMemory::bytes(4 * MTU));
     assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..]);
+}
+
+/// Posts a receive of the given ranges, and delivers the packets of a SEND, which `change` may change, like [`same_in_runs`].
+/// Returns the packets sent, the receive completions, and the bytes of the ranges.
+fn same_sends_in_runs(
+    ranges: &[(usize, usize)],
+    change: impl Fn(&mut Vec<Pkt>),
+) -> (Vec<Pkt>, Vec<Wc>, Vec<u8>) {
+    let memory = SenderMemory::new();
+    let results = [0, 1, 2].map(|way| {
+        let mut b = bench(QpType::Rc);
+        let sges: Vec<_> = ranges.iter().map(|(at, len)| b.mr.sge(*at, *len as u32)).collect();
+        b.recv_sges(7, &sges).unwrap();
+        let mut packets = message(MTU, &SenderMemory::bytes(PACKETS * MTU), send, RQ);
+        change(&mut packets);
+        deliver_in_way(&mut b, way, packets, &memory);
+        while b.next_event().is_some() {}
+        let stored: Vec<_> = ranges.iter().map(|(at, len)| b.mr.read(*at, *len)).collect();
+        let counters = format!("{:?}", b.count());
+        (b.sent(), b.received(), stored.concat(), counters)
+    });
+    let [with_icrcs, without, direct] = results;
+    for result in [without, direct] {
+        assert_eq!((&result.0, &result.1, &result.3), (&with_icrcs.0, &with_icrcs.1, &with_icrcs.3));
+        let differs = result.2.iter().zip(&with_icrcs.2).position(|(byte, expected)| byte != expected);
+        assert_eq!(differs, None, "the position at which the stored bytes differ");
+    }
+    (with_icrcs.0, with_icrcs.1, with_icrcs.2)
+}
+
+#[test]
+fn send_in_runs_of_middle_packets_is_stored_like_its_packets() {
+    let data = SenderMemory::bytes(PACKETS * MTU);
+    let last = RQ + PACKETS as u32 - 1;
+    let whole = [(0, PACKETS * MTU)];
+    let done = [ok(7, WcOpcode::Recv, (PACKETS * MTU) as u32)];
+    // One element, one that is longer, and several, two of which begin in the middle of a packet.
+    let longer = [(0, PACKETS * MTU + 100)];
+    let several = [(20_000, 3 * MTU), (0, 0), (0, 5 * MTU + 100), (30_000, 4 * MTU - 100)];
+    for ranges in [&whole[..], &longer, &several] {
+        let (sent, received, stored) = same_sends_in_runs(ranges, |_| {});
+        assert!(sent == [ack(last, 1)] && received == done && stored[..data.len()] == data);
+    }
+    same_sends_in_runs(&whole, |packets| packets[5] = packets[5].clone().ackreq(true));
+    let (_, received, stored) = same_sends_in_runs(&whole, |packets| packets[5].data = vec![7; MTU]);
+    assert!(received == done && stored[5 * MTU..6 * MTU] == [7; MTU]);
+    let (sent, received, _) = same_sends_in_runs(&whole, |packets| drop(packets.remove(5)));
+    assert!(sent == [nak(RQ + 5, 0, NakCode::PsnSequenceError)] && received.is_empty());
+    same_sends_in_runs(&whole, |packets| packets.insert(5, packets[4].clone()));
+    same_sends_in_runs(&whole, |packets| packets[5].data.truncate(MTU - 4));
+}
+
+#[test]
+fn run_that_exceeds_the_receive_is_refused_at_the_first_packet_too_many() {
+    for len in [4 * MTU, 4 * MTU + 1, 5 * MTU - 1] {
+        let (sent, received, stored) = same_sends_in_runs(&[(0, len)], |_| {});
+        assert_eq!(sent, [nak(RQ + 4, 0, NakCode::InvalidRequest)], "receive of {len} bytes");
+        assert_eq!(received, [bad(7, WcStatus::LocLenErr)], "receive of {len} bytes");
+        assert!(stored[..4 * MTU] == SenderMemory::bytes(4 * MTU));
+        assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..len], "receive of {len} bytes");
+    }
 }
 
 /// Posts a READ into the given ranges, and delivers its responses, which `change` may change, like [`same_in_runs`]. Returns the
