@@ -27,7 +27,7 @@ pub use buffer::{Buffer, OutOfBuffer};
 pub use fault::install_fault_handler;
 pub use guarded::{CopySource, Faulted};
 #[cfg(feature = "unstable-internals")]
-pub use mapped::{is_mapped, may_read, may_write};
+pub use mapped::{is_mapped, may_read, may_write, prefer_huge_pages};
 pub use mapped::{page_size, supports_populate};
 pub use region::FastReg;
 pub use shareable::{
