@@ -6,8 +6,8 @@ use crate::wire::{Flow, Headers, ICRC_LEN};
 
 impl TxQueue {
     /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs and, if they have RETHs, addresses
-    /// starting from those in `headers`. `each` must be a multiple of 4, and `data` one of `each`. Returns the number of
-    /// packets added; it stops early if user memory cannot be read.
+    /// starting from those in `headers`. `each` must be a multiple of 4, and the length of `data` a multiple of `each`.
+    /// Returns the number of packets added; it stops early if user memory cannot be read.
     pub fn push_train(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         if self.with_deferred_icrc && each > SHORT && data.probe().is_ok() {
             self.push_deferred_train(flow, headers, data, each);

@@ -67,11 +67,12 @@ impl Responder {
             return 0;
         }
         let len = run.count() * each;
-        let target = match self.message {
-            Some(Message::Write { reth, received }) => {
+        // If `packet` was a duplicate, it may not be of the message that is in progress.
+        let target = match (packet.row().operation, self.message) {
+            (Operation::Write, Some(Message::Write { reth, received })) => {
                 self.rest_of_write(reth, received, len, each, conn, env)
             }
-            Some(Message::Send { received }) => {
+            (Operation::Send, Some(Message::Send { received })) => {
                 let max = len.min((MAX_MESSAGE - u64::from(received)) as usize) as u32;
                 self.receives.element_at(received, max, conn, env)
             }

@@ -202,6 +202,18 @@ fn run_stops_where_access_is_withdrawn() {
     assert!(stored[4 * MTU..] == initial_bytes()[4 * MTU..]);
 }
 
+#[test]
+fn run_of_sends_behind_a_duplicate_does_not_continue_a_write() {
+    let (sent, stored) = same_in_runs(|_, packets| {
+        let send_of = |packet: &Pkt| send(Middle, packet.h.bth.psn.get(), &packet.data);
+        let duplicate = send_of(&packets[4]);
+        packets[5..].iter_mut().for_each(|packet| *packet = send_of(packet));
+        packets.insert(5, duplicate);
+    });
+    assert_eq!(sent.last(), Some(&nak(RQ + 5, 0, NakCode::InvalidRequest)));
+    assert!(stored[5 * MTU..] == initial_bytes()[5 * MTU..]);
+}
+
 /// Posts a receive of the given ranges, and delivers the packets of a SEND, which `change` may change, like [`same_in_runs`].
 /// Returns the packets sent, the receive completions, and the bytes of the ranges.
 fn same_sends_in_runs(
