@@ -2,6 +2,7 @@
 //! results as for packets from a wire.
 
 use std::ffi::c_void;
+use std::fmt::Debug;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
@@ -135,15 +136,23 @@ fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8
         change(&mut b, &mut packets);
         deliver_in_way(&mut b, way, packets, &memory);
         while b.next_event().is_some() {}
-        (b.sent(), b.mr.read(0, PACKETS * MTU), format!("{:?}", b.count()))
+        (b.sent(), (), b.mr.read(0, PACKETS * MTU), format!("{:?}", b.count()))
     });
-    let [with_icrcs, without, direct] = results;
-    for (sent, stored, counters) in [without, direct] {
-        assert_eq!((&sent, &counters), (&with_icrcs.0, &with_icrcs.2));
-        let differs = stored.iter().zip(&with_icrcs.1).position(|(byte, expected)| byte != expected);
+    let (sent, (), stored) = same_results(results);
+    (sent, stored)
+}
+
+/// Checks that the packets sent, the completions, the stored bytes and the counters are the same for each way of delivery, and
+/// returns the first three.
+fn same_results<C: PartialEq + Debug>(
+    [with_icrcs, without, direct]: [(Vec<Pkt>, C, Vec<u8>, String); 3],
+) -> (Vec<Pkt>, C, Vec<u8>) {
+    for (sent, completed, stored, counters) in [without, direct] {
+        assert_eq!((&sent, &completed, &counters), (&with_icrcs.0, &with_icrcs.1, &with_icrcs.3));
+        let differs = stored.iter().zip(&with_icrcs.2).position(|(byte, expected)| byte != expected);
         assert_eq!(differs, None, "the position at which the stored bytes differ");
     }
-    (with_icrcs.0, with_icrcs.1)
+    (with_icrcs.0, with_icrcs.1, with_icrcs.2)
 }
 
 /// Returns what the target of [`same_in_runs`] contains before the WRITE.
@@ -233,13 +242,7 @@ fn same_sends_in_runs(
         let counters = format!("{:?}", b.count());
         (b.sent(), b.received(), stored.concat(), counters)
     });
-    let [with_icrcs, without, direct] = results;
-    for result in [without, direct] {
-        assert_eq!((&result.0, &result.1, &result.3), (&with_icrcs.0, &with_icrcs.1, &with_icrcs.3));
-        let differs = result.2.iter().zip(&with_icrcs.2).position(|(byte, expected)| byte != expected);
-        assert_eq!(differs, None, "the position at which the stored bytes differ");
-    }
-    (with_icrcs.0, with_icrcs.1, with_icrcs.2)
+    same_results(results)
 }
 
 #[test]
@@ -297,13 +300,7 @@ fn same_responses_in_runs(
         let counters = format!("{:?}", b.count());
         (b.sent(), b.sent_opcodes(), stored.concat(), counters)
     });
-    let [with_icrcs, without, direct] = results;
-    for result in [without, direct] {
-        assert!(result.0 == with_icrcs.0 && result.1 == with_icrcs.1 && result.3 == with_icrcs.3);
-        let differs = result.2.iter().zip(&with_icrcs.2).position(|(byte, expected)| byte != expected);
-        assert_eq!(differs, None, "the position at which the stored bytes differ");
-    }
-    (with_icrcs.0, with_icrcs.1, with_icrcs.2)
+    same_results(results)
 }
 
 #[test]
