@@ -48,7 +48,7 @@ impl Responder {
         true
     }
 
-    /// Executes packets that repeat `packet`, a middle packet of a WRITE or SEND that was executed last, with consecutive PSNs.
+    /// Executes packets that repeat `packet`, the middle packet of a WRITE or SEND that was handled last, with consecutive PSNs.
     /// Returns how many of them it has executed; each of the others has to be handled by itself.
     #[inline]
     pub(in crate::transport) fn continue_run(
@@ -91,7 +91,8 @@ impl Responder {
         count
     }
 
-    /// Returns the memory of the next packets of a WRITE, of `each` bytes and at most `max` in all. `None` if access is denied.
+    /// Returns the target of the next middle packets of a WRITE, each of `each` bytes: at most `max` bytes. Returns `None` if
+    /// access is denied.
     fn rest_of_write(
         &self,
         reth: Reth,

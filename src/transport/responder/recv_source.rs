@@ -93,18 +93,18 @@ impl RecvSource {
         if !self.take(env) {
             return Ok(());
         }
-        self.current.scatter(at, data, by(conn, env), env.memory)
+        self.current.scatter(at, data, receive_accessor(conn, env), env.memory)
     }
 
     /// Returns the memory at byte offset `at` of the current message, up to the end of the scatter/gather element and at most
     /// `max` bytes. Returns `None` if there is none, or if it may not be written.
     pub fn element_at(&self, at: u32, max: u32, conn: &Connection, env: &Env<'_>) -> Option<HostSlice> {
-        self.has_current.then(|| self.current.element_at(at, max, by(conn, env), env.memory))?
+        self.has_current.then(|| self.current.element_at(at, max, receive_accessor(conn, env), env.memory))?
     }
 
     /// Returns the reason for which the memory of the receive in use may not be written; `None` if it may.
     pub fn denied(&self, conn: &Connection, env: &Env<'_>) -> Option<AccessError> {
-        self.has_current.then(|| self.current.denied(by(conn, env), env.memory))?
+        self.has_current.then(|| self.current.denied(receive_accessor(conn, env), env.memory))?
     }
 
     /// Completes the receive in use, or the next one, with all fields of `completion` except `wr_id`.
@@ -152,8 +152,8 @@ impl RecvSource {
     }
 }
 
-/// Returns the accessor of a receive's memory: the queue pair, in the protection domain of the queue from which the receive
-/// is.
-fn by(conn: &Connection, env: &Env<'_>) -> Accessor {
+/// Returns the accessor for a receive's memory: the queue pair with its own protection domain or, if it uses a shared receive
+/// queue, with that of the queue.
+fn receive_accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() }
 }
