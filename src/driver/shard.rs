@@ -134,11 +134,16 @@ impl Shard {
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
         let defers_icrc = link.supports_deferred_icrc();
+        let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
         let is_bare_port = defers_icrc && fabric.is_some();
-        let mut tx = if defers_icrc { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
+        let mut tx = match defers_icrc {
+            // In virtual time the fabric delivers copies.
+            true if is_bare_port && !virtual_time => TxQueue::with_direct_delivery(limits),
+            true => TxQueue::with_deferred_icrc(limits),
+            false => TxQueue::new(limits),
+        };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         link.on_nic_event(clock.now(), &NicEvent::Opened);
-        let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
         Ok(Shard {
             state: Mutex::new(ShardState {
                 nic,

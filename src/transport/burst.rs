@@ -71,6 +71,10 @@ const TURN: usize = 256 << 10;
 /// Number of queued bytes at which a turn with deferred ICRCs is full. It is lower, because the copy made at
 /// transmission must fit into the cache too, until the receiver has read it.
 const DEFERRED_TURN: usize = 128 << 10;
+/// Number of queued bytes at which a turn for direct delivery is full. Such payload is copied once, from region to
+/// region, so the turn needs no cache of its own and the cost of the turn itself decides: a stream of 1 MiB WRITEs
+/// reaches 116, 131 and 140 Gb/s with 128, 256 and 512 KiB (medians of 50 alternating runs of a second).
+const DIRECT_TURN: usize = 512 << 10;
 
 /// Packets to transmit in one turn. The buffers are reused, so that nothing is allocated once they have
 /// reached their final size.
@@ -83,6 +87,8 @@ pub struct TxQueue {
     limits: BurstLimits,
     /// Whether ICRCs are deferred: they are computed, and long payloads copied, only at transmission.
     with_deferred_icrc: bool,
+    /// Number of queued bytes at which a turn is full.
+    turn: usize,
     /// Packet buffer, whose first `used` bytes are in use. The rest is not cleared, because clearing it would
     /// cost more than filling it.
     arena: Vec<u8>,
@@ -107,6 +113,7 @@ impl TxQueue {
         TxQueue {
             limits,
             with_deferred_icrc: false,
+            turn: TURN,
             arena: Vec::new(),
             used: 0,
             pieces: Vec::new(),
@@ -128,12 +135,19 @@ impl TxQueue {
     /// Creates a queue with deferred ICRCs, for a link that always copies packets: [`TxBurst::copy_to`]
     /// computes the ICRCs as it copies.
     pub fn with_deferred_icrc(limits: BurstLimits) -> TxQueue {
-        TxQueue { with_deferred_icrc: true, ..TxQueue::new(limits) }
+        TxQueue { with_deferred_icrc: true, turn: DEFERRED_TURN, ..TxQueue::new(limits) }
+    }
+
+    /// Creates a queue with deferred ICRCs whose packets another NIC of the process usually takes from the sender's memory.
+    pub fn with_direct_delivery(limits: BurstLimits) -> TxQueue {
+        TxQueue { turn: DIRECT_TURN, ..TxQueue::with_deferred_icrc(limits) }
     }
 
     /// Defers the ICRCs of packets added from now on.
     pub fn defer_icrcs(&mut self) {
-        self.with_deferred_icrc = true;
+        if !self.with_deferred_icrc {
+            (self.with_deferred_icrc, self.turn) = (true, DEFERRED_TURN);
+        }
     }
 
     /// Reports whether ICRCs are deferred.
@@ -144,16 +158,12 @@ impl TxQueue {
     /// Reports whether the turn is full: the queue should be transmitted before anything is added.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.bytes >= self.turn()
-    }
-
-    fn turn(&self) -> usize {
-        if self.with_deferred_icrc { DEFERRED_TURN } else { TURN }
+        self.bytes >= self.turn
     }
 
     /// Returns the number of packets with `payload` bytes each needed to fill the turn.
     pub fn room_for(&self, payload: usize) -> usize {
-        self.turn().saturating_sub(self.bytes) / payload + 1
+        self.turn.saturating_sub(self.bytes) / payload + 1
     }
 
     /// Removes all packets, and keeps the buffers for reuse.
