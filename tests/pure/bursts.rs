@@ -65,6 +65,27 @@ fn burst_does_not_exceed_the_byte_limit_of_the_link() {
 }
 
 #[test]
+fn turn_has_the_size_for_the_delivery_of_its_packets() {
+    let packets = |mut queue: TxQueue| {
+        while !queue.is_full() {
+            queue.push(&flow(), headers(), Payload::Bytes(&[7; 4096]));
+        }
+        queue.packets()
+    };
+    let [copied, deferred, direct] =
+        [TxQueue::new, TxQueue::with_deferred_icrc, TxQueue::with_direct_delivery].map(|new| {
+            let kept = packets(new(BurstLimits::SEGMENTED));
+            let mut queue = new(BurstLimits::SEGMENTED);
+            queue.defer_icrcs();
+            (kept, packets(queue))
+        });
+    assert_eq!(deferred.0, deferred.1);
+    assert_eq!(copied.1, deferred.0, "a link that begins to copy has the turns of one that always copies");
+    assert_eq!(direct.0, direct.1, "a queue that defers ICRCs already keeps its turns");
+    assert!(deferred.0 < copied.0 && copied.0 < direct.0, "{copied:?} {deferred:?} {direct:?}");
+}
+
+#[test]
 fn data_too_short_for_a_packet_is_copied_unchanged() {
     // Too short for a BTH and an ICRC, and moved to another index of a burst.
     for len in [0, 3, ICRC_LEN, 15] {
