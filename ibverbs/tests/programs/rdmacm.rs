@@ -9,8 +9,8 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use support::{
-    CProgram, Library, Running, TCP_PORTS, UDP_PORTS, addresses, both_ends, in_namespace, port, text,
-    wait_for_service,
+    CProgram, IB_PORTS, Library, Running, TCP_PORTS, UDP_PORTS, addresses, both_ends, in_namespace, port,
+    text, wait_for_service,
 };
 
 /// Time limit for each program.
@@ -141,10 +141,10 @@ fn rdma_server_and_rdma_client_exchange_messages() {
 
 #[test]
 fn rdma_xclient_connects_to_rdma_xserver() {
-    for service in ["r", "x"] {
+    for (service, port_space) in [("r", TCP_PORTS), ("x", IB_PORTS)] {
         let server = ("rdma_xserver", vec!["-c", service, "-p", "{port}"]);
         let client = ("rdma_xclient", vec!["-c", service, "-s", "{server}", "-p", "{port}"]);
-        Endpoints { port_space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+        Endpoints { port_space, server, client }.succeed("rdma_xclient: end 0");
     }
 }
 

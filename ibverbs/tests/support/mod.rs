@@ -198,8 +198,13 @@ pub fn wait_for_listener(port: &str) {
 pub const TCP_PORTS: u16 = 0x0106;
 /// RDMA CM port space of datagrams (`RDMA_PS_UDP`).
 pub const UDP_PORTS: u16 = 0x0111;
+/// RDMA CM port space of other queue pairs, such as XRC (`RDMA_PS_IB`).
+pub const IB_PORTS: u16 = 0x013F;
 
 /// Waits for a connection manager listener on a port in one of the given port spaces.
+///
+/// # Panics
+/// If there is none within a minute.
 pub fn wait_for_service(spaces: &[u16], port: u16) {
     let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
@@ -209,7 +214,8 @@ pub fn wait_for_service(spaces: &[u16], port: u16) {
         let mut claims = sockets.lines().filter(|line| line.contains("urxe-service"));
         claims.any(|line| services.iter().any(|service| line.ends_with(service)))
     };
-    while !is_bound() && Instant::now() < deadline {
+    while !is_bound() {
+        assert!(Instant::now() < deadline, "no listener on port {port} in the port spaces {spaces:#x?}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
