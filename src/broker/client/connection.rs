@@ -132,10 +132,9 @@ fn exchange(
 
 /// Returns the user ID of the processes that share the address, if they belong to another user.
 fn other_user(bind_addr: &BindAddr) -> Option<u32> {
-    let users = PortOwner::users(bind_addr.ip(), ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
     // The broker detects a program that has bound the port exclusively.
-    users.first().copied().filter(|user| users.len() >= QpnPartition::COUNT && *user != own)
+    PortOwner::user_of_group(bind_addr.ip(), ROCE_PORT, QpnPartition::COUNT).filter(|user| *user != own)
 }
 
 fn refusal(bind_addr: &BindAddr, user: u32) -> String {

@@ -58,17 +58,18 @@ impl PortOwner {
     }
 
     /// Reports whether a reuseport group of `size` sockets already occupies `port` on `ip`.
+    pub(crate) fn is_group(ip: IpAddr, port: u16, size: usize) -> bool {
+        PortOwner::user_of_group(ip, port, size).is_some()
+    }
+
+    /// Returns the owner's user ID, as seen in this user namespace, of a reuseport group of `size` sockets that
+    /// already occupies `port` on `ip`, or `None` if there is no such group.
     ///
     /// Half of the sockets are enough: the kernel's table is not a snapshot, and a socket that closes while
     /// the table is read can hide another one.
-    pub(crate) fn is_group(ip: IpAddr, port: u16, size: usize) -> bool {
-        conflicts(ip, port).len() >= size.div_ceil(2).max(2)
-    }
-
-    /// Returns the owner's user ID, as seen in this user namespace, of each socket that conflicts with
-    /// binding `port` on `ip`.
-    pub(crate) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
-        conflicts(ip, port).into_iter().map(|entry| entry.uid).collect()
+    pub(crate) fn user_of_group(ip: IpAddr, port: u16, size: usize) -> Option<u32> {
+        let sockets = conflicts(ip, port);
+        sockets.first().filter(|_| sockets.len() >= size.div_ceil(2).max(2)).map(|socket| socket.uid)
     }
 
     /// Finds the owner of the first socket that conflicts with binding `port` on `ip`. Returns
@@ -160,7 +161,8 @@ mod tests {
         assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
         drop(one);
         let _most = steer::bind_group(ip, &UdpOptions::default(), 48).unwrap();
-        assert!(PortOwner::is_group(ip, ROCE_PORT, 64));
+        let user = nix::unistd::geteuid().as_raw();
+        assert_eq!(PortOwner::user_of_group(ip, ROCE_PORT, 64), Some(user));
     }
 
     #[test]
