@@ -71,9 +71,9 @@ const TURN: usize = 256 << 10;
 /// Number of queued bytes at which a turn with deferred ICRCs is full. It is lower, because the copy made at
 /// transmission must fit into the cache too, until the receiver has read it.
 const DEFERRED_TURN: usize = 128 << 10;
-/// Number of queued bytes at which a turn for direct delivery is full. Such payload is copied once, from region to
-/// region, so the turn needs no cache of its own and the cost of the turn itself decides: a stream of 1 MiB WRITEs
-/// reaches 116, 131 and 140 Gb/s with 128, 256 and 512 KiB (medians of 50 alternating runs of a second).
+/// Number of queued bytes at which a turn for direct delivery is full. Payload is copied once, from region to region, so
+/// no intermediate copy has to stay in the cache, and longer turns spread the fixed cost of a turn: a stream of 1 MiB
+/// WRITEs reaches 116, 131 and 140 Gb/s with 128, 256 and 512 KiB (medians of 50 seconds, in ten alternating runs).
 const DIRECT_TURN: usize = 512 << 10;
 
 /// Packets to transmit in one turn. The buffers are reused, so that nothing is allocated once they have
@@ -138,7 +138,8 @@ impl TxQueue {
         TxQueue { with_deferred_icrc: true, turn: DEFERRED_TURN, ..TxQueue::new(limits) }
     }
 
-    /// Creates a queue with deferred ICRCs whose packets another NIC of the process usually takes from the sender's memory.
+    /// Creates a queue with deferred ICRCs for a link that delivers to another NIC of the process, which usually copies
+    /// payloads from the sender's memory.
     pub fn with_direct_delivery(limits: BurstLimits) -> TxQueue {
         TxQueue { turn: DIRECT_TURN, ..TxQueue::with_deferred_icrc(limits) }
     }

@@ -65,7 +65,7 @@ fn burst_does_not_exceed_the_byte_limit_of_the_link() {
 }
 
 #[test]
-fn turn_has_the_size_for_the_delivery_of_its_packets() {
+fn size_of_a_turn_depends_on_how_the_link_delivers() {
     let packets = |mut queue: TxQueue| {
         while !queue.is_full() {
             queue.push(&flow(), headers(), Payload::Bytes(&[7; 4096]));
@@ -81,7 +81,7 @@ fn turn_has_the_size_for_the_delivery_of_its_packets() {
         });
     assert_eq!(deferred.0, deferred.1);
     assert_eq!(copied.1, deferred.0, "a link that begins to copy has the turns of one that always copies");
-    assert_eq!(direct.0, direct.1, "a queue that defers ICRCs already keeps its turns");
+    assert_eq!(direct.0, direct.1, "a queue that already defers ICRCs keeps its turns");
     assert!(deferred.0 < copied.0 && copied.0 < direct.0, "{copied:?} {deferred:?} {direct:?}");
 }
 
