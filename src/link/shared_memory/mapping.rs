@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use super::error::RingError;
 use crate::sys::memfd;
 
-/// Capacity of the rings between processes, in bytes: twice the default window of a peer. The less a ring holds, the more often
+/// Capacity of the rings between processes, in bytes: twice the window of a peer. The less a ring holds, the more often
 /// its ends take turns, and on a core that other threads need each turn may wait for a time slice. First transfers of 64 MiB by
 /// Mooncake, whose threads spin on both of two cores, reach 7.4 Gb/s with this capacity and 5.5 with half of it (medians of 16
 /// alternating runs); 8-byte WRITEs and half round trips take as long. The memory is used from one end to the other,
