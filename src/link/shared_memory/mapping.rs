@@ -12,10 +12,12 @@ use super::error::RingError;
 use crate::sys::memfd;
 
 /// Capacity of the rings between processes, in bytes: twice the window of a peer. The less a ring holds, the more often
-/// its ends take turns, and on a core that other threads need each turn may wait for a time slice. First transfers of 64 MiB by
-/// Mooncake, whose threads spin on both of two cores, reach 7.4 Gb/s with this capacity and 5.5 with half of it (medians of 16
-/// alternating runs); 8-byte WRITEs and half round trips take as long. The memory is used from one end to the other,
-/// whatever the fill level: returning to its start when the ring was empty made half a round trip longer, 2.0 instead of 1.5 µs.
+/// writer and reader alternate, and on a core that other threads occupy, each change may wait for a time slice. First transfers of
+/// 64 MiB by Mooncake, whose threads spin on both of two cores, reach 7.4 Gb/s with this capacity and 5.5 with half of it (medians
+/// of 16 alternating runs); 8-byte WRITEs and half round trips take equally long with both.
+///
+/// The memory is used from one end to the other, whatever the fill level. A writer that returned to the start when the ring was
+/// empty made half a round trip longer, 2.0 instead of 1.5 µs on two core complexes.
 pub const CAPACITY: usize = 2 << 20;
 
 /// Offset of the data in the file, a multiple of every page size.
