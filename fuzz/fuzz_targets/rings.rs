@@ -38,7 +38,7 @@ const HEAD: u64 = 0;
 const TAIL: u64 = 128;
 const READER_SLEEPS: u64 = 256;
 const DATA: u64 = 64 << 10;
-const CAPACITY: u64 = 1 << 20;
+const CAPACITY: u64 = 2 << 20;
 const FILE_LEN: u64 = DATA + CAPACITY;
 
 const ALIGN: u64 = 64;
@@ -583,7 +583,7 @@ impl Victim {
         let flow = Flow::new(shared::address().into(), self.attacker.into(), 4791);
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
         // Five turns of the most packets fill a ring.
-        let payload = vec![p.u8(); 16 * p.below(1 << 8)];
+        let payload = vec![p.u8(); 32 * p.below(1 << 8)];
         for psn in 0..1 + p.below(64) as u32 {
             let dest_qp = Qpn::new(PARTITION << 18 | 5);
             let bth = Bth { opcode: Opcode(4), dest_qp, psn: Psn::new(psn), ..Bth::default() };

@@ -338,7 +338,7 @@ fn contradictory_records_are_refused() {
         ("no ICRCs elided", |record| record.fields = 2 << 16),
         ("segment too short", |record| record.segment = 15),
         ("segment too long", |record| record.segment = 1041),
-        ("more than a ring", |record| record.len = (1 << 20) + 1),
+        ("more than a ring", |record| record.len = CAPACITY as u32 + 1),
         ("more bytes than fit", |record| record.stored = 20),
         ("fewer bytes than needed", |record| record.stored = 8),
         ("unknown memory", |record| record.descriptors[0][3] = u32::MAX),
