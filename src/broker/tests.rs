@@ -10,7 +10,7 @@ use super::*;
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Link, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, Payload, TxQueue};
+use crate::transport::{BurstLimits, Instant, Payload, PeerWindow, TxQueue};
 use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};
 
 mod hostile;
@@ -63,7 +63,7 @@ fn link_without_rings_is_opened_unless_they_are_required() {
 }
 
 #[test]
-fn link_defers_icrcs_and_limits_the_window_once_packets_have_taken_a_ring() {
+fn link_defers_icrcs_and_limits_the_window_of_the_peer_once_packets_have_taken_a_ring() {
     let (ip, sharing, server) = start_broker("127.18.205.1");
     let sharing = Sharing { shared_memory: SharedMemory::Auto, ..sharing };
     let [mut a, mut b, off] = [SharedMemory::Auto, SharedMemory::Auto, SharedMemory::Off].map(|memory| {
@@ -80,15 +80,15 @@ fn link_defers_icrcs_and_limits_the_window_once_packets_have_taken_a_ring() {
         let headers = Headers { bth, ..Headers::default() };
         queue.push(&Flow::new(ip, ip, 4791), headers, Payload::Bytes(&[7; 64]));
         from.transmit(Instant(1), &queue).unwrap();
-        (from.supports_deferred_icrc(), from.ring_window())
+        (from.supports_deferred_icrc(), from.next_peer_window())
     };
     let (to_off, to_b) = (off.partition(), b.partition());
-    assert_eq!(send(&mut a, to_off, false), (false, None));
+    assert_eq!(send(&mut a, to_off, false), (false, Some((ip, PeerWindow::OfLink))));
     let (defers, window) = send(&mut a, to_b, false);
-    assert!(defers && window.is_some_and(|window| window < off.info().window));
+    assert!(defers && matches!(window, Some((peer, PeerWindow::AtMost(_))) if peer == ip), "{window:?}");
     // From now on, packets for the socket have deferred ICRCs as well.
-    assert_eq!(send(&mut a, to_off, true), (true, window));
-    assert_eq!(send(&mut a, to_b, true), (true, window));
+    assert_eq!(send(&mut a, to_off, true), (true, None));
+    assert_eq!(send(&mut a, to_b, true), (true, None));
     let mut off = off;
     for link in [&mut off, &mut b] {
         let (mut qpns, mut now) = (Vec::new(), Instant(0));

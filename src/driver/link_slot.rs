@@ -33,7 +33,7 @@ impl LinkSlot {
 
     /// Reports whether packets have taken rings in shared memory.
     pub fn has_used_rings(&self) -> bool {
-        matches!(self, LinkSlot::Attached(link) if link.ring_window().is_some())
+        matches!(self, LinkSlot::Attached(link) if link.has_used_rings())
     }
 
     pub fn link_status(&self) -> (LinkCounters, Option<Arc<io::Error>>) {

@@ -106,8 +106,8 @@ impl Shard {
                 && let Some(link) = link.get()
             {
                 lost = link.transmit(now, tx).err();
-                if let Some(window) = link.ring_window() {
-                    nic.limit_window(window);
+                while let Some((peer, window)) = link.next_peer_window() {
+                    nic.set_peer_window(peer, window);
                 }
                 if link.supports_deferred_icrc() {
                     tx.defer_icrcs();

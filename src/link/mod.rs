@@ -39,8 +39,11 @@ macro_rules! delegate_link_methods {
         fn prepare_to_sleep(&mut $self) -> bool {
             $inner.prepare_to_sleep()
         }
-        fn ring_window(&$self) -> Option<usize> {
-            $inner.ring_window()
+        fn has_used_rings(&$self) -> bool {
+            $inner.has_used_rings()
+        }
+        fn next_peer_window(&mut $self) -> Option<(std::net::IpAddr, $crate::link::PeerWindow)> {
+            $inner.next_peer_window()
         }
         fn counters(&$self) -> $crate::link::LinkCounters {
             $inner.counters()
@@ -84,7 +87,7 @@ use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 use crate::sys::setters::setters;
-pub use crate::transport::{BurstLimits, EgressRoom, Instant, RxBurst, TxBurst, TxQueue};
+pub use crate::transport::{BurstLimits, EgressRoom, Instant, PeerWindow, RxBurst, TxBurst, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 
@@ -339,8 +342,14 @@ pub trait Link: Send {
         false
     }
 
-    /// Returns the window of the link's rings in shared memory, in bytes; `None` until the link has transmitted through one.
-    fn ring_window(&self) -> Option<usize> {
+    /// Reports whether packets have taken rings in shared memory.
+    fn has_used_rings(&self) -> bool {
+        false
+    }
+
+    /// Returns the next peer of which the window has changed, with the new window. All have that of the link
+    /// ([`LinkInfo::window`]) at first.
+    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
         None
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::transport::{BurstLimits, Instant, PeerWindow, TxQueue};
 use crate::wire::mad::ServiceId;
 
 /// Time without traffic after which a member is considered idle, unless it is the one used last.
@@ -183,8 +183,12 @@ impl<L: Link> Link for Multihomed<L> {
         self.members.iter().any(|m| m.link.supports_deferred_icrc())
     }
 
-    fn ring_window(&self) -> Option<usize> {
-        self.members.iter().filter_map(|m| m.link.ring_window()).min()
+    fn has_used_rings(&self) -> bool {
+        self.members.iter().any(|m| m.link.has_used_rings())
+    }
+
+    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+        self.members.iter_mut().find_map(|m| m.link.next_peer_window())
     }
 
     fn elide_icrcs(&mut self) {

@@ -47,7 +47,7 @@ impl Nic {
             true => {
                 entry.share.wake();
                 // It leaves the peer's window to the next window waiter, which may have another priority.
-                self.peers.settle(entry, self.config.tuning.window);
+                self.peers.settle(entry);
             }
             false => entry.queued = false,
         }

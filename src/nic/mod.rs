@@ -62,12 +62,14 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
+use std::net::IpAddr;
+
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, Pending, PostError, PostListError,
-    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
-    Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, Pending, PostError,
+    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
+    TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -135,6 +137,7 @@ impl Scratch {
         srq: Option<&'a mut SharedReceives>,
         tx: &'a mut TxQueue,
         tuning: &'a Tuning,
+        window: usize,
     ) -> Env<'a> {
         Env {
             now,
@@ -148,6 +151,7 @@ impl Scratch {
             payload: PayloadSource::Packet(CopySource::Read),
             counters: &mut self.counters,
             tuning,
+            window,
             others_in_flight: 0,
         }
     }
@@ -197,7 +201,7 @@ impl Nic {
             schedule: Schedule::default(),
             egress: Egress::default(),
             deferral: TimerDeferral::default(),
-            peers: PeerWindows::default(),
+            peers: PeerWindows::new(config.tuning.window),
             notifications: NotificationPoints::default(),
             state: Scratch::default(),
             outputs: OutputQueue::default(),
@@ -237,13 +241,9 @@ impl Nic {
         self.config.tuning.congestion.control = congestion;
     }
 
-    /// Lowers the window of the peers to `window` bytes, if it is higher.
-    pub fn limit_window(&mut self, window: usize) {
-        let tuning = &mut self.config.tuning;
-        if window < tuning.window {
-            tuning.window = window;
-            tuning.read_chunk = tuning.read_chunk.min((window / 2) as u32);
-        }
+    /// Sets the window of the peer with an address.
+    pub fn set_peer_window(&mut self, address: IpAddr, window: PeerWindow) {
+        self.peers.set_window(address, self.config.tuning.peer_window(window));
     }
 
     /// Counters of the NIC.
@@ -282,7 +282,7 @@ impl Nic {
         self.outputs.forget(qpn);
         let mut entry = self.table.remove(qpn)?;
         entry.qp.withdraw();
-        self.peers.remove(&mut entry, self.config.tuning.window);
+        self.peers.remove(&mut entry);
         Some((entry.send_cq, entry.recv_cq))
     }
 
@@ -331,12 +331,13 @@ impl Nic {
             return Ok(Err(e));
         }
         let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        let mut env =
+            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
         self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-        self.peers.settle(entry, self.config.tuning.window);
+        self.peers.settle(entry);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -486,13 +487,14 @@ impl Nic {
             }
             let (priority, turn) = self.egress.turn(entry, self.config.tuning.turn);
             let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+            let mut env =
+                self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
             if std::mem::take(&mut entry.must_enter_error) {
                 entry.qp.fail(&mut env);
             }
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(turn, &mut env);
-            self.peers.settle_turn(entry, self.config.tuning.window);
+            self.peers.settle_turn(entry);
             self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
@@ -531,10 +533,17 @@ impl Nic {
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-                let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+                let mut env = self.state.env(
+                    now,
+                    memory,
+                    srq,
+                    tx,
+                    &self.config.tuning,
+                    self.peers.window(&entry.share),
+                );
                 entry.qp.handle_timeout(&mut env);
                 self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-                self.peers.settle(entry, self.config.tuning.window);
+                self.peers.settle(entry);
             }
             self.schedule.schedule_pending(entry);
             self.schedule.arm(entry);

@@ -1,5 +1,6 @@
 //! Per-peer window: limits the total flight cost of all queue pairs with the same peer, because the peer's
-//! link has one receive buffer for all of them.
+//! link has one receive buffer for all of them. The link may set the window of single peers, which packets reach through
+//! another buffer.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -10,8 +11,12 @@ use crate::wire::Qpn;
 
 /// Flight cost by peer address, and the window waiters: queue pairs that wait for room in their peer's
 /// window.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PeerWindows {
+    /// Window of the peers for which none is set.
+    default: usize,
+    /// Windows that differ from `default`, by peer address.
+    set: HashMap<IpAddr, usize>,
     by_address: HashMap<IpAddr, usize>,
     peers: Vec<Peer>,
     /// Unused indices in `peers`.
@@ -23,6 +28,7 @@ pub(super) struct PeerWindows {
 #[derive(Debug)]
 struct Peer {
     address: IpAddr,
+    window: usize,
     queue_pairs: usize,
     /// Flight cost of everything sent to the peer and not yet acknowledged.
     in_flight: u64,
@@ -31,25 +37,55 @@ struct Peer {
 }
 
 impl PeerWindows {
+    pub fn new(default: usize) -> PeerWindows {
+        PeerWindows {
+            default,
+            set: HashMap::new(),
+            by_address: HashMap::new(),
+            peers: Vec::new(),
+            free: Vec::new(),
+            unblocked: VecDeque::new(),
+        }
+    }
+
+    /// Sets the window of a peer. Wakes one window waiter if there is room.
+    pub fn set_window(&mut self, address: IpAddr, window: usize) {
+        if window == self.default {
+            self.set.remove(&address);
+        } else {
+            self.set.insert(address, window);
+        }
+        if let Some(at) = self.by_address.get(&address).copied() {
+            self.peers[at].window = window;
+            self.wake_one(at);
+        }
+    }
+
+    /// Returns the window of the queue pair's peer.
+    #[inline]
+    pub fn window(&self, share: &PeerShare) -> usize {
+        share.peer.map_or(self.default, |at| self.peers[at].window)
+    }
+
     /// Returns the flight cost of the other queue pairs with the same peer.
     pub fn others(&self, share: &PeerShare) -> u64 {
         share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
     }
 
     /// Updates the flight cost charged to a queue pair's current peer, after any step other than a turn to
-    /// send. Wakes one window waiter if less than `window` is in flight.
-    pub fn settle(&mut self, entry: &mut Entry, window: usize) {
-        if let Some(at) = self.account(entry, window) {
-            self.wake_one(at, window);
+    /// send. Wakes one window waiter if there is room.
+    pub fn settle(&mut self, entry: &mut Entry) {
+        if let Some(at) = self.account(entry) {
+            self.wake_one(at);
         }
     }
 
     /// Updates the flight cost like [`settle`](Self::settle), after a queue pair's turn to send. If the
     /// per-peer window has blocked the queue pair, it becomes a window waiter.
-    pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
-        let Some(at) = self.account(entry, window) else { return };
+    pub fn settle_turn(&mut self, entry: &mut Entry) {
+        let Some(at) = self.account(entry) else { return };
         if !entry.qp.is_blocked_by_peer_window() {
-            self.wake_one(at, window);
+            self.wake_one(at);
         } else if !entry.share.waits {
             entry.share.waits = true;
             self.peers[at].waiting.push_back(entry.qp.qpn());
@@ -58,7 +94,7 @@ impl PeerWindows {
 
     /// Removes a queue pair's flight cost from its peer's total, and wakes one window waiter if there is
     /// room.
-    pub fn remove(&mut self, entry: &mut Entry, window: usize) {
+    pub fn remove(&mut self, entry: &mut Entry) {
         let PeerShare { peer, in_flight, waits } = std::mem::take(&mut entry.share);
         let Some(at) = peer else { return };
         let peer = &mut self.peers[at];
@@ -73,7 +109,7 @@ impl PeerWindows {
             peer.waiting = VecDeque::new();
             self.free.push(at);
         }
-        self.wake_one(at, window);
+        self.wake_one(at);
     }
 
     /// Takes the next window waiter whose peer has room; the caller must give it a turn.
@@ -85,12 +121,12 @@ impl PeerWindows {
         !self.unblocked.is_empty()
     }
 
-    fn account(&mut self, entry: &mut Entry, window: usize) -> Option<usize> {
+    fn account(&mut self, entry: &mut Entry) -> Option<usize> {
         let at = match (entry.share.peer, entry.qp.flow()) {
             (Some(at), Some(flow)) if self.peers[at].address == flow.dst => at,
             (_, flow) => {
                 let address = flow.map(|flow| flow.dst);
-                self.remove(entry, window);
+                self.remove(entry);
                 entry.share.peer = address.map(|address| self.join(address));
                 entry.share.peer?
             }
@@ -102,18 +138,19 @@ impl PeerWindows {
         Some(at)
     }
 
-    fn wake_one(&mut self, at: usize, window: usize) {
+    fn wake_one(&mut self, at: usize) {
         let peer = &mut self.peers[at];
-        if peer.in_flight < window as u64 {
+        if peer.in_flight < peer.window as u64 {
             self.unblocked.extend(peer.waiting.pop_front());
         }
     }
 
     fn join(&mut self, address: IpAddr) -> usize {
-        let PeerWindows { by_address, peers, free, .. } = self;
+        let PeerWindows { default, set, by_address, peers, free, .. } = self;
         let at = *by_address.entry(address).or_insert_with(|| {
             let at = free.pop().unwrap_or(peers.len());
-            let peer = Peer { address, queue_pairs: 0, in_flight: 0, waiting: VecDeque::new() };
+            let window = set.get(&address).copied().unwrap_or(*default);
+            let peer = Peer { address, window, queue_pairs: 0, in_flight: 0, waiting: VecDeque::new() };
             match peers.get_mut(at) {
                 Some(place) => *place = peer,
                 None => peers.push(peer),

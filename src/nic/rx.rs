@@ -211,7 +211,7 @@ impl Nic {
         while let Some(qpn) = self.schedule.next_dirty() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.dirty = false;
-                self.peers.settle(entry, self.config.tuning.window);
+                self.peers.settle(entry);
                 self.schedule.schedule_pending(entry);
                 // Progress shortens the timeout again that an ACK timeout had extended.
                 self.schedule.arm(entry);
@@ -265,7 +265,8 @@ impl Nic {
         let admitted = find_qp(&mut self.table, dest, packet, flow, &self.pkeys, &mut self.state.counters);
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
-        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        let mut env =
+            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
         env.payload = packets.source;
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.

@@ -30,6 +30,8 @@ pub struct Env<'a> {
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
+    /// Window of the queue pair's peer.
+    pub window: usize,
     /// Total flight cost of the packets that other queue pairs have in flight to the same peer.
     pub others_in_flight: u64,
 }

@@ -79,7 +79,7 @@ pub use state::{
     QpType,
 };
 pub use time::{Instant, earliest};
-pub use tuning::{PacingLimits, Tuning};
+pub use tuning::{PacingLimits, PeerWindow, Tuning};
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, PostListError, RecvWr, RemoteAddr,
     SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,

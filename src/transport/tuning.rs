@@ -8,10 +8,13 @@ use super::congestion::CongestionConfig;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
     /// Per-peer window: the maximum number of bytes in flight to one peer, including headers. The peer's
-    /// receive buffer is assumed to hold this much.
+    /// receive buffer is assumed to hold this much, unless the link knows better ([`PeerWindow`]).
     pub window: usize,
+    /// Upper bound of the windows that the link sets for single peers.
+    pub max_peer_window: usize,
     /// Maximum number of bytes that one READ request covers. A longer READ is split into several requests, so
-    /// that its responses do not overrun the local receive buffer.
+    /// that its responses do not overrun the local receive buffer. The value must not change while READs are in flight: a
+    /// repeated request must lie within one that the responder remembers.
     pub read_chunk: u32,
     /// Lower bound of the local ACK timeout, regardless of the QP's configuration.
     pub min_timeout: Duration,
@@ -50,10 +53,33 @@ impl PacingLimits {
         PacingLimits { burst: Duration::ZERO, catch_up: Duration::from_micros(1) };
 }
 
+/// Window of one peer, as the link sets it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PeerWindow {
+    /// The window of the link.
+    OfLink,
+    /// This number of bytes, or the window of the link if it is smaller.
+    AtMost(usize),
+    /// This number of bytes.
+    Bytes(usize),
+}
+
+impl Tuning {
+    /// Returns the window of a peer in bytes.
+    pub fn peer_window(&self, window: PeerWindow) -> usize {
+        match window {
+            PeerWindow::OfLink => self.window,
+            PeerWindow::AtMost(bytes) => self.window.min(bytes),
+            PeerWindow::Bytes(bytes) => self.max_peer_window.min(bytes),
+        }
+    }
+}
+
 impl Default for Tuning {
     fn default() -> Self {
         Tuning {
             window: 1 << 20,
+            max_peer_window: usize::MAX,
             read_chunk: 1 << 30,
             min_timeout: Duration::from_millis(1),
             max_ack_silence: Duration::from_millis(1),

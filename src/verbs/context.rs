@@ -21,7 +21,7 @@ use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::faults::{FaultCounters, Faults};
 use crate::link::rng::splitmix64;
-use crate::link::{Link, LinkCounters, LinkInfo};
+use crate::link::{Link, LinkCounters, LinkInfo, shared_memory};
 use crate::memory::Table;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::setters::setters;
@@ -31,6 +31,9 @@ use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 /// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
 /// run to run, and every run of a program should send the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
+
+/// Maximum length of a READ request, in bytes: half the window of a peer whose packets take rings in shared memory.
+const MAX_READ_CHUNK: usize = shared_memory::CAPACITY / 4;
 
 /// Options for opening a context.
 #[derive(Clone, Debug)]
@@ -265,7 +268,8 @@ impl Context {
             personality: options.personality,
             tuning: Tuning {
                 window,
-                read_chunk: (window / 2).max(mtu.bytes()) as u32,
+                max_peer_window: options.window.map_or(usize::MAX, |window| window / links.len()),
+                read_chunk: (window / 2).clamp(mtu.bytes(), MAX_READ_CHUNK) as u32,
                 min_timeout: options
                     .min_ack_timeout
                     .map_or(options.personality.min_timeout, |t| t.max(options.personality.min_timeout)),

@@ -12,6 +12,7 @@ mod connection;
 mod lease;
 mod ring_messages;
 mod rings;
+mod routes;
 mod service_registry;
 mod shared_link;
 mod spawn;

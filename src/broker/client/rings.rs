@@ -21,7 +21,6 @@
 //! writes to an eventfd, which the first one waits for too ([`Rings::prepare_to_sleep`]).
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -41,12 +40,13 @@ use rustix::net::{
 use super::ring_messages::{
     CONFIRMATION, NOTIFICATION, Taken, announce_changes, take_from_reader, take_from_writer,
 };
+use super::routes::{Destination, Route, Routes};
 use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
 use crate::link::RxBurst;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
-use crate::transport::{BurstLimits, Instant, TxBurst};
+use crate::transport::{BurstLimits, Instant, PeerWindow, TxBurst};
 use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
@@ -61,9 +61,6 @@ static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Maximum number of bytes read from all rings at a time.
 const BATCH: u64 = CAPACITY as u64 / 4;
-
-/// Maximum number of destinations without a ring that are remembered.
-const MAX_ROUTES: usize = 4096;
 
 /// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
 /// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
@@ -80,7 +77,7 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 /// Maximum wait while packets for this process are waiting: the reader may wait for room in the ring that they are in.
 const MAX_MUTUAL_WAIT: Duration = Duration::from_millis(2);
 
-/// Window of the peers of a link with rings, in bytes. A ring holds twice as much: requests of one end, and the responses
+/// Window of a peer whose packets take rings, in bytes. A ring holds twice as much: requests of one end, and the responses
 /// to those of the other.
 pub const RING_WINDOW: usize = CAPACITY / 2;
 
@@ -122,20 +119,6 @@ impl FromStr for RingOffer {
             _ => Err(()),
         }
     }
-}
-
-/// Destination of packets: an address and a QPN partition.
-type Destination = (IpAddr, u8);
-
-/// How packets reach a destination.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Route {
-    /// Through the UDP socket. `is_final` is false if no process listened at the destination.
-    Socket { is_final: bool },
-    /// Through the ring of the connection with this index.
-    Ring(usize),
-    /// Not at all: a ring is required, and there is none.
-    Nowhere,
 }
 
 /// State and purpose of a connection.
@@ -217,9 +200,9 @@ pub struct Rings {
     wait_left: Duration,
     /// `None` for closed connections.
     connections: Vec<Option<Connection>>,
-    routes: HashMap<Destination, Route>,
-    /// The destination looked up last, with its route.
-    last: Option<(Destination, Route)>,
+    /// Destination of the packets to the link itself.
+    own: Destination,
+    routes: Routes,
     /// Number of connections that this process reads from.
     readers: usize,
     /// Whether packets have taken a ring.
@@ -278,9 +261,8 @@ impl Rings {
             spare,
             wait_left: MAX_WAIT,
             connections: Vec::new(),
-            // A ring of this process to itself would deadlock: the thread that waits for room is the reader.
-            routes: HashMap::from([(own, Route::Socket { is_final: true })]),
-            last: None,
+            own,
+            routes: Routes::default(),
             readers: 0,
             has_written: false,
             unpublished: Vec::new(),
@@ -293,6 +275,21 @@ impl Rings {
     /// Reports whether packets have taken a ring.
     pub fn has_written(&self) -> bool {
         self.has_written
+    }
+
+    /// Returns the next peer of which the window has changed, with the new window. It is that of rings if all packets to the
+    /// address and all from it take rings: the responses to READs come from the peer.
+    pub fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+        let address = self.routes.next_changed()?;
+        let is_from_peer =
+            |one: &&Connection| matches!(&one.role, Role::Reader { ring, .. } if ring.src() == address);
+        let readers = self.connections.iter().flatten().filter(is_from_peer).count();
+        let window = match self.routes.count(address) {
+            (0, _) => PeerWindow::OfLink,
+            (writers, 0) if readers >= writers => PeerWindow::Bytes(RING_WINDOW),
+            _ => PeerWindow::AtMost(RING_WINDOW),
+        };
+        Some((address, window))
     }
 
     /// Permits packets without ICRCs in both directions.
@@ -314,14 +311,7 @@ impl Rings {
         if burst.is_unacknowledged() && !self.is_required {
             return Route::Socket { is_final: true };
         }
-        match self.last {
-            Some((last, route)) if last == to => route,
-            _ => {
-                let route = self.route(to);
-                self.last = Some((to, route)).filter(|_| route != Route::Nowhere);
-                route
-            }
-        }
+        self.routes.get(to).unwrap_or_else(|| self.find_route(to))
     }
 
     /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
@@ -398,13 +388,15 @@ impl Rings {
         }
     }
 
-    fn route(&mut self, to: Destination) -> Route {
-        if let Some(route) = self.routes.get(&to) {
-            return *route;
-        }
-        if self.routes.len() >= MAX_ROUTES {
+    fn find_route(&mut self, to: Destination) -> Route {
+        if self.routes.is_full() {
             // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
             return self.route_without_ring(to, true);
+        }
+        if to == self.own {
+            // A ring of this process to itself would deadlock: the thread that waits for room is the reader.
+            self.routes.set(to, Route::Socket { is_final: true });
+            return Route::Socket { is_final: true };
         }
         let route = match self.offer(to) {
             Ok(index) => Route::Ring(index),
@@ -415,9 +407,7 @@ impl Rings {
                 self.route_without_ring(to, !nobody_listens)
             }
         };
-        if route != Route::Nowhere {
-            self.routes.insert(to, route);
-        }
+        self.routes.set(to, route);
         route
     }
 
@@ -431,20 +421,15 @@ impl Rings {
     /// Makes the socket the route to a destination whose ring is closed, for good; if rings are required, the next packet
     /// tries again.
     fn give_up(&mut self, to: Destination) {
-        match self.route_without_ring(to, true) {
-            Route::Nowhere => self.routes.remove(&to),
-            route => self.routes.insert(to, route),
-        };
-        self.last = None;
+        self.routes.set(to, self.route_without_ring(to, true));
     }
 
     /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
     /// again. No earlier packets can be overtaken, because their process has ended.
     pub fn on_connected(&mut self, peer: IpAddr, qpn: Qpn) {
         let to = (peer, (qpn.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8);
-        if self.routes.get(&to) == Some(&Route::Socket { is_final: false }) {
-            self.routes.remove(&to);
-            self.last = None;
+        if self.routes.get(to) == Some(Route::Socket { is_final: false }) {
+            self.routes.forget(to);
         }
     }
 
@@ -486,12 +471,12 @@ impl Rings {
         // A program started meanwhile may have a copy of the socket, which would keep it in the epoll set.
         let _ = self.epoll.delete(&socket);
         match role {
-            Role::Writer(Writer { to, is_confirmed: true, .. }) => {
-                self.routes.remove(&to);
-                self.last = None;
-            }
+            Role::Writer(Writer { to, is_confirmed: true, .. }) => self.routes.forget(to),
             Role::Writer(Writer { to, .. }) => self.give_up(to),
-            Role::Reader { .. } => self.readers -= 1,
+            Role::Reader { ring, .. } => {
+                self.readers -= 1;
+                self.routes.note_change(ring.src());
+            }
             Role::Pending => {}
         }
     }
@@ -627,6 +612,7 @@ impl Rings {
                         // Fails if the writer has ended; its packets are still read.
                         let _ = send(socket, CONFIRMATION, SendFlags::NOSIGNAL);
                         self.readers += 1;
+                        self.routes.note_change(ring.src());
                         connection.role = Role::Reader { ring, has_ended: false };
                         true
                     }

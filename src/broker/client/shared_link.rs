@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
-use super::rings::{RING_WINDOW, Rings, Sent, can_have_rings};
+use super::rings::{Rings, Sent, can_have_rings};
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
 use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
@@ -20,7 +20,7 @@ use crate::link::{
     SharedAddress, boxed, default_address,
 };
 use crate::nic::QpnPartition;
-use crate::transport::{Instant, TxQueue};
+use crate::transport::{Instant, PeerWindow, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 
@@ -248,11 +248,15 @@ impl Link for SharedUdpLink {
 
     /// Returns true once packets have taken a ring. Until then they are queued for the socket.
     fn supports_deferred_icrc(&self) -> bool {
-        self.ring_window().is_some()
+        self.has_used_rings()
     }
 
-    fn ring_window(&self) -> Option<usize> {
-        self.rings.as_ref().filter(|rings| rings.has_written()).map(|_| RING_WINDOW)
+    fn has_used_rings(&self) -> bool {
+        self.rings.as_ref().is_some_and(Rings::has_written)
+    }
+
+    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+        self.rings.as_mut()?.next_peer_window()
     }
 
     fn elide_icrcs(&mut self) {

@@ -277,6 +277,11 @@ impl RingReader {
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
 
+    /// Source address of the packets.
+    pub fn src(&self) -> IpAddr {
+        self.flow.src
+    }
+
     /// Maps memory that the writer offers, for payloads that it leaves out of records.
     ///
     /// # Errors

@@ -130,7 +130,7 @@ impl Requester {
         let psns = psns_at(wqe, packet, conn, env.tuning);
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
-        let (window, whole) = (self.congestion.window(env.tuning.window as u64), env.tuning.window as u64);
+        let (window, whole) = (self.congestion.window(env.window as u64), env.window as u64);
         let (begins, flight) = (start_cost <= self.acked_cost, end_cost - self.acked_cost);
         if !begins && flight > window || psn.since(self.snd_una) as u32 + psns > MAX_PSNS {
             return Err(Blocked::Idle);
@@ -145,7 +145,7 @@ impl Requester {
 
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
-        let marked = closes || ack_request::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
+        let marked = closes || ack_request::is_marked(start_cost, end_cost, env.window, conn.mtu);
         let ack_request = self.requests_ack(wqe, packet + psns, index, conn)
             || marked
             || limited && packet == 0

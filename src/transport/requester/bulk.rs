@@ -36,12 +36,10 @@ impl Requester {
         let flight = start.checked_sub(self.acked_cost)?;
         // The packet that closes the congestion window and the one that ends a part of it carry AckReq.
         let others = env.others_in_flight;
-        let window = self
-            .congestion
-            .window(env.tuning.window as u64)
-            .min((env.tuning.window as u64).saturating_sub(others));
+        let window =
+            self.congestion.window(env.window as u64).min((env.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
-        let until_marked = ack_request::until_mark(start, env.tuning.window, conn.mtu) / each;
+        let until_marked = ack_request::until_mark(start, env.window, conn.mtu) / each;
         let middle = wqe.packets.saturating_sub(packet + 1);
         let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.snd_una) as u32));
         let count = until_closed.min(until_marked).min(middle.into()).min(budget as u64);

@@ -346,7 +346,7 @@ impl Responder {
             && matches!(packet.row().operation, Operation::Send | Operation::Write)
             && matches!(env.payload, PayloadSource::Packet(_))
         {
-            self.kept.insert(packet, env.tuning.window, env.spare);
+            self.kept.insert(packet, env.window, env.spare);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use urxe::transport::{EgressRoom, QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
+use urxe::transport::{EgressRoom, PeerWindow, QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
 
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
@@ -117,6 +117,37 @@ cases! {
         b.nic.destroy_qp(b.qpns[1]).unwrap();
         b.deliver(&[ack(SQ + 3, 4)]);
         assert_eq!(packets_per_qp(&b.sent()), [(2, 4)]);
+        discard(b);
+    }
+
+    window_of_one_peer_replaces_that_of_the_link => "req.window.shared" {
+        let mut b = contending_qps(3);
+        let peer = b.flow().src;
+        assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
+        b.nic.set_peer_window("192.0.2.99".parse().unwrap(), PeerWindow::Bytes(64 * 1024));
+        b.expect_nothing();
+        // A larger window lets the window waiters send.
+        b.nic.set_peer_window(peer, PeerWindow::Bytes(8 * 1024));
+        assert_eq!(packets_per_qp(&b.sent()), [(1, 4)]);
+        // A smaller one takes effect as packets are acknowledged.
+        b.nic.set_peer_window(peer, PeerWindow::AtMost(2 * 1024));
+        b.deliver(&[ack(SQ + 3, 4)]);
+        b.expect_nothing();
+        b.deliver(&[ack(SQ + 2, 3).qp(1)]);
+        assert_eq!(packets_per_qp(&b.sent()), [(2, 1)]);
+        b.nic.set_peer_window(peer, PeerWindow::OfLink);
+        assert_eq!(packets_per_qp(&b.sent()), [(1, 2)]);
+        discard(b);
+
+        // The window is set before there is a queue pair, and kept while there is none.
+        let mut b = Bench::with(|s| (s.tuning.window, s.tuning.max_peer_window, s.state) = (4 * 1024, 2 * 1024, QpState::Reset));
+        b.nic.set_peer_window(peer, PeerWindow::Bytes(64 * 1024));
+        for _ in 0..2 {
+            b.connect(0, QpState::Rts);
+            (0..6).for_each(|i| post(&mut b, 0, i, SendFlags::SIGNALED));
+            assert_eq!(packets_per_qp(&b.sent()), [(0, 2)], "the bound of the configuration");
+            b.set_state(QpState::Reset);
+        }
         discard(b);
     }
 

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::fabric::FabricPort;
-use urxe::link::{BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, RxBurst, TxQueue};
+use urxe::link::{
+    BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, PeerWindow, RxBurst, TxQueue,
+};
 use urxe::wire::{BTH_LEN, Flow, ICRC_LEN, ROCE_PORT};
 
 use crate::ring::{LIMITS, Ring};
@@ -36,6 +38,8 @@ pub struct RingLink {
     /// Time at which the ring is read again; `None` while the reader sleeps.
     next_read: Option<Instant>,
     has_written: bool,
+    /// Window of the peer, until the NIC takes it.
+    changed_window: Option<(IpAddr, PeerWindow)>,
     elides_icrcs: bool,
     dropped: u64,
     scratch: Vec<u8>,
@@ -64,6 +68,7 @@ impl RingLink {
             notification,
             next_read: None,
             has_written: false,
+            changed_window: options.window.map(|window| (peer, PeerWindow::AtMost(window))),
             elides_icrcs: false,
             dropped: 0,
             scratch: Vec::new(),
@@ -92,8 +97,12 @@ impl Link for RingLink {
         self.has_written
     }
 
-    fn ring_window(&self) -> Option<usize> {
-        self.options.window.filter(|_| self.has_written)
+    fn has_used_rings(&self) -> bool {
+        self.has_written
+    }
+
+    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+        self.changed_window.take()
     }
 
     fn elide_icrcs(&mut self) {

@@ -250,13 +250,56 @@ fn refused_ring_is_replaced_by_the_socket() {
 fn destinations_beyond_the_limit_take_the_socket_and_are_not_remembered() {
     let (a_ip, b_ip) = ("127.18.247.1", "127.18.247.2");
     let (mut a, _b) = (rings(a_ip, 1), rings(b_ip, 1));
-    a.routes.extend((0..MAX_ROUTES as u32).map(|n| {
-        let to = (std::net::Ipv4Addr::from(0x0a00_0000 + n).into(), 1);
-        (to, Route::Socket { is_final: false })
-    }));
-    let routes = a.routes.len();
+    for n in 0.. {
+        if a.routes.is_full() {
+            break;
+        }
+        let to = (Ipv4Addr::new(10, 0, 0, 1 + (n >> 8) as u8).into(), n as u8);
+        a.routes.set(to, Route::Socket { is_final: false });
+    }
     assert_eq!(write(&mut a, b_ip, 1, 1), Sent::No);
-    assert_eq!(a.routes.len(), routes);
+    assert_eq!(a.routes.get((b_ip.parse().unwrap(), 1)), None);
+}
+
+/// Returns the windows that have changed, in the order of the addresses.
+fn changed_windows(of: &mut Rings) -> Vec<(IpAddr, PeerWindow)> {
+    let mut windows: Vec<_> = std::iter::from_fn(|| of.next_peer_window()).collect();
+    windows.sort_by_key(|(address, _)| *address);
+    windows
+}
+
+#[test]
+fn window_of_a_peer_is_that_of_rings_while_all_packets_in_both_directions_take_rings() {
+    let (a_ip, b_ip, none_ip) = ("127.18.253.1", "127.18.253.2", "127.18.253.3");
+    let (mut a, mut b, mut other) = (rings(a_ip, 1), rings(b_ip, 1), rings(b_ip, 2));
+    let window = |ip: &str, window| vec![(ip.parse().unwrap(), window)];
+    let (of_ring, at_most) = (PeerWindow::Bytes(RING_WINDOW), PeerWindow::AtMost(RING_WINDOW));
+    assert_eq!(changed_windows(&mut a), []);
+    assert_eq!(write(&mut a, none_ip, 1, 0), Sent::No);
+    assert_eq!(changed_windows(&mut a), window(none_ip, PeerWindow::OfLink));
+    assert_eq!(write(&mut a, b_ip, 1, 1), Sent::Yes);
+    assert_eq!(changed_windows(&mut a), window(b_ip, at_most), "responses may take the socket");
+    assert_eq!(received(&mut b).len(), 1);
+    assert_eq!(write(&mut b, a_ip, 1, 2), Sent::Yes);
+    assert_eq!(changed_windows(&mut b), window(a_ip, of_ring));
+    assert_eq!(received(&mut a).len(), 1);
+    assert_eq!(changed_windows(&mut a), window(b_ip, of_ring));
+    // A second process with the same address.
+    assert_eq!(write(&mut a, b_ip, 2, 3), Sent::Yes);
+    assert_eq!(changed_windows(&mut a), window(b_ip, at_most));
+    assert_eq!(received(&mut other).len(), 1);
+    assert_eq!(write(&mut other, a_ip, 1, 4), Sent::Yes);
+    assert_eq!(received(&mut a).len(), 1);
+    assert_eq!(changed_windows(&mut a), window(b_ip, of_ring));
+    // A third one that listens for no rings.
+    assert_eq!(write(&mut a, b_ip, 3, 5), Sent::No);
+    assert_eq!(changed_windows(&mut a), window(b_ip, at_most));
+    drop((b, other));
+    eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
+    assert_eq!(changed_windows(&mut a), window(b_ip, PeerWindow::OfLink));
+    // Packets to the own address that take the socket.
+    assert_eq!(write(&mut a, a_ip, 1, 6), Sent::No);
+    assert_eq!(changed_windows(&mut a), window(a_ip, PeerWindow::OfLink));
 }
 
 #[test]

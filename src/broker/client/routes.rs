@@ -1,0 +1,88 @@
+//! Routes of a link's packets: through a ring or through the UDP socket, by destination.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+/// Destination of packets: an address and a QPN partition.
+pub type Destination = (IpAddr, u8);
+
+/// How packets reach a destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// Through the UDP socket. `is_final` is false if no process listened at the destination.
+    Socket { is_final: bool },
+    /// Through the ring of the connection with this index.
+    Ring(usize),
+    /// Not at all: a ring is required, and there is none.
+    Nowhere,
+}
+
+/// Maximum number of destinations without a ring that are remembered.
+const MAX_ROUTES: usize = 4096;
+
+/// The routes, and the addresses of which the paths have changed.
+#[derive(Debug, Default)]
+pub struct Routes {
+    by_destination: HashMap<Destination, Route>,
+    /// The destination looked up last, with its route.
+    last: Option<(Destination, Route)>,
+    /// Addresses whose paths have changed since [`next_changed`](Self::next_changed) returned them.
+    changed: Vec<IpAddr>,
+}
+
+impl Routes {
+    /// Returns the route to a destination, if it is known.
+    #[inline]
+    pub fn get(&mut self, to: Destination) -> Option<Route> {
+        match self.last {
+            Some((last, route)) if last == to => Some(route),
+            _ => {
+                let route = *self.by_destination.get(&to)?;
+                self.last = Some((to, route));
+                Some(route)
+            }
+        }
+    }
+
+    /// Reports whether there is no room for further destinations.
+    pub fn is_full(&self) -> bool {
+        self.by_destination.len() >= MAX_ROUTES
+    }
+
+    /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet tries again.
+    pub fn set(&mut self, to: Destination, route: Route) {
+        match route {
+            Route::Nowhere => self.by_destination.remove(&to),
+            _ => self.by_destination.insert(to, route),
+        };
+        self.last = None;
+        self.note_change(to.0);
+    }
+
+    /// Forgets the route to a destination: the next packet decides again.
+    pub fn forget(&mut self, to: Destination) {
+        self.by_destination.remove(&to);
+        self.last = None;
+        self.note_change(to.0);
+    }
+
+    /// Returns the number of rings and of sockets among the routes to an address.
+    pub fn count(&self, address: IpAddr) -> (usize, usize) {
+        let routes = || self.by_destination.iter().filter(|(to, _)| to.0 == address);
+        let rings = routes().filter(|(_, route)| matches!(route, Route::Ring(_))).count();
+        (rings, routes().count() - rings)
+    }
+
+    /// Records that a path to or from an address has changed.
+    pub fn note_change(&mut self, address: IpAddr) {
+        if !self.changed.contains(&address) {
+            self.changed.push(address);
+        }
+    }
+
+    /// Returns the next address whose paths have changed.
+    pub fn next_changed(&mut self) -> Option<IpAddr> {
+        self.changed.pop()
+    }
+}
