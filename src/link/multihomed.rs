@@ -1,6 +1,7 @@
 //! Combines several links on one interface, each with its own addresses, into a single link.
 #![forbid(unsafe_code)]
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -34,6 +35,8 @@ pub struct Multihomed<L> {
     last_idle_poll: Instant,
     /// Scratch queue for one member's bursts, used when a queue has packets for several members.
     scratch: TxQueue,
+    /// Windows that differ from that of the link, by peer address and index of the member that has set them.
+    windows: HashMap<(IpAddr, usize), PeerWindow>,
     /// Number of packets dropped because no member has their source address.
     unmatched_source: u64,
 }
@@ -77,6 +80,7 @@ impl<L: Link> Multihomed<L> {
             next: 0,
             last_idle_poll: Instant(0),
             scratch,
+            windows: HashMap::new(),
             unmatched_source: 0,
         })
     }
@@ -188,7 +192,14 @@ impl<L: Link> Link for Multihomed<L> {
     }
 
     fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
-        self.members.iter_mut().find_map(|m| m.link.next_peer_window())
+        let (member, (address, window)) =
+            self.members.iter_mut().enumerate().find_map(|(n, m)| Some((n, m.link.next_peer_window()?)))?;
+        match window {
+            PeerWindow::OfLink => self.windows.remove(&(address, member)),
+            _ => self.windows.insert((address, member), window),
+        };
+        let of_peer = self.windows.iter().filter(|((to, _), _)| *to == address).map(|(_, window)| *window);
+        Some((address, of_peer.reduce(PeerWindow::min).unwrap_or(PeerWindow::OfLink)))
     }
 
     fn elide_icrcs(&mut self) {
@@ -307,6 +318,7 @@ mod tests {
     struct Script {
         polls: usize,
         incoming: VecDeque<Vec<u8>>,
+        windows: VecDeque<PeerWindow>,
         /// Each burst sent: length of the first packet, number of packets, and all bytes.
         sent: Vec<(usize, usize, Vec<u8>)>,
         groups: Vec<IpAddr>,
@@ -350,6 +362,9 @@ mod tests {
         }
         fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
             Some(self)
+        }
+        fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+            Some((ip(PEER), self.script.lock().windows.pop_front()?))
         }
         fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
             None
@@ -427,6 +442,28 @@ mod tests {
         assert!(link.is_up(), "the port state is that of the first member");
         assert_eq!((link.counters().tx_dropped, link.counters().rx_overflow), (3, 6));
         assert!(Multihomed::<Scripted>::new("none".into(), Vec::new()).is_none());
+    }
+
+    #[test]
+    fn window_of_a_peer_is_the_smallest_that_a_member_has_set() {
+        use PeerWindow::{AtMost, Bytes, OfLink};
+        let (mut link, scripts) = multihomed(&["10.0.0.1", "10.0.0.2"]);
+        let steps = [
+            (0, Bytes(7), Bytes(7)),
+            (1, Bytes(5), Bytes(5)),
+            (1, AtMost(9), AtMost(7)),
+            (0, AtMost(8), AtMost(8)),
+            (0, OfLink, AtMost(9)),
+            (0, Bytes(10), AtMost(9)),
+            (1, OfLink, Bytes(10)),
+            (0, OfLink, OfLink),
+        ];
+        for (step, (member, window, expected)) in steps.into_iter().enumerate() {
+            scripts[member].lock().windows.push_back(window);
+            assert_eq!(link.next_peer_window(), Some((ip(PEER), expected)), "step {step}");
+            assert_eq!(link.next_peer_window(), None);
+        }
+        assert!(link.windows.is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) struct Pacer {
     due: Option<Instant>,
 }
 
-/// Returns the default rate of unacknowledged services: one per-peer window per millisecond. The peer's receive
+/// Returns the default rate of unacknowledged services: one window of the link per millisecond. The peer's receive
 /// buffer holds several such windows.
 pub(super) fn unacknowledged(tuning: &Tuning) -> Rate {
     Rate::from_bits_per_second((tuning.window.max(MIN_BYTES_PER_MS) * 8 * 1000) as f64)

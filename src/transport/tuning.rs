@@ -8,7 +8,7 @@ use super::congestion::CongestionConfig;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
     /// Per-peer window: the maximum number of bytes in flight to one peer, including headers. The peer's
-    /// receive buffer is assumed to hold this much, unless the link knows better ([`PeerWindow`]).
+    /// receive buffer is assumed to hold this much, unless the link sets the window of the peer ([`PeerWindow`]).
     pub window: usize,
     /// Upper bound of the windows that the link sets for single peers.
     pub max_peer_window: usize,
@@ -23,7 +23,7 @@ pub struct Tuning {
     pub max_ack_silence: Duration,
     /// Maximum number of packets that one QP sends before the next QP gets its turn.
     pub turn: usize,
-    /// Whether UC and UD traffic is paced to one per-peer window per millisecond, for links on which the
+    /// Whether UC and UD traffic is paced to one window of the link per millisecond, for links on which the
     /// peer's receive buffer may overflow.
     pub pace_unacknowledged: bool,
     /// Lower bound of the retransmission/probe timeout (RTO/PTO).
@@ -62,6 +62,19 @@ pub enum PeerWindow {
     AtMost(usize),
     /// This number of bytes.
     Bytes(usize),
+}
+
+impl PeerWindow {
+    /// Returns the smaller one of the windows of two paths to a peer.
+    pub fn min(self, other: PeerWindow) -> PeerWindow {
+        use PeerWindow::{AtMost, Bytes, OfLink};
+        match (self, other) {
+            (OfLink, OfLink) => OfLink,
+            (OfLink, AtMost(bytes) | Bytes(bytes)) | (AtMost(bytes) | Bytes(bytes), OfLink) => AtMost(bytes),
+            (Bytes(a), Bytes(b)) => Bytes(a.min(b)),
+            (AtMost(a) | Bytes(a), AtMost(b) | Bytes(b)) => AtMost(a.min(b)),
+        }
+    }
 }
 
 impl Tuning {

@@ -278,7 +278,8 @@ impl Rings {
     }
 
     /// Returns the next peer of which the window has changed, with the new window. It is that of rings if all packets to the
-    /// address and all from it take rings: the responses to READs come from the peer.
+    /// address and all from it take rings: the responses to READs come from the peer. Only one shard of a NIC has readers, so the
+    /// windows of the others are at most that of the link.
     pub fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
         let address = self.routes.next_changed()?;
         let is_from_peer =
@@ -389,14 +390,14 @@ impl Rings {
     }
 
     fn find_route(&mut self, to: Destination) -> Route {
-        if self.routes.is_full() {
-            // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
-            return self.route_without_ring(to, true);
-        }
         if to == self.own {
             // A ring of this process to itself would deadlock: the thread that waits for room is the reader.
             self.routes.set(to, Route::Socket { is_final: true });
             return Route::Socket { is_final: true };
+        }
+        if self.routes.is_full() {
+            // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
+            return self.route_without_ring(to, true);
         }
         let route = match self.offer(to) {
             Ok(index) => Route::Ring(index),
@@ -404,6 +405,9 @@ impl Rings {
                 trace_event!(DEBUG, "urxe::link", "no ring", to = %to.0, partition = to.1, reason = %error);
                 let nobody_listens =
                     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+                if nobody_listens && self.routes.has_ended(to) {
+                    return self.route_without_ring(to, false);
+                }
                 self.route_without_ring(to, !nobody_listens)
             }
         };
@@ -471,11 +475,11 @@ impl Rings {
         // A program started meanwhile may have a copy of the socket, which would keep it in the epoll set.
         let _ = self.epoll.delete(&socket);
         match role {
-            Role::Writer(Writer { to, is_confirmed: true, .. }) => self.routes.forget(to),
+            Role::Writer(Writer { to, is_confirmed: true, .. }) => self.routes.end(to),
             Role::Writer(Writer { to, .. }) => self.give_up(to),
             Role::Reader { ring, .. } => {
                 self.readers -= 1;
-                self.routes.note_change(ring.src());
+                self.routes.note_reader_change(ring.src());
             }
             Role::Pending => {}
         }
@@ -612,7 +616,7 @@ impl Rings {
                         // Fails if the writer has ended; its packets are still read.
                         let _ = send(socket, CONFIRMATION, SendFlags::NOSIGNAL);
                         self.readers += 1;
-                        self.routes.note_change(ring.src());
+                        self.routes.note_reader_change(ring.src());
                         connection.role = Role::Reader { ring, has_ended: false };
                         true
                     }

@@ -1,7 +1,7 @@
 //! Routes of a link's packets: through a ring or through the UDP socket, by destination.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 /// Destination of packets: an address and a QPN partition.
@@ -18,13 +18,15 @@ pub enum Route {
     Nowhere,
 }
 
-/// Maximum number of destinations without a ring that are remembered.
+/// Maximum number of destinations that are remembered.
 const MAX_ROUTES: usize = 4096;
 
 /// The routes, and the addresses of which the paths have changed.
 #[derive(Debug, Default)]
 pub struct Routes {
     by_destination: HashMap<Destination, Route>,
+    /// Destinations without a route, because the process that read their ring has ended.
+    ended: HashSet<Destination>,
     /// The destination looked up last, with its route.
     last: Option<(Destination, Route)>,
     /// Addresses whose paths have changed since [`next_changed`](Self::next_changed) returned them.
@@ -47,7 +49,7 @@ impl Routes {
 
     /// Reports whether there is no room for further destinations.
     pub fn is_full(&self) -> bool {
-        self.by_destination.len() >= MAX_ROUTES
+        self.by_destination.len() + self.ended.len() >= MAX_ROUTES
     }
 
     /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet tries again.
@@ -56,8 +58,21 @@ impl Routes {
             Route::Nowhere => self.by_destination.remove(&to),
             _ => self.by_destination.insert(to, route),
         };
+        self.ended.remove(&to);
         self.last = None;
         self.note_change(to.0);
+    }
+
+    /// Forgets the route to a process that has ended. Until a process listens at the destination again, each packet looks for
+    /// one.
+    pub fn end(&mut self, to: Destination) {
+        self.forget(to);
+        self.ended.insert(to);
+    }
+
+    /// Reports whether the last process at a destination without a route has ended.
+    pub fn has_ended(&self, to: Destination) -> bool {
+        self.ended.contains(&to)
     }
 
     /// Forgets the route to a destination: the next packet decides again.
@@ -74,8 +89,14 @@ impl Routes {
         (rings, routes().count() - rings)
     }
 
-    /// Records that a path to or from an address has changed.
-    pub fn note_change(&mut self, address: IpAddr) {
+    /// Records that a ring from an address has been opened or closed. It does not matter if no packets have been sent there.
+    pub fn note_reader_change(&mut self, address: IpAddr) {
+        if self.by_destination.keys().any(|to| to.0 == address) {
+            self.note_change(address);
+        }
+    }
+
+    fn note_change(&mut self, address: IpAddr) {
         if !self.changed.contains(&address) {
             self.changed.push(address);
         }

@@ -15,7 +15,7 @@ use crate::transport::{Instant, earliest};
 /// DCQCN controller. Until the first CNP the rate is the maximum.
 #[derive(Debug, Default)]
 pub struct Dcqcn {
-    /// Window, which losses reduce. A lossless network leaves it at the link's window.
+    /// Window, which losses reduce. A lossless network leaves it at the peer's window.
     window: LossDriven,
     /// State of the rate; `None` before the first CNP.
     reaction_point: Option<ReactionPoint>,

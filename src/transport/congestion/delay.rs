@@ -76,7 +76,7 @@ impl Delay {
     /// Limits the window to that of the link.
     fn adopt_limit(&mut self, path: &PathState<'_>) {
         self.packet = packet_cost(path.mtu.bytes() as u64);
-        self.window = self.window.min(path.link_window as f64 / self.packet as f64);
+        self.window = self.window.min(path.peer_window as f64 / self.packet as f64);
     }
 
     /// Reports whether a round trip has passed since the last reduction.
@@ -120,7 +120,7 @@ mod tests {
     fn path(micros: u64, queueing: u64) -> PathState<'static> {
         let rtt = RoundTrip { smoothed: MIN, min: MIN, latest: MIN + 1000 * queueing };
         PathState {
-            link_window: LINK,
+            peer_window: LINK,
             mtu: Mtu::Mtu4096,
             rtt: Some(rtt),
             now: Instant(1000 * micros),

@@ -1,4 +1,4 @@
-//! Loss-based congestion control: starts with the link's window and reduces it when packets are lost.
+//! Loss-based congestion control: starts with the peer's window and reduces it when packets are lost.
 
 use super::cost::packet_cost;
 use super::{Controller, PathState};
@@ -36,7 +36,7 @@ pub struct LossDriven {
 }
 
 impl Default for LossDriven {
-    /// Returns a controller that has seen no loss, whose window is limited only by the link's window.
+    /// Returns a controller that has seen no loss, whose window is limited only by the peer's window.
     fn default() -> LossDriven {
         LossDriven { size: u64::MAX, interval: None, arrived: 0, is_selective: false, bdp_at_loss: 0 }
     }
@@ -67,11 +67,11 @@ impl LossDriven {
     /// (two processes over udp, WRITEs of 64 KiB).
     fn reduce(&mut self, is_selective: bool, path: &PathState<'_>) {
         let no_progress = self.interval.is_some() && self.arrived == 0;
-        let size = self.window(path.link_window);
+        let size = self.window(path.peer_window);
         self.bdp_at_loss = path.bandwidth_delay_product(size);
-        let arrived = self.arrived.min(LOSS_INTERVAL_PARTS * path.link_window);
+        let arrived = self.arrived.min(LOSS_INTERVAL_PARTS * path.peer_window);
         self.interval = Some(match self.interval {
-            None => arrived.max(path.link_window),
+            None => arrived.max(path.peer_window),
             Some(interval) if no_progress => interval / 2,
             Some(interval) => (7 * interval + arrived) / 8,
         });
@@ -103,7 +103,7 @@ mod tests {
     const PACKET: u64 = packet_cost(4096);
     const LINK: u64 = 400 * PACKET;
     const PATH: PathState<'static> = PathState {
-        link_window: LINK,
+        peer_window: LINK,
         mtu: Mtu::Mtu4096,
         rtt: None,
         now: Instant(0),

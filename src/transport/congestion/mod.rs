@@ -26,7 +26,7 @@ pub use selection::{Congestion, CongestionAlgorithm};
 
 /// Congestion controller of one queue pair.
 pub trait Controller: std::fmt::Debug {
-    /// Returns the congestion window in flight cost, at most `limit` (the link's window).
+    /// Returns the congestion window in flight cost, at most `limit` (the peer's window).
     fn window(&self, limit: u64) -> u64;
 
     /// Handles the acknowledgement of packets with a total flight cost of `acked`.
@@ -83,8 +83,8 @@ impl CongestionConfig {
 /// Path state available to a [`Controller`].
 #[derive(Clone, Copy, Debug)]
 pub struct PathState<'a> {
-    /// Window of the link in flight cost: the maximum congestion window.
-    pub link_window: u64,
+    /// Window of the peer in flight cost: the maximum congestion window.
+    pub peer_window: u64,
     /// Path MTU: the maximum payload of a packet.
     pub mtu: Mtu,
     /// Round-trip times; `None` before the first sample.
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn bandwidth_delay_product_excludes_data_waiting_in_queues() {
         let path = |rtt| PathState {
-            link_window: 1 << 20,
+            peer_window: 1 << 20,
             mtu: Mtu::Mtu1024,
             rtt,
             now: Instant(0),

@@ -11,7 +11,7 @@ use crate::transport::Instant;
 /// Congestion controller of a queue pair.
 #[derive(Debug)]
 pub enum QpController {
-    /// None: the link's window limits what is in flight.
+    /// None: the peer's window limits what is in flight.
     None(Unlimited),
     /// Window that losses reduce.
     LossDriven(LossDriven),

@@ -9,7 +9,7 @@ use super::parameters::{CongestionError, CongestionParameter, ParameterSet, Valu
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum CongestionAlgorithm {
-    /// None: the link's window alone limits what is in flight.
+    /// None: the peer's window alone limits what is in flight.
     None,
     /// Window that losses reduce.
     #[default]

@@ -17,7 +17,7 @@ const PARTS: u32 = 4;
 const ASK_PACKETS: u64 = 64;
 
 /// Reports whether a packet that extends from flight cost `start_cost` to `end_cost` crosses a boundary
-/// between parts of the link's window. The result depends only on the packet's position.
+/// between parts of the peer's window. The result depends only on the packet's position and on that window.
 pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
     let part = part_bits(window, mtu);
     start_cost >> part != end_cost >> part

@@ -182,7 +182,7 @@ impl Requester {
     /// Returns the path state for the congestion controller.
     fn path_state<'e>(&self, conn: &Connection, env: &Env<'e>) -> PathState<'e> {
         PathState {
-            link_window: env.window as u64,
+            peer_window: env.window as u64,
             mtu: conn.mtu,
             rtt: self.recovery.round_trip(),
             now: env.now,

@@ -183,9 +183,7 @@ fn ring_is_read_to_its_end_after_the_writer_has_ended_and_closed_after_the_reade
     eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
     assert_eq!(write(&mut a, b_ip, 1, 4), Sent::No);
     let mut b = rings(b_ip, 1);
-    assert_eq!(write(&mut a, b_ip, 1, 5), Sent::No);
-    a.on_connected(b_ip.parse().unwrap(), Qpn::new(1 << 18));
-    assert_eq!(write(&mut a, b_ip, 1, 6), Sent::Yes);
+    assert_eq!(write(&mut a, b_ip, 1, 5), Sent::Yes);
     assert_eq!(received(&mut b).len(), 1);
 }
 
@@ -291,10 +289,21 @@ fn window_of_a_peer_is_that_of_rings_while_all_packets_in_both_directions_take_r
     assert_eq!(write(&mut other, a_ip, 1, 4), Sent::Yes);
     assert_eq!(received(&mut a).len(), 1);
     assert_eq!(changed_windows(&mut a), window(b_ip, of_ring));
+    // The second one ends. Late packets to it take the socket.
+    drop(other);
+    eventually(|| received(&mut a).is_empty() && a.connections.iter().flatten().count() == 2);
+    assert_eq!(changed_windows(&mut a), window(b_ip, of_ring));
+    assert_eq!(write(&mut a, b_ip, 2, 5), Sent::No);
+    assert_eq!(changed_windows(&mut a), []);
     // A third one that listens for no rings.
     assert_eq!(write(&mut a, b_ip, 3, 5), Sent::No);
     assert_eq!(changed_windows(&mut a), window(b_ip, at_most));
-    drop((b, other));
+    // A ring from an address to which no packets are sent.
+    let mut stranger = rings("127.18.253.4", 1);
+    assert_eq!(write(&mut stranger, a_ip, 1, 0), Sent::Yes);
+    assert_eq!(received(&mut a).len(), 1);
+    assert_eq!(changed_windows(&mut a), []);
+    drop((b, stranger));
     eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
     assert_eq!(changed_windows(&mut a), window(b_ip, PeerWindow::OfLink));
     // Packets to the own address that take the socket.
