@@ -51,6 +51,7 @@ mod schedule;
 mod shard_id;
 mod srq;
 mod table;
+mod tx;
 
 pub use cq_handle::CqHandle;
 pub use multicast::MulticastError;
@@ -67,9 +68,9 @@ use std::net::IpAddr;
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, Pending, PostError,
-    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
-    TimerDeferral, Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, PostError, PostListError,
+    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
+    Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -444,86 +445,6 @@ impl Nic {
         Ok(result)
     }
 
-    /// Moves queue pairs with delayed acknowledgements to the ready list.
-    fn release_acknowledgements(&mut self) {
-        while let Some(qpn) = self.schedule.next_delayed_ack() {
-            if let Some(entry) = self.table.get_mut(qpn) {
-                entry.ack_delayed = false;
-                if entry.qp.pending() != Pending::Nothing {
-                    self.schedule.enqueue(entry);
-                }
-            }
-        }
-    }
-
-    /// Returns the number of queue pairs whose acknowledgements [`transmit_urgent`](Self::transmit_urgent) is holding back.
-    pub fn held_acknowledgements(&self) -> usize {
-        self.schedule.delayed_acks()
-    }
-
-    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a part of a long
-    /// READ response. Returns true if there are more.
-    pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
-        self.release_acknowledgements();
-        self.transmit_urgent(now, memory, tx)
-    }
-
-    /// Transmits like [`transmit`](Self::transmit), but delays the acknowledgements of queue pairs that have
-    /// nothing else to send: they are sent together with a request, or by the next
-    /// [`transmit`](Self::transmit).
-    pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
-        let (packets, bytes) = (tx.packets(), tx.bytes());
-        if self.notifications.has_pending() {
-            self.state.counters.np_cnp_sent += self.notifications.transmit(tx);
-        }
-        while !tx.is_full()
-            && let Some((qpn, unblocked)) = self.next_turn()
-        {
-            let Some(entry) = self.table.get_mut(qpn) else { continue };
-            let before = tx.packets();
-            match unblocked {
-                true => entry.share.wake(),
-                false => entry.queued = false,
-            }
-            let (priority, turn) = self.egress.turn(entry, self.config.tuning.turn);
-            let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-            let mut env =
-                self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
-            if std::mem::take(&mut entry.must_enter_error) {
-                entry.qp.fail(&mut env);
-            }
-            env.others_in_flight = self.peers.others(&entry.share);
-            let more = entry.qp.transmit(turn, &mut env);
-            self.peers.settle_turn(entry);
-            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-            if more {
-                self.schedule.enqueue(entry);
-            }
-            self.schedule.arm(entry);
-            self.egress.charge(priority, tx.packets() - before);
-            if more && entry.qp.has_lone_read() {
-                // The peer receives this part of the responses while the next one is built.
-                break;
-            }
-        }
-        let c = &mut self.state.counters;
-        c.sent_pkts += (tx.packets() - packets) as u64;
-        c.sent_bytes += (tx.bytes() - bytes) as u64;
-        self.wants_to_transmit_urgently()
-    }
-
-    /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
-    /// come first, because they have waited longer.
-    fn next_turn(&mut self) -> Option<(Qpn, bool)> {
-        loop {
-            let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
-            let next = unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))?;
-            if !self.egress.is_limited() || self.may_have_turn(next) {
-                return Some(next);
-            }
-        }
-    }
-
     /// Handles all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         while let Some((at, qpn)) = self.schedule.next_expired(now) {
@@ -586,16 +507,6 @@ impl Nic {
     /// may find that no timer has expired.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.next_deadline()
-    }
-
-    /// Reports whether [`transmit`](Self::transmit) has something to do.
-    pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.delayed_acks() > 0 || self.egress.has_any_parked()
-    }
-
-    /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
-    pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready() || self.peers.has_unblocked() || self.notifications.has_pending()
     }
 
     /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on

@@ -89,7 +89,7 @@ impl Routes {
         (rings, routes().count() - rings)
     }
 
-    /// Records that a ring from an address has been opened or closed. It does not matter if no packets have been sent there.
+    /// Records that a ring from an address has been opened or closed. Has no effect if there is no route to the address.
     pub fn note_reader_change(&mut self, address: IpAddr) {
         if self.by_destination.keys().any(|to| to.0 == address) {
             self.note_change(address);
