@@ -9,14 +9,15 @@ use std::{env, fs};
 
 /// Expands to the path of a shared library as a string literal, given its name without suffix as a string literal. Takes the
 /// newest file `NAME.so` or `NAME-HASH.so` in the directory `$URXE_LIBRARIES`, which the build script of the command sets:
-/// Cargo adds a hash to the names of libraries that come from a registry.
+/// Cargo adds a hash to the names of libraries that come from a registry. Without such a file, which `cargo check` does not
+/// build, the path is that of `NAME.so`.
 #[proc_macro]
 pub fn library(input: TokenStream) -> TokenStream {
     let name = input.to_string();
     let name = name.trim_matches('"');
     let directory = env::var("URXE_LIBRARIES").expect("the build script sets URXE_LIBRARIES");
-    let path = newest(Path::new(&directory), name)
-        .unwrap_or_else(|| panic!("no {name}.so or {name}-HASH.so in {directory}, where Cargo builds libraries"));
+    let directory = Path::new(&directory);
+    let path = newest(directory, name).unwrap_or_else(|| directory.join(format!("{name}.so")));
     let path = path.to_str().expect("Cargo requires that its build directory is valid UTF-8");
     TokenTree::from(Literal::string(path)).into()
 }
@@ -29,6 +30,7 @@ fn newest(directory: &Path, name: &str) -> Option<PathBuf> {
         let rest = file.to_str().and_then(|file| file.strip_prefix(name)?.strip_suffix(".so"));
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     });
-    let modified = |path: &PathBuf| path.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let modified =
+        |path: &PathBuf| path.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     libraries.map(|file| file.path()).max_by_key(modified)
 }
