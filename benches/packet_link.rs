@@ -1,8 +1,6 @@
 //! Compares packet links with raw packet sockets, over a veth pair between two network namespaces. The
 //! measurements alternate, because the machine's performance changes from one second to the next. Needs root.
 
-#[path = "../tests/support/netns.rs"]
-mod netns;
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
 mod raw;
@@ -13,12 +11,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use netns::Veth;
 use urxe::link::{Link, PacketLink};
 use urxe::memory::{Accessor, HostSlice, MrExtent, PdId, Table};
 use urxe::transport::{Instant as Time, Payload, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
+use urxe_test_support::netns::{self, Veth};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

@@ -1,17 +1,12 @@
 //! Test of `ibv_reg_dmabuf_mr` with a `udmabuf` of the guest's kernel: the drop-in library runs in the guest,
 //! because containers and CI machines rarely have `/dev/udmabuf`.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../../ibverbs/tests/support/mod.rs"]
-mod programs;
-
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use guest::{Guest, GuestConfig, Net, Suite};
-use programs::{built, library, preload, text};
+use urxe_test_support::guest::{Guest, GuestConfig, Net, Suite};
+use urxe_test_support::programs::{built, library, preload, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -19,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn udmabuf_is_written_and_read_by_rdma_from_its_offset_on() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("dma_buf");
-    let source = concat!(env!("URXE_REPOSITORY"), "/ibverbs/tests/c/dma_buf.c");
+    let source = concat!(env!("URXE_REPOSITORY"), "/tests/c/dma_buf.c");
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-Wall", "-Werror", "-o"]).arg(&program).args([source, "-libverbs"]);
     let out = cc.output().expect("this test needs a C compiler (apt-get install gcc libc6-dev)");

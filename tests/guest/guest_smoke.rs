@@ -1,19 +1,12 @@
 //! Tests of the guest fixture, with guests that run the kernel's rxe: communication between guests and with
 //! the host, recovery from losses, the verbs shell, and error reports.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/netns.rs"]
-mod netns;
-#[path = "../support/wire.rs"]
-mod wire;
-
-use guest::{ErrorKind, Guest, GuestConfig, Net, Vsh, hash, pattern};
-use netns::Netns;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
-use wire::{End, Fault, Wire};
+use urxe_test_support::guest::{self, ErrorKind, Guest, GuestConfig, Net, Vsh, hash, pattern};
+use urxe_test_support::netns::{self, Netns};
+use urxe_test_support::wire::{End, Fault, Wire};
 
 const S10: Duration = Duration::from_secs(10);
 const S60: Duration = Duration::from_secs(60);

@@ -3,22 +3,15 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use guest::GuestProcess;
-use stock::Table;
-use testbed::{GUEST, HOST, LinkKind, Testbed};
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
+use urxe_test_support::guest::GuestProcess;
+use urxe_test_support::stock::Table;
+use urxe_test_support::testbed::{GUEST, HOST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Port for programs that take the port as an option.

@@ -5,23 +5,15 @@
 //! The link is a tap, which carries TCP too, because qperf uses one address for both. Excluded: XRC, which
 //! rxe 6.1 does not support (`rdma_xserver` with RC is included); and over IPv6 the cases of [`for_ipv4`].
 
-#[path = "interop_cm_programs/ends.rs"]
 mod ends;
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../../ibverbs/tests/support/mod.rs"]
-mod programs;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
 
 use std::path::Path;
 use std::process::Command;
 
 use ends::{Ends, LIMIT, Program, Ready, SHORT_LIMIT};
-use stock::{Table, Urxe};
-use testbed::{LinkKind, Testbed};
+use urxe_test_support::programs;
+use urxe_test_support::stock::{Table, Urxe};
+use urxe_test_support::testbed::{LinkKind, Testbed};
 
 /// Port of `udaddy`, which has no option to change it.
 const UDADDY: u16 = 7174;

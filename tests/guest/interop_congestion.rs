@@ -4,15 +4,6 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "../support/cnp.rs"]
-mod cnp;
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,16 +11,16 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cnp::CnpSender;
-use guest::{hash, pattern};
 use parking_lot::Mutex;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
-use peer::{ConnectParams, REGION, Shell, Side, remote_args};
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::faults::Rule;
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{CNP_PAYLOAD_LEN, Ecn, Flow, Opcode, Operation, Packet, icrc};
+use urxe_test_support::cnp::CnpSender;
+use urxe_test_support::guest::{hash, pattern};
+use urxe_test_support::peer::{ConnectParams, REGION, Shell, Side, remote_args};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 /// Time limit for a step, because the guest is emulated and the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -4,25 +4,14 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/pair.rs"]
-mod pair;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/table.rs"]
-mod table;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::pattern;
-use pair::{MTU, Pair, assert_completions, run, status_name};
-use peer::{ConnectParams, TIMEOUT, remote_args};
 use std::time::Duration;
-use table::Table;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
+use urxe_test_support::guest::pattern;
+use urxe_test_support::pair::{MTU, Pair, assert_completions, run, status_name};
+use urxe_test_support::peer::{ConnectParams, TIMEOUT, remote_args};
+use urxe_test_support::table::Table;
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 const SHORT: Duration = Duration::from_millis(300);
 

@@ -2,23 +2,14 @@
 //! in either direction or both, over IPv4 and IPv6: all data must arrive, and the counters of both sides must
 //! show the expected errors. Needs the test guest.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/table.rs"]
-mod table;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::{hash, pattern};
-use peer::{ConnectParams, Shell, Side, remote_args};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use table::Table;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
 use urxe::verbs::*;
+use urxe_test_support::guest::{hash, pattern};
+use urxe_test_support::peer::{ConnectParams, Shell, Side, remote_args};
+use urxe_test_support::table::Table;
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Timeout of a poll, shorter than the ACK timeouts of both sides (268 and 67 ms).

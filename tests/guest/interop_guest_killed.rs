@@ -3,24 +3,17 @@
 //! must complete exactly once, and none with success that the guest has not acknowledged. Then a guest with
 //! the same addresses boots, and the same NIC of urxe connects to it again. Needs the test guest.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::{hash, pattern};
 use pcap_file::pcap::PcapReader;
-use peer::{ConnectParams, Shell, Side};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, Syndrome};
+use urxe_test_support::guest::{hash, pattern};
+use urxe_test_support::peer::{ConnectParams, Shell, Side};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 /// Time limit for everything, because the guest is emulated and the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(300);

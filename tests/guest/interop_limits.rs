@@ -3,19 +3,13 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::{hash, pattern};
-use peer::{ConnectParams, REGION, Shell, Side, nic, remote_args};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{hash, pattern};
+use urxe_test_support::nic;
+use urxe_test_support::peer::{ConnectParams, REGION, Shell, Side, remote_args};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -5,32 +5,16 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "interop_memory/flush.rs"]
 mod flush;
-#[path = "interop_memory/flush_unsupported.rs"]
 mod flush_unsupported;
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "interop_memory/invalidate.rs"]
 mod invalidate;
-#[path = "../support/pair.rs"]
-mod pair;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "interop_memory/sges.rs"]
 mod sges;
-#[path = "interop_memory/srq.rs"]
 mod srq;
-#[path = "../support/table.rs"]
-mod table;
-#[path = "../support/testbed.rs"]
-mod testbed;
-#[path = "interop_memory/windows.rs"]
 mod windows;
 
-use guest::Suite;
-use pair::{Check, run};
-use testbed::LinkKind;
+use urxe_test_support::guest::Suite;
+use urxe_test_support::pair::{Check, run};
+use urxe_test_support::testbed::LinkKind;
 
 const CHECKS: &[Check] = &[
     ("memory windows: access", "urxe", windows::access_by_urxe),

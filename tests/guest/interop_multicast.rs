@@ -2,19 +2,12 @@
 //! and over both IP versions. Data and GRHs are checked on both sides. Needs the test guest; the tap links
 //! need root.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::pattern;
-use peer::{Shell, Side};
 use std::net::IpAddr;
 use std::time::Duration;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{self, pattern};
+use urxe_test_support::peer::{self, Shell, Side};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 const QKEY: u32 = 0x1111_1111;
 const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];

@@ -1,18 +1,9 @@
 //! Tests of the kernel's NVMe initiator in a guest with rxe, against the target of `cli/examples/nvme_target`
 //! on the host.
 
-#[path = "../support/guest.rs"]
-mod guest;
 #[allow(dead_code, reason = "the test uses a part of the example")]
 #[path = "../../cli/examples/nvme_target/nvme/mod.rs"]
 mod nvme;
-#[allow(dead_code, reason = "the test uses a part of the generator")]
-#[path = "../support/rng.rs"]
-mod rng;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
 
 use std::fmt::Write as _;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -25,11 +16,11 @@ use std::time::{Duration, Instant};
 use nvme::namespace::Namespace;
 use nvme::server;
 use nvme::subsystem::Subsystem;
-use rng::Rng;
-use testbed::{HOST, LinkKind, Testbed};
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnectionManager, Listener};
 use urxe::verbs::{Context, ContextOptions};
+use urxe_test_support::rng::Rng;
+use urxe_test_support::testbed::{HOST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const PORT: u16 = 4420;

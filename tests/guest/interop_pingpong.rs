@@ -5,16 +5,9 @@
 //! `.ci/nightly` makes them, with `URXE_LONG=1`. A busy host starves the guest for longer than the default of
 //! 67 ms, so urxe's ACK timeout is one second (18).
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::time::Duration;
-use stock::Table;
-use testbed::{GUEST, LinkKind, Testbed};
+use urxe_test_support::stock::Table;
+use urxe_test_support::testbed::{GUEST, LinkKind, Testbed};
 
 const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
 /// Time in seconds after which urxe fails if no message arrives.

@@ -8,24 +8,14 @@
 //! The ACK timeout is one second (18): a busy host starves the emulated guest for longer than the usual 67
 //! ms.
 
-#[path = "../support/dumps.rs"]
-mod dumps;
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../../ibverbs/tests/support/mod.rs"]
-mod programs;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use dumps::{Run, Traffic};
-use stock::{Table, Urxe, retry_on_lost_wakeup};
-use testbed::{GUEST, LinkKind, Testbed};
+use urxe_test_support::dumps::{Run, Traffic};
+use urxe_test_support::programs;
+use urxe_test_support::stock::{Table, Urxe, retry_on_lost_wakeup};
+use urxe_test_support::testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 /// File in the guest to which a program dumps its memory regions; `MRDUMP` is the preloaded library that

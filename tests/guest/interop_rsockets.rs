@@ -6,23 +6,15 @@
 //! For datagrams, Debian's library requests a path to itself without a GID, which exists over InfiniBand but
 //! not over Ethernet. In the guest, a preloaded library (`own_path.c`) provides such a path.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../../ibverbs/tests/support/mod.rs"]
-mod programs;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use guest::GuestProcess;
-use stock::{Table, Urxe};
-use testbed::{GUEST, HOST, LinkKind, Testbed};
+use urxe_test_support::guest::{self, GuestProcess};
+use urxe_test_support::programs;
+use urxe_test_support::stock::{self, Table, Urxe};
+use urxe_test_support::testbed::{GUEST, HOST, LinkKind, Testbed};
 
 /// Time limit for a client to exit. On a busy host, the guest manages only a few round trips per second.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -252,9 +244,9 @@ impl Datagrams {
         let ends = Ends::new(Testbed::start(LinkKind::Udp), String::new());
         let [program, own_path, rpoll_timeout] = ["datagrams", "own-path.so", "rpoll-timeout.so"]
             .map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
-        build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
+        build(&program, "tests/c/datagrams.c", &["-pthread"]);
         build(&own_path, "tests/guest/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
-        build(&rpoll_timeout, "ibverbs/tests/c/rpoll_timeout.c", &["-shared", "-fPIC"]);
+        build(&rpoll_timeout, "tests/c/rpoll_timeout.c", &["-shared", "-fPIC"]);
         for file in [&program, &own_path, &rpoll_timeout] {
             ends.testbed.guest.install(Path::new(file), file).unwrap();
         }

@@ -1,14 +1,11 @@
 //! Tests of `urxe serve` with peers on the kernel's rxe: the stock `ibv_rc_pingpong`, whose messages `serve`
 //! echoes, and a manually connected queue pair that also accesses the server's memory region.
 
-#[path = "../support/guest.rs"]
-mod guest;
-
-use guest::{Guest, GuestConfig, Net, pattern};
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
+use urxe_test_support::guest::{Guest, GuestConfig, Net, pattern};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

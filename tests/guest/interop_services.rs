@@ -2,16 +2,9 @@
 //! `ibv_ud_pingpong` and `ibv_srq_pingpong` on the kernel's rxe in a guest, with either side as the server.
 //! Both sides check every byte, except for `ibv_srq_pingpong`, which cannot.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/stock.rs"]
-mod stock;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
 use std::time::Duration;
-use stock::Table;
-use testbed::{GUEST, LinkKind, Testbed};
+use urxe_test_support::stock::Table;
+use urxe_test_support::testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 

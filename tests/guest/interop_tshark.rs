@@ -1,27 +1,19 @@
 //! Tests that tshark, scapy and urxe decode packets sent by urxe and by the kernel's rxe in the same way.
 //! Needs tshark, python3-scapy and, for packets of rxe, the test guest.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/table.rs"]
-mod table;
-#[path = "../support/testbed.rs"]
-mod testbed;
-#[path = "../support/urxe_traffic.rs"]
-mod urxe_traffic;
-
 use pcap_file::pcapng::{Block, PcapNgReader};
-use peer::{ConnectParams, TIMEOUT, nic, remote_args};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
-use table::Table;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};
+use urxe_test_support::guest;
+use urxe_test_support::nic;
+use urxe_test_support::peer::{self, ConnectParams, TIMEOUT, remote_args};
+use urxe_test_support::table::Table;
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
+use urxe_test_support::urxe_traffic;
 
 const LENGTHS: [usize; 3] = [0, 101, 3000];
 

@@ -3,19 +3,13 @@
 //!
 //! Repeated with Linux 6.12.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::pattern;
-use peer::{REGION, Side, TIMEOUT, nic};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{self, pattern};
+use urxe_test_support::nic;
+use urxe_test_support::peer::{self, REGION, Side, TIMEOUT};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 const LEN: usize = 100_000;
 

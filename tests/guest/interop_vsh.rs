@@ -2,23 +2,13 @@
 //! and with every kind of IP address. Data and completions are checked on both sides. Needs the test guest;
 //! the tap links need root.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/table.rs"]
-mod table;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use guest::{hash, pattern};
-use parking_lot::Mutex;
-use peer::{ConnectParams, Shell, Side, remote_args};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
 use std::time::Instant;
-use table::Table;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{self, hash, pattern};
+use urxe_test_support::peer::{self, ConnectParams, Shell, Side, remote_args};
+use urxe_test_support::table::Table;
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 /// Offset of the source data; `DST` is the offset of the target. Both are unaligned.
 const SRC: usize = 4096 + 13;
@@ -70,7 +60,7 @@ const OPS: &[Op] = &[
     Op { sges: [4, 3], ..op("SEND 4 to 3 SGEs", Kind::Send, PIECES) },
 ];
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Role {
     Urxe,
     Rxe,
@@ -348,66 +338,22 @@ fn run(
     Ok(sizes.len())
 }
 
-/// Result of a run: (index of the operation, requester), (link, IP version), and the number of messages for
-/// each path MTU as text.
-type Row = ((usize, Role), (LinkKind, Ip), String);
-static RESULTS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
-
-/// Drop guard held by every test; the last one dropped prints the results of all tests.
-struct Running;
-
-impl Running {
-    fn new() -> Running {
-        RUNNING.fetch_add(1, Ordering::SeqCst);
-        Running
+/// Prints the results: for each operation and requester, the number of messages for each path MTU as text, for each kind of address.
+fn print_results(link: LinkKind, results: &BTreeMap<(usize, Role), Vec<String>>) {
+    let heading = ["operation", "requester", "IPv4 (MTU 256 … 4096)", "IPv6 ULA (256, 4096)", "IPv6 LL"];
+    let mut table = Table::new(&format!("vsh over {link}"), &heading);
+    for ((operation, role), cells) in results {
+        let head = [OPS[*operation].name.into(), format!("{role:?}").to_lowercase()];
+        table.row(&[&head[..], cells].concat());
     }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if RUNNING.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let rows = RESULTS.lock();
-            let heading = [
-                "operation",
-                "requester",
-                "link",
-                "IPv4 (MTU 256 … 4096)",
-                "IPv6 ULA (256, 4096)",
-                "IPv6 LL",
-            ];
-            let mut table = Table::new("vsh", &heading);
-            for (i, op) in OPS.iter().enumerate() {
-                for role in [Role::Urxe, Role::Rxe] {
-                    for link in [
-                        LinkKind::Dgram,
-                        LinkKind::Stream,
-                        LinkKind::Packet,
-                        LinkKind::PacketHostStack,
-                        LinkKind::Udp,
-                    ] {
-                        let cell = |ip| {
-                            rows.iter().find(|r| r.0 == (i, role) && r.1 == (link, ip)).map(|r| r.2.clone())
-                        };
-                        let cells = Ip::ALL.map(|ip| cell(ip).unwrap_or("-".into()));
-                        if cells.iter().any(|c| c != "-") {
-                            let head = [op.name.into(), format!("{role:?}").to_lowercase(), link.to_string()];
-                            table.row(&[&head[..], &cells].concat());
-                        }
-                    }
-                }
-            }
-            table.print();
-        }
-    }
+    table.print();
 }
 
 fn every_operation(link: LinkKind) {
-    let _running = Running::new();
     let begin = Instant::now();
     let setup = Testbed::start(link);
     let mut shell = setup.shell(peer::REGION);
-    let mut failed = Vec::new();
+    let (mut failed, mut results) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
     let mut all = None;
     for ip in Ip::ALL {
         // A UDP link has one address, the others have all three.
@@ -436,7 +382,7 @@ fn every_operation(link: LinkKind) {
                         }
                     }
                 }
-                RESULTS.lock().push(((i, role), (link, ip), cells.join(", ")));
+                results.entry((i, role)).or_default().push(cells.join(", "));
             }
         }
         let c = side.counters();
@@ -446,6 +392,7 @@ fn every_operation(link: LinkKind) {
         }
         all = Some(side);
     }
+    print_results(link, &results);
     eprintln!("{link}: {:.1} s", begin.elapsed().as_secs_f64());
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }

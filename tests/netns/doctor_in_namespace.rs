@@ -1,17 +1,14 @@
 //! Tests of `urxe doctor` in network namespaces, where it finds UDP port 4791 free, in use by a process, or
 //! shared by a broker.
 
-#[path = "../support/netns.rs"]
-mod netns;
-
 use std::io::ErrorKind;
 use std::net::UdpSocket;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use netns::Netns;
 use serde_json::Value;
 use urxe::broker::{SharedMemory, Sharing};
+use urxe_test_support::netns::{self, Netns};
 
 /// Runs `urxe doctor --json` in the namespace.
 fn doctor(netns: &Netns) -> (Option<i32>, Vec<Value>) {

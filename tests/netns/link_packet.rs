@@ -1,33 +1,20 @@
 //! Tests of packet links between two network namespaces joined by a veth pair. Needs root.
 
-#[path = "link_packet/flow_control.rs"]
 mod flow_control;
-#[path = "../support/netns.rs"]
-mod netns;
-#[path = "../support/nic.rs"]
-mod nic;
-#[path = "link_packet/no_offload.rs"]
 mod no_offload;
-#[path = "../support/numbered.rs"]
-mod numbered;
-#[path = "link_packet/offload.rs"]
 mod offload;
-#[path = "../support/pauses.rs"]
-mod pauses;
-#[path = "link_packet/shards.rs"]
 mod shards;
-#[path = "link_packet/tap.rs"]
 mod tap;
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant as Clock};
 
-use netns::Veth;
-use numbered::{expect, now, packets};
 use offload::kernel_supports_udp_gso;
 use urxe::link::{Link, LinkCounters, PacketConfig, PacketError, PacketLink};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Flow, icrc};
+use urxe_test_support::netns::Veth;
+use urxe_test_support::numbered::{expect, now, packets};
 
 fn try_open(net: &Veth, side: usize, spec: &str) -> Result<PacketLink, PacketError> {
     let config: PacketConfig = spec.parse().unwrap();

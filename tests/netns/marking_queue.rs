@@ -1,14 +1,11 @@
 //! DCQCN between two NICs in network namespaces: the sender's interface marks ECN-capable packets above a rate.
 //! Needs root and nftables.
 
-#[path = "../support/netns.rs"]
-mod netns;
-
 use std::time::{Duration, Instant};
 
-use netns::Veth;
 use urxe::link::LinkSpec;
 use urxe::verbs::*;
+use urxe_test_support::netns::{self, Veth};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Length of a WRITE in bytes.

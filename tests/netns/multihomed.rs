@@ -1,19 +1,14 @@
 //! Tests of devices with several addresses: the GID table contains all addresses of the interface (link-local
 //! IPv6, IPv4 and other IPv6), and every address can be used for connections and datagrams. Needs root.
 
-#[path = "../support/netns.rs"]
-mod netns;
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use urxe::link::{BindError, LinkSpec, interfaces};
 use urxe::verbs::*;
 
-use netns::Veth;
-use nic::Nic;
+use urxe_test_support::netns::Veth;
+use urxe_test_support::nic::Nic;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: QKey = QKey(0x7777);

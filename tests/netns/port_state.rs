@@ -1,17 +1,14 @@
 //! Tests that a NIC's port state follows the state of its network interface: down, up, and removed. Needs
 //! root.
 
-#[path = "../support/netns.rs"]
-mod netns;
-
 use std::net::IpAddr;
 use std::time::Duration;
 
-use netns::Netns;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
 use urxe::verbs::*;
+use urxe_test_support::netns::Netns;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 

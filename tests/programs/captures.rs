@@ -1,16 +1,15 @@
 //! Tests that tshark decodes urxe's captures: those recorded by `urxe demo`, and those of MADs forwarded by
 //! the broker of a shared address.
 
-#[path = "../support/shared_address.rs"]
-mod shared_address;
-
 use std::net::IpAddr;
 use std::process::{Command, Output};
 
-use shared_address::{TIMEOUT, bytes, foreign_host, open_shared, request, send_until_received};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::{AddressVector, Gid, ServiceId};
 use urxe::wire::mad::Dreq;
+use urxe_test_support::shared_address::{
+    TIMEOUT, bytes, foreign_host, open_shared, request, send_until_received,
+};
 
 fn run(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|e| panic!("{command:?}: {e} (tests/install programs)"))
@@ -33,14 +32,14 @@ fn tshark_finds_no_malformed_packet_in_the_capture_of_the_demo() {
 
 #[test]
 fn tshark_decodes_forwarded_mads_in_the_capture() {
-    let ip: IpAddr = "127.18.241.1".parse().unwrap();
+    let ip: IpAddr = "127.20.241.1".parse().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qp1.pcapng");
     let file = CaptureFile::create(&path, Timestamps::Wall).unwrap();
     let context = open_shared(ip, |link| Box::new(file.capture(link, "a")));
     let port = context.management_port().unwrap();
     let _claim = context.claim_service(ServiceId(0x106_04d2), None).unwrap();
-    let peer = foreign_host("127.18.241.2");
+    let peer = foreign_host("127.20.241.2");
     send_until_received(&peer, ip, &request(0x1111, 0x106_04d2), &port);
     port.send(
         &AddressVector::to(Gid::from(peer.context().query_gid(0).unwrap().ip())),

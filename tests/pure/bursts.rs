@@ -1,13 +1,10 @@
 //! Tests of packet bursts in the transmit queue: when the payload is copied, and how many bytes a burst
 //! holds.
 
-#[path = "../support/mod.rs"]
-mod support;
-
-use support::{PD, Region};
 use urxe::memory::{Access, Accessor, HostSlice, Table};
 use urxe::transport::{BurstLimits, Payload, TxBurst, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Psn, Qpn, icrc};
+use urxe_test_support::engine::{PD, Region};
 
 fn flow() -> Flow {
     Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)

@@ -1,16 +1,12 @@
 //! Tests that packets are sent with a valid ICRC even if their payload changes at the same time, as flags and
 //! counters that a peer READs may.
 
-#[path = "../support/nic.rs"]
-mod nic;
-#[path = "../support/requirement.rs"]
-mod requirement;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nic::{on_udp, pair};
 use urxe::verbs::*;
+use urxe_test_support::nic::{on_udp, pair};
+use urxe_test_support::requirement;
 
 const LEN: usize = 64 << 10;
 /// Payload length of a packet: the path MTU over the loopback interface.

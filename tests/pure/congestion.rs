@@ -1,16 +1,11 @@
 //! Congestion control on fabrics in virtual time: DCQCN with CNPs from a script, and the delay-based control against
 //! losses in a short queue. Needs nothing.
 
-#[path = "../support/cnp.rs"]
-mod cnp;
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::time::Duration;
 
-use cnp::{CnpLink, Cnps};
-use nic::{connect, on_fabric};
 use urxe::verbs::*;
+use urxe_test_support::cnp::{CnpLink, Cnps};
+use urxe_test_support::nic::{connect, on_fabric};
 
 const LEN: usize = 1 << 20;
 const TEN_GIGABIT: u64 = 10_000_000_000;

@@ -1,18 +1,15 @@
 //! Tests of fault rules between NICs and connection managers on a fabric in virtual time: what the verbs program
 //! at either end observes.
 
-#[path = "connection_manager/fixture.rs"]
-mod fixture;
-
 use std::time::Duration;
 
-use fixture::nic::{self, Nic};
-use fixture::*;
 use urxe::link::Link;
 use urxe::link::faults::{Direction, Faults, Rule};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
+use urxe_test_support::connections::*;
+use urxe_test_support::nic::{self, Nic};
 
 const LEN: usize = 64;
 

@@ -5,14 +5,10 @@
 //!
 //! `URXE_SEEDS` sets the number of seeds, `URXE_SEED` runs a single one.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use support::{PD, Region, Rng, TestCq};
 use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowKind};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
@@ -24,6 +20,7 @@ use urxe::wire::{
     AckTimeout, Aeth, AtomicEth, Bth, Deth, Feth, Flow, Headers, IpIdent, LKey, Mtu, Opcode, PKey, Psn, QKey,
     Qpn, RKey, Reth, RnrTimer, Syndrome,
 };
+use urxe_test_support::engine::{self, PD, Region, Rng, TestCq};
 
 const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
 const PEER_IP: [u8; 4] = [10, 0, 0, 2];
@@ -180,7 +177,7 @@ impl Target {
     /// Moves the NIC's completions to the completion queues, and drops its events.
     fn take_outputs(&mut self) {
         let [victim, neighbour] = &mut self.cqs;
-        support::take_outputs(&mut self.nic, &mut [victim, neighbour], &mut VecDeque::new());
+        engine::take_outputs(&mut self.nic, &mut [victim, neighbour], &mut VecDeque::new());
     }
 
     /// Transmits all pending packets, which must be well-formed, and returns their headers.
@@ -188,7 +185,7 @@ impl Target {
         let mut sent = Vec::new();
         while self.nic.wants_to_transmit() || self.nic.held_acknowledgements() > 0 {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
-            support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
+            engine::drain(&mut self.tx, |_, bytes| sent.push(engine::decode(&bytes).0));
             self.nic.emitted();
             self.take_outputs();
         }
@@ -274,7 +271,7 @@ impl Target {
         let near = self.rng.below(600) as usize;
         let len = self.rng.pick(&[0, 0, 8, 256, 256, 256, 255, 260, near, dma_len as usize % 1024]);
         let payload: Vec<u8> = (0..len).map(|_| self.rng.next() as u8).collect();
-        support::encode(&headers, &payload, &self.flow())
+        engine::encode(&headers, &payload, &self.flow())
     }
 
     /// Overwrites, truncates or appends some bytes of a packet, and then updates its ICRC.
@@ -294,7 +291,7 @@ impl Target {
             if bytes[5..8] == self.qpns[BYSTANDER].get().to_be_bytes()[1..] {
                 bytes[7] ^= 0x80;
             }
-            support::write_icrc(&mut bytes, &self.flow());
+            engine::write_icrc(&mut bytes, &self.flow());
         }
         bytes
     }
@@ -381,7 +378,7 @@ impl Target {
             ..Bth::default()
         };
         let reth = Reth { va: 16, rkey: self.bystander.info.rkey, dma_len: 8 };
-        let bytes = support::encode(&Headers { bth, reth, ..Headers::default() }, &stamp, &self.flow());
+        let bytes = engine::encode(&Headers { bth, reth, ..Headers::default() }, &stamp, &self.flow());
         self.transmit();
         self.deliver(&bytes);
         let sent = self.transmit();
@@ -389,11 +386,11 @@ impl Target {
         assert_eq!((sent[0].bth.opcode, sent[0].bth.psn), (Opcode(0x11), Psn::new(psn)));
         assert_eq!(sent[0].aeth, Aeth { syndrome: Syndrome::Ack { credits: 0 }, msn: psn + 1 });
         assert_eq!(self.bystander.read(16, 8), stamp);
-        self.bystander.write(16, &(16..24).map(support::pattern).collect::<Vec<_>>());
+        self.bystander.write(16, &(16..24).map(engine::pattern).collect::<Vec<_>>());
     }
 
     fn check_memory(&self) {
-        let fresh: Vec<u8> = (0..8192).map(support::pattern).collect();
+        let fresh: Vec<u8> = (0..8192).map(engine::pattern).collect();
         assert!(
             self.regions.iter().all(Region::guards_intact) && self.bystander.guards_intact(),
             "guard bytes"

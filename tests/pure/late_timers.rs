@@ -1,9 +1,6 @@
 //! Test that a thread that was preempted for a long time processes the acknowledgements queued in the link
 //! before it handles expired timers, so that it retransmits no acknowledged packets.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
@@ -14,6 +11,7 @@ use urxe::link::{JoinError, Link, LinkInfo};
 use urxe::transport::{Instant, RxBurst, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
+use urxe_test_support::engine;
 
 const LOCAL_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const PEER_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -33,7 +31,7 @@ impl DelayedLink {
     fn ack(&mut self, at: Instant, psn: Psn, to: Qpn) {
         let bth = Bth { opcode: Opcode(0x11), dest_qp: to, psn, ..Bth::default() };
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: 1 };
-        let bytes = support::encode(
+        let bytes = engine::encode(
             &Headers { bth, aeth, ..Headers::default() },
             &[],
             &Flow::new(PEER_IP, LOCAL_IP, 1),

@@ -1,45 +1,13 @@
 //! Tests that frames and packet links do not allocate memory after a warm-up.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Instant as Clock;
 
 use urxe::link::{FramesLink, Link, PacketLink};
 use urxe::transport::{Instant, Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: every method forwards its arguments unchanged to the system's allocator; counting touches a
-// thread-local integer only.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller guarantees the same contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller guarantees the same contract.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller guarantees the same contract.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Sends bursts in both directions, and returns the number of allocations after the warm-up.
-fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
+fn allocations<L: Link>(a: &mut L, b: &mut L) -> u64 {
     let start = Clock::now();
     let now = || Instant::default() + start.elapsed();
     let (x, y) = (a.info().addresses[0], b.info().addresses[0]);
@@ -50,11 +18,7 @@ fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
             queue.push(&flow, headers, Payload::Bytes(&vec![7; len]));
         }
     }
-    let mut before = 0;
-    for round in 0..120 {
-        if round == 20 {
-            before = ALLOCATIONS.get();
-        }
+    let mut exchange = || {
         for is_forward in [true, false] {
             let (tx, rx, queue) =
                 if is_forward { (&mut *a, &mut *b, &forward) } else { (&mut *b, &mut *a, &back) };
@@ -71,8 +35,9 @@ fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
                 tx.receive(now(), &mut |_| {}).unwrap();
             }
         }
-    }
-    ALLOCATIONS.get() - before
+    };
+    (0..20).for_each(|_| exchange());
+    allocation_counter::measure(|| (0..100).for_each(|_| exchange())).count_total
 }
 
 #[test]

@@ -1,24 +1,17 @@
 //! Tests of two frames links with host stacks, connected by unix sockets: neighbours are resolved, bursts
 //! arrive, ICRCs are valid.
 
-#[path = "link_frames/flow_control.rs"]
 mod flow_control;
-#[path = "../support/nic.rs"]
-mod nic;
-#[path = "../support/numbered.rs"]
-mod numbered;
-#[path = "../support/pauses.rs"]
-mod pauses;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant as Clock};
 
-use numbered::{expect, now, packets};
 use urxe::link::{FramesConfig, FramesLink, Link};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Flow, icrc};
+use urxe_test_support::numbered::{expect, now, packets};
 
 struct Dir(PathBuf);
 

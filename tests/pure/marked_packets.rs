@@ -1,13 +1,10 @@
 //! Two senders and one receiver on a fabric in virtual time that marks packets: the marks become CNPs, and with DCQCN
 //! the queue stays short. Needs nothing.
 
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::time::Duration;
 
-use nic::{connect, on_fabric};
 use urxe::verbs::*;
+use urxe_test_support::nic::{connect, on_fabric};
 
 /// Length of a WRITE in bytes.
 const LEN: usize = 256 << 10;

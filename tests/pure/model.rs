@@ -4,34 +4,18 @@
 //!
 //! `URXE_SEEDS` sets the number of seeds (default 20,000 over the wire, 5,000 over rings), `URXE_SEED` runs a single one.
 
-#[path = "../support/mod.rs"]
-mod support;
-
-#[path = "model/check.rs"]
 mod check;
-#[path = "model/exchange.rs"]
 mod exchange;
-#[path = "model/faults.rs"]
 mod faults;
-#[path = "model/grants.rs"]
 mod grants;
-#[path = "model/lifecycle.rs"]
 mod lifecycle;
-#[path = "model/memory.rs"]
 mod memory;
-#[path = "model/plan.rs"]
 mod plan;
-#[path = "model/program.rs"]
 mod program;
-#[path = "model/receives.rs"]
 mod receives;
-#[path = "model/rings.rs"]
 mod rings;
-#[path = "model/unreliable.rs"]
 mod unreliable;
-#[path = "model/wire.rs"]
 mod wire;
-#[path = "model/world.rs"]
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use plan::{Carrier, Params};
 use proptest::prelude::*;
 use urxe::transport::Quirks;
+use urxe_test_support::ring;
 use wire::Faults;
 use world::run;
 
@@ -104,7 +89,7 @@ fn results_of_random_verbs_calls_match_the_model() {
 #[test]
 fn results_of_random_verbs_calls_match_the_model_over_rings_in_shared_memory() {
     if run_seeds(5_000, over_rings) {
-        support::ring::check_that_everything_happened();
+        ring::check_that_everything_happened();
     }
 }
 

@@ -3,11 +3,6 @@
 //! `pcaps/own/` contain urxe's own packets, for features that rxe lacks, and must not change. `URXE_BLESS=1`
 //! rewrites `pcaps/own/`: check the difference with Wireshark before committing it.
 
-#[path = "../support/nic.rs"]
-mod nic;
-#[path = "../support/urxe_traffic.rs"]
-mod urxe_traffic;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -25,6 +20,7 @@ use urxe::wire::{
     ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, PKey, Packet, Position, Psn, Qpn, Syndrome,
     Transport, icrc, pad_count,
 };
+use urxe_test_support::urxe_traffic;
 
 fn capture_dir() -> PathBuf {
     std::path::Path::new(env!("URXE_REPOSITORY")).join("pcaps")

@@ -1,30 +1,20 @@
 //! Tests of the verbs API beyond posting and polling: batches of work requests, extended polling, completion
 //! channels, asynchronous events.
 
-#[path = "verbs_api/batches.rs"]
 mod batches;
-#[path = "../support/breakable.rs"]
-mod breakable;
-#[path = "verbs_api/events.rs"]
 mod events;
-#[path = "verbs_api/injection.rs"]
 mod injection;
-#[path = "../support/nic.rs"]
-mod nic;
-#[path = "verbs_api/notifications.rs"]
 mod notifications;
-#[path = "verbs_api/polling.rs"]
 mod polling;
 
-#[path = "verbs_api/queries.rs"]
 mod queries;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use nic::{connect, qp_pair};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urxe::verbs::*;
+use urxe_test_support::nic::{connect, qp_pair};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -1,11 +1,9 @@
 //! Tests of the verbs API over the in-memory fabric, which programs can use as a mock NIC.
 
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::time::Duration;
 
 use urxe::verbs::*;
+use urxe_test_support::nic;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 

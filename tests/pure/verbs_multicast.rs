@@ -1,14 +1,11 @@
 //! Tests of multicast through the verbs API, mostly over the in-memory fabric.
 
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::net::IpAddr;
 use std::time::Duration;
 
-use nic::on_udp;
 use urxe::verbs::*;
 use urxe::wire::Flow;
+use urxe_test_support::nic::on_udp;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const QKEY: QKey = QKey(0x1234);

@@ -1,12 +1,9 @@
 //! Tests of the services other than RC, and of shared receive queues, through the verbs API.
 
-#[path = "../support/nic.rs"]
-mod nic;
-
 use std::time::Duration;
 
-use nic::{Nic, connect, connect_with};
 use urxe::verbs::*;
+use urxe_test_support::nic::{self, Nic, connect, connect_with};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const QKEY: QKey = QKey(0x1234);

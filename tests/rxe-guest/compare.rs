@@ -13,9 +13,6 @@
 //!
 //! A larger ratio is better for urxe where the unit is megabytes, and worse where it is microseconds.
 
-#[path = "../support/guest.rs"]
-mod guest;
-
 use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
@@ -23,7 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use guest::{Guest, GuestConfig, Net};
+use urxe_test_support::guest::{Guest, GuestConfig, Net};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 

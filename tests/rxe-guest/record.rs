@@ -2,17 +2,12 @@
 //!
 //! Every scenario checks its results, so that a capture shows what the README describes.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/wire.rs"]
-mod wire;
-
-use guest::{Guest, GuestConfig, Vsh};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
-use wire::{End, Fault, Wire};
+use urxe_test_support::guest::{self, Guest, GuestConfig, Vsh};
+use urxe_test_support::wire::{End, Fault, Wire};
 
 type Error = Box<dyn std::error::Error>;
 type Result<T> = std::result::Result<T, Error>;

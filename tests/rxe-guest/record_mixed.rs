@@ -2,20 +2,14 @@
 //! show how rxe handles memory windows, SEND with invalidate and shared receive queues, as requester and as
 //! responder.
 
-#[path = "../support/guest.rs"]
-mod guest;
-#[path = "../support/peer.rs"]
-mod peer;
-#[path = "../support/testbed.rs"]
-mod testbed;
-
-use peer::{ConnectParams, Shell, Side, TIMEOUT, remote_args};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
-use testbed::{Ip, LinkKind, Testbed};
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
+use urxe_test_support::guest;
+use urxe_test_support::peer::{ConnectParams, Shell, Side, TIMEOUT, remote_args};
+use urxe_test_support::testbed::{Ip, LinkKind, Testbed};
 
 /// State of a scenario: a shell on rxe with the QP `q`, and a QP of urxe connected to `q`, with a path MTU of
 /// 1024.

@@ -1,6 +1,5 @@
 //! Links that add congestion notification packets (CNPs) to those that they receive, as from a peer that gets marked
 //! packets, or to those that they send.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use std::io;
 use std::net::IpAddr;

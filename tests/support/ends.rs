@@ -1,6 +1,5 @@
 //! Processes that are the ends of connections over rings in shared memory: one sends messages, whose contents the other
 //! verifies. Each runs [`run_end`], through the test `one_end` of its own test program.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::artifacts::urxe_program;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -51,12 +51,17 @@ pub struct End {
 }
 
 impl End {
-    pub fn start(ip: &'static str) -> End {
-        End::start_by(Command::new(std::env::current_exe().unwrap()), ip)
+    /// Starts the test `one_end` of the module with this path (`module_path!`) in a process of its own.
+    pub fn start(module: &str, ip: &'static str) -> End {
+        End::start_by(Command::new(std::env::current_exe().unwrap()), module, ip)
     }
 
-    pub fn start_by(mut command: Command, ip: &'static str) -> End {
-        command.args(["--exact", "one_end", "--nocapture"]).env(ADDRESS, ip);
+    /// Like [`start`](Self::start), by a command that runs this program.
+    pub fn start_by(mut command: Command, module: &str, ip: &'static str) -> End {
+        // The name of a test begins behind that of the crate.
+        let test = [module, "::one_end"].concat();
+        let (_, test) = test.split_once("::").expect("the path has a crate");
+        command.args(["--exact", test, "--nocapture"]).env(ADDRESS, ip);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (commands, printed) = (child.stdin.take().unwrap(), child.stderr.take().unwrap());
@@ -72,11 +77,11 @@ impl End {
     }
 
     /// Starts an end in a container of its own, which shares the network namespace and the directory of sockets.
-    pub fn start_in_container(ip: &'static str) -> End {
+    pub fn start_in_container(module: &str, ip: &'static str) -> End {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]);
         command.arg(std::env::current_exe().unwrap());
-        let mut end = End::start_by(command, ip);
+        let mut end = End::start_by(command, module, ip);
         end.is_parent = true;
         end
     }
@@ -171,11 +176,7 @@ pub fn run_end() {
         return;
     };
     let ip = ip.parse().unwrap();
-    let sharing = Sharing {
-        program: env!("CARGO_BIN_EXE_urxe").into(),
-        any_user: false,
-        shared_memory: SharedMemory::Require,
-    };
+    let sharing = Sharing { program: urxe_program(), any_user: false, shared_memory: SharedMemory::Require };
     let links = sharing.bind(&LinkSpec::Udp(Some(ip)), 1, true).unwrap();
     let context = Context::open_shards(links, &ContextOptions::default()).unwrap();
     let (send, commands) = channel();

@@ -2,16 +2,9 @@
 //! privileges.
 //!
 //! `tests/rxe-guest/README.md` describes how the guest is built, what runs in it, and its limitations.
-#![allow(dead_code, unused_imports)] // each test uses only a part
 
-#[path = "guest/process.rs"]
 mod process;
-#[path = "guest/requester.rs"]
 mod requester;
-#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
-#[path = "tcp_port.rs"]
-pub mod tcp_port;
-#[path = "guest/vsh.rs"]
 mod vsh;
 
 pub use process::{GuestProcess, Output};
@@ -271,7 +264,7 @@ impl Guest {
         let listener = UnixListener::bind(&agent).map_err(|e| io_error(agent.display(), e))?;
         let mut oob = config.oob.clone();
         for (host, _) in oob.iter_mut().filter(|p| p.0 == 0) {
-            *host = tcp_port::unused();
+            *host = super::tcp_port::unused();
         }
 
         let cmd = qemu_command(&config, &oob, &image, &dir)?;

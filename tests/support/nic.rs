@@ -1,6 +1,5 @@
 //! NICs on any link, and connections between their queue pairs. For two connected NICs on a fabric, use the
 //! library's `Fabric::pair` or `Fabric::pair_builder`.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};

@@ -1,6 +1,5 @@
 //! A NIC and a guest, for checks in which either sends requests; and a function that runs such checks and
 //! prints a table.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::peer::{ConnectParams, Shell, Side, TIMEOUT};
 use super::table::Table;

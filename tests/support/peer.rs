@@ -1,10 +1,7 @@
 //! Verbs objects of urxe and of the kernel's rxe on a testbed, and functions that connect their QPs.
-#![allow(dead_code, reason = "each test target uses its part")]
-
-#[path = "nic.rs"]
-pub mod nic;
 
 use super::guest::{Vsh, Wc};
+use super::nic;
 use super::testbed::{Ip, Testbed};
 pub use nic::Nic as Side;
 use std::net::IpAddr;

@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::artifacts::urxe_program;
 use urxe::broker::{SharedMemory, SharedUdpLink, Sharing};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
@@ -16,7 +17,7 @@ pub const TIMEOUT: Duration = Duration::from_secs(20);
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
-    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false, shared_memory: SharedMemory::Auto }
+    Sharing { program: urxe_program(), any_user: false, shared_memory: SharedMemory::Auto }
 }
 
 pub fn open_shared(ip: IpAddr, wrap: impl Fn(SharedUdpLink) -> Box<dyn Link>) -> Context {

@@ -1,7 +1,7 @@
 //! Runs programs at both ends of a testbed: stock programs in the guest, and on the host the `urxe` command
 //! or programs on urxe. Prints a table of results.
-#![allow(dead_code, reason = "each test target uses its part")]
 
+use super::artifacts;
 use super::guest::LOST_WAKEUP;
 use super::testbed::{HOST, Ip, LinkKind, PORT, Testbed};
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ impl Testbed {
 
     /// Starts the `urxe` command in the network namespace from which the guest is reachable.
     pub fn urxe(&self, args: &[&str]) -> Urxe {
-        let mut command = self.command(env!("CARGO_BIN_EXE_urxe"));
+        let mut command = self.command(artifacts::urxe_program());
         command.args(args);
         Urxe::spawn(command)
     }
@@ -61,7 +61,7 @@ impl Testbed {
 
     /// Returns a TCP port that no socket of the host uses.
     pub fn free_port(&self) -> u16 {
-        super::guest::tcp_port::unused()
+        super::tcp_port::unused()
     }
 
     /// Runs the command `stock` in the guest as the server, and urxe as its client. Returns the output of
@@ -105,7 +105,7 @@ impl Testbed {
             let port = self.free_port().to_string();
             let mut server = self.urxe(&[urxe, &["-p", &port, "--server-bind", "127.0.0.1"]].concat());
             server.wait_for("waiting for a client", Duration::from_secs(10))?;
-            self.connect(server, stock, &port, limit)
+            self.connect_stock(server, stock, &port, limit)
         })
     }
 
@@ -122,10 +122,16 @@ impl Testbed {
         if let Err(e) = self.wait_listening(&port, &mut server) {
             return Err(format!("{e}: {}", server.finish(Duration::ZERO).unwrap_or_else(|e| e)));
         }
-        self.connect(server, stock, &port, limit)
+        self.connect_stock(server, stock, &port, limit)
     }
 
-    fn connect(&self, mut server: Urxe, stock: &str, port: &str, limit: Duration) -> Result<String, String> {
+    fn connect_stock(
+        &self,
+        mut server: Urxe,
+        stock: &str,
+        port: &str,
+        limit: Duration,
+    ) -> Result<String, String> {
         let text = |e: super::guest::GuestError| e.to_string();
         let mut client = self.guest.spawn(&format!("{stock} -p {port} 10.0.2.2")).map_err(text)?;
         client.close_stdin().map_err(text)?;

@@ -1,5 +1,4 @@
 //! Table of test results, printed even if the test harness captures output.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use std::io::Write;
 
@@ -41,11 +40,12 @@ impl Table {
     }
 
     /// Prints the table to standard error, bypassing the test harness's output capture, and writes it to
-    /// `interop-NAME.md` in `CARGO_TARGET_TMPDIR`.
+    /// `interop-NAME.md` in the [directory](crate::artifacts::directory).
     pub fn print(&self) {
         let text = self.text();
         let _ = std::io::stderr().write_all(text.as_bytes());
-        let file = format!("{}/interop-{}.md", env!("CARGO_TARGET_TMPDIR"), self.name.replace(' ', "-"));
-        std::fs::write(&file, text).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let name = format!("interop-{}.md", self.name.replace(' ', "-"));
+        let file = crate::artifacts::directory().join(name);
+        std::fs::write(&file, text).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! To find a port by binding a listener to it would be unreliable: a program that another thread starts at that moment has a
 //! copy of the listener until it executes, so the port seems to have a server already.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -1,13 +1,9 @@
 //! Fixture for tests against the kernel's rxe: a guest, and the wire between it and urxe on the host.
 //! `peer.rs` adds verbs objects on both sides, `stock.rs` adds programs.
-#![allow(dead_code, reason = "each test target uses its part")]
-
-#[allow(clippy::duplicate_mod, reason = "several fixtures of a target may use it")]
-#[path = "netns.rs"]
-pub mod netns;
 
 use super::guest::{Guest, GuestConfig, Net};
-use netns::Netns;
+use super::netns::Netns;
+use std::ffi::OsStr;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -184,7 +180,7 @@ impl Testbed {
     }
 
     /// Returns a command that runs `program` in the namespace from which the guest is reachable.
-    pub fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match &self.netns {
             None => Command::new(program),
             Some(netns) => netns.command(program),

@@ -1,5 +1,4 @@
 //! Traffic over every service between two urxe NICs in virtual time, identical in every run.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::nic::{Nic, connect_with};
 use std::io::{self, Write};

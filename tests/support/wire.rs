@@ -1,6 +1,5 @@
 //! A wire between two guests (or a guest and another endpoint) that records, drops, duplicates, reorders and
 //! corrupts RoCEv2 frames.
-#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::Net;
 use parking_lot::Mutex;

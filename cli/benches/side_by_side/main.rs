@@ -12,8 +12,6 @@ mod heap;
 mod job;
 mod machine;
 mod namespace;
-#[path = "../../../tests/support/netns.rs"]
-mod netns;
 mod nic;
 mod perftest;
 mod ping;

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::process::Command;
 
 use crate::Result;
-use crate::netns::{Netns, Veth};
+use urxe_test_support::netns::{Netns, Veth};
 
 /// A network namespace to run in.
 pub enum Namespace {

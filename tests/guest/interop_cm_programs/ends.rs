@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::guest::{GuestProcess, Output};
-use crate::programs;
-use crate::stock::{PREFER_IPV6, Urxe, with_files};
-use crate::testbed::{GUEST, HOST, LinkKind, Testbed};
+use urxe_test_support::guest::{GuestProcess, Output};
+use urxe_test_support::programs;
+use urxe_test_support::stock::{PREFER_IPV6, Urxe, with_files};
+use urxe_test_support::testbed::{GUEST, HOST, LinkKind, Testbed};
 
 /// Time limit for a client to exit; `SHORT_LIMIT` is the limit for the other end to exit afterwards.
 pub const LIMIT: Duration = Duration::from_secs(40);

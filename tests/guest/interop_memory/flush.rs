@@ -3,11 +3,11 @@
 //! correct one.
 
 use super::flush_unsupported;
-use super::guest::{Suite, Wc};
-use super::pair::{MTU, Pair, status_name};
-use super::peer::{ConnectParams, REGION, Side, remote_args};
-use super::testbed::{Ip, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{Suite, Wc};
+use urxe_test_support::pair::{MTU, Pair, status_name};
+use urxe_test_support::peer::{ConnectParams, REGION, Side, remote_args};
+use urxe_test_support::testbed::{Ip, Testbed};
 
 const ALL: Access = Access::ALL.union(Access::FLUSH_GLOBAL).union(Access::FLUSH_PERSISTENT);
 const GLOBAL: Placement = Placement::GLOBAL;

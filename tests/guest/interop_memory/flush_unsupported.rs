@@ -1,10 +1,10 @@
 //! FLUSH and ATOMIC WRITE against an rxe that does not support them (before Linux 6.2).
 
-use super::pair::{Pair, status_name};
-use super::peer::ConnectParams;
-use super::testbed::{Ip, Testbed};
 use std::time::Duration;
 use urxe::verbs::*;
+use urxe_test_support::pair::{Pair, status_name};
+use urxe_test_support::peer::ConnectParams;
+use urxe_test_support::testbed::{Ip, Testbed};
 
 /// Checks that rxe in Linux 6.1 drops requests with an unknown opcode, so that the requester exhausts its
 /// retries.
@@ -16,7 +16,7 @@ pub fn by_urxe(setup: &Testbed, ip: Ip) {
         "the guest has Linux {release}; rxe supports FLUSH and ATOMIC WRITE from 6.2 on: update this test"
     );
     let mut p = Pair::open(setup, ip);
-    let params = ConnectParams::new(ip, super::pair::MTU);
+    let params = ConnectParams::new(ip, urxe_test_support::pair::MTU);
     let options = params.ours.timeout(AckTimeout::new(12)).retry_cnt(2);
     let placement = Placement::GLOBAL;
     for wr in

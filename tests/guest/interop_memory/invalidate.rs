@@ -1,10 +1,10 @@
 //! SEND with invalidate, which revokes a key at the receiver.
 
-use super::guest::pattern;
-use super::pair::status_name;
-use super::testbed::{Ip, Testbed};
 use super::windows::{Operation, Requester, WINDOW, WindowPair, assert_no_errors, check_eq};
 use urxe::verbs::*;
+use urxe_test_support::guest::pattern;
+use urxe_test_support::pair::status_name;
+use urxe_test_support::testbed::{Ip, Testbed};
 
 /// Receive completion.
 #[derive(PartialEq, Debug)]

@@ -1,10 +1,10 @@
 //! READs into many SGEs, up to the maximum number, with odd lengths and at odd addresses.
 
-use super::guest::{hash, pattern};
-use super::pair::{MTU, Pair};
-use super::peer::{ConnectParams, remote_args};
-use super::testbed::{Ip, Testbed};
 use urxe::verbs::*;
+use urxe_test_support::guest::{hash, pattern};
+use urxe_test_support::pair::{MTU, Pair};
+use urxe_test_support::peer::{ConnectParams, remote_args};
+use urxe_test_support::testbed::{Ip, Testbed};
 
 /// Offset of the source data; `TARGET` is the offset of the first destination piece.
 const SOURCE: usize = 13;

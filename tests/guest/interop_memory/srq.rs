@@ -1,12 +1,12 @@
 //! Shared receive queues: messages to several QPs consume receives of one queue, oldest first.
 
-use super::guest::pattern;
-use super::pair::{MTU, Pair};
-use super::peer::{ConnectParams, TIMEOUT};
-use super::testbed::{Ip, Testbed};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use urxe::verbs::*;
+use urxe_test_support::guest::pattern;
+use urxe_test_support::pair::{MTU, Pair};
+use urxe_test_support::peer::{ConnectParams, TIMEOUT};
+use urxe_test_support::testbed::{Ip, Testbed};
 
 const QPS: usize = 4;
 const RECEIVES: usize = 12;

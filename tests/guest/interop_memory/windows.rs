@@ -1,11 +1,11 @@
 //! Memory windows, bound by one side and used by the other.
 
-use super::guest::{Suite, pattern};
-use super::pair::{MTU, Pair, status_name};
-use super::peer::{ConnectParams, remote_args};
-use super::testbed::{Ip, Testbed};
 use std::fmt::Debug;
 use urxe::verbs::*;
+use urxe_test_support::guest::{Suite, pattern};
+use urxe_test_support::pair::{MTU, Pair, status_name};
+use urxe_test_support::peer::{ConnectParams, remote_args};
+use urxe_test_support::testbed::{Ip, Testbed};
 
 /// The side that sends the requests; the other side owns the memory and the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,10 +9,11 @@ use urxe::transport::{Instant, TxQueue};
 use urxe::wire::frame::PauseFrame;
 use urxe::wire::{Flow, Mac};
 
-use super::netns::Veth;
-use super::numbered::packets;
-use super::pauses::{SLOW, check_that_pauses_stop_queue_pairs};
-use super::{join, nic, open};
+use super::{join, open};
+use urxe_test_support::netns::Veth;
+use urxe_test_support::nic;
+use urxe_test_support::numbered::packets;
+use urxe_test_support::pauses::{SLOW, check_that_pauses_stop_queue_pairs};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Group that needs no neighbour resolution.

@@ -9,9 +9,9 @@ use urxe::link::{Link, LinkCounters};
 use urxe::transport::TxQueue;
 use urxe::wire::Flow;
 
-use super::netns::Veth;
 use super::offload::{FAMILIES, addresses, expect, kernel_supports_udp_gso, queue, resolve_neighbours};
 use super::{now, open};
+use urxe_test_support::netns::Veth;
 
 const PACKET_VNET_HDR_SZ: u32 = 24;
 

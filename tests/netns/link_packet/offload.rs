@@ -10,8 +10,9 @@ use urxe::transport::{Payload, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
 
-use super::netns::Veth;
-use super::{nic, now, open};
+use super::{now, open};
+use urxe_test_support::netns::Veth;
+use urxe_test_support::nic;
 
 pub const FAMILIES: [&str; 2] = ["10.77.0.", "fd77::"];
 

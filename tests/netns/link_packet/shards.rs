@@ -8,8 +8,8 @@ use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 
-use super::netns::Veth;
 use super::{join, now, open};
+use urxe_test_support::netns::Veth;
 
 /// Opens the two links of a NIC with two shards.
 fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {

@@ -11,9 +11,9 @@ use urxe::link::{Link, LinkCounters, PacketLink};
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Flow, IpIdent, Mac, Packet, icrc};
 
-use super::netns::Veth;
 use super::now;
 use super::offload::{FAMILIES, addresses, byte, expect_from_peer, kernel_supports_udp_gso, queue};
+use urxe_test_support::netns::Veth;
 
 /// From linux/if_tun.h.
 const TUNSETIFF: libc::c_ulong = 0x4004_54ca;

@@ -17,7 +17,7 @@ use urxe::transport::{
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 use super::pkt::{Pkt, Remote, message, resp};
-use crate::support::{self, PD, Region, TestCq};
+use urxe_test_support::engine::{self, PD, Region, TestCq};
 
 const LOCAL_IP: [u8; 4] = [10, 0, 0, 1];
 const PEER_IP: [u8; 4] = [10, 0, 0, 2];
@@ -355,7 +355,7 @@ impl Bench {
     /// Moves the NIC's completions and events to the bench's queues.
     fn take_outputs(&mut self) {
         let cqs = &mut [&mut self.send_cq, &mut self.recv_cq];
-        support::take_outputs(&mut self.nic, cqs, &mut self.events);
+        engine::take_outputs(&mut self.nic, cqs, &mut self.events);
     }
 
     #[track_caller]
@@ -434,7 +434,7 @@ impl Bench {
         for p in packets {
             let mut h = p.h;
             h.bth.dest_qp = self.qpns[p.qp];
-            let bytes = support::encode(&h, &p.data, &flow);
+            let bytes = engine::encode(&h, &p.data, &flow);
             let ends_burst = !burst.len().is_multiple_of(segment.max(1));
             if !burst.is_empty() && (ends_burst || bytes.len() > segment) {
                 self.burst(&flow, ident, segment, &burst);
@@ -501,9 +501,9 @@ impl Bench {
         self.take_outputs();
         let mut got = Vec::new();
         let path = self.path;
-        support::drain(&mut self.tx, |flow, bytes| {
+        engine::drain(&mut self.tx, |flow, bytes| {
             assert_eq!((flow.src, flow.dst), (path.0.into(), path.1.into()));
-            let (mut h, data) = support::decode(&bytes);
+            let (mut h, data) = engine::decode(&bytes);
             let qp = (h.bth.dest_qp.get() - PEER_QPN) as usize;
             h.bth.dest_qp = Qpn::default();
             got.push(Pkt { h, data, qp });

@@ -132,10 +132,10 @@ cases! {
         let other = Flow { src: [10, 9, 9, 9].into(), ..flow };
         let mut h = cnp().h;
         h.bth.dest_qp = b.qpns[0];
-        b.raw(&other, &crate::support::encode(&h, &[0; 16], &other));
+        b.raw(&other, &urxe_test_support::engine::encode(&h, &[0; 16], &other));
         assert_eq!((b.count().rx_wrong_source, b.count().rp_cnp_handled), (1, 0));
         h.bth.dest_qp = Qpn::new(b.qpns[0].get() ^ 1);
-        b.raw(&flow, &crate::support::encode(&h, &[0; 16], &flow));
+        b.raw(&flow, &urxe_test_support::engine::encode(&h, &[0; 16], &flow));
         assert_eq!((b.count().rx_unknown_qp, b.count().rp_cnp_ignored), (1, 0));
         post_send(&mut b, 50);
         assert_eq!(b.sent().len(), 50);

@@ -11,7 +11,7 @@ use urxe::wire::{Flow, Qpn, RKey, grh};
 
 use crate::bench::{Bench, QKEY, SQ, Setup, Wc, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::{self, pattern};
+use urxe_test_support::engine::{self, pattern};
 
 const PEER: Qpn = Qpn::new(0x4321);
 const GRH: usize = grh::LEN;
@@ -99,9 +99,9 @@ cases! {
         };
         let to = Destination::Qp { pd: PdId(99), av, qpn, qkey };
         let error = b.post_on(0, &wr.to(to));
-        assert_eq!(error, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
+        assert_eq!(error, Err(PostError::HandlePd { handle: PdId(99), qp: engine::PD }));
         let av = av.sgid_index(5);
-        let to = Destination::Qp { pd: support::PD, av, qpn, qkey };
+        let to = Destination::Qp { pd: engine::PD, av, qpn, qkey };
         let error = b.post_on(0, &wr.to(to));
         assert_eq!(error, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
         b.expect_nothing();
@@ -149,7 +149,7 @@ cases! {
         let other = Flow { src: IpAddr::from(Ipv4Addr::new(10, 9, 9, 9)), ..b.flow() };
         let mut h = datagram(&[1]).h;
         h.bth.dest_qp = b.qpns[0];
-        let bytes = support::encode(&h, &[1], &other);
+        let bytes = engine::encode(&h, &[1], &other);
         b.raw(&other, &bytes);
         b.recvs(&[received(1, 1)]);
         assert_eq!(b.mr.read(GRH - 8, 4), [10, 9, 9, 9]);

@@ -13,7 +13,7 @@ use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, Wc, bad, ok};
 use crate::pkt::*;
-use crate::support::{PD, pattern};
+use urxe_test_support::engine::{PD, pattern};
 
 /// Registered memory of the sender, which the program can make unreadable.
 struct SenderMemory {

@@ -6,7 +6,7 @@ use urxe::wire::{LKey, NakCode, RKey};
 
 use crate::bench::{Bench, RQ, SQ, bad, ok};
 use crate::pkt::*;
-use crate::support::PD;
+use urxe_test_support::engine::PD;
 
 const LEN: usize = 256;
 

@@ -31,7 +31,7 @@ use urxe::wire::{Flow, NakCode, RKey};
 
 use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::{PD, encode};
+use urxe_test_support::engine::{PD, encode};
 
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;

@@ -8,7 +8,7 @@ use urxe::wire::{Flow, Gid, PKey, QKey, Qpn, grh};
 
 use crate::bench::{Bench, QKEY, SQ, Setup, ok};
 use crate::pkt::*;
-use crate::support;
+use urxe_test_support::engine;
 
 const PEER: Qpn = Qpn::new(0x4321);
 const GRH: u32 = grh::LEN as u32;
@@ -44,7 +44,7 @@ fn path(b: &Bench, dst: IpAddr) -> Flow {
 fn deliver(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
     let flow = path(b, dst);
     let packet = packet.with(|h| h.bth.dest_qp = qpn);
-    let bytes = support::encode(&packet.h, &packet.data, &flow);
+    let bytes = engine::encode(&packet.h, &packet.data, &flow);
     b.raw(&flow, &bytes);
 }
 
@@ -184,14 +184,14 @@ cases! {
         // A hop limit of 0 in the address handle means 1 for a group: the local link only.
         for (given, sent) in [(0, 1), (1, 1), (64, 64), (255, 255)] {
             let av = AddressVector::to(group.into()).hop_limit(given);
-            let to = Some(Destination::Qp { pd: support::PD, av, qpn: Qpn::MULTICAST, qkey: QKey(QKEY) });
+            let to = Some(Destination::Qp { pd: engine::PD, av, qpn: Qpn::MULTICAST, qkey: QKey(QKEY) });
             let data = WrData::Inline(b"abc");
             let wr = SendWr::new(1, WrOp::Send, &[]).data(data).to(to);
             b.post_on(0, &wr).unwrap();
             b.nic.transmit(b.now, &b.memory, &mut b.tx);
             let mut packets = 0;
-            support::drain(&mut b.tx, |flow, bytes| {
-                let (h, data) = support::decode(&bytes);
+            engine::drain(&mut b.tx, |flow, bytes| {
+                let (h, data) = engine::decode(&bytes);
                 assert_eq!((flow.dst, flow.hop_limit, h.bth.dest_qp), (group, sent, Qpn::MULTICAST));
                 assert_eq!((h.deth.qkey.0, &data[..]), (QKEY, &b"abc"[..]));
                 packets += 1;

@@ -11,7 +11,7 @@ use urxe::wire::{Bth, Ecn, Headers, Opcode, Operation, Qpn, RKey};
 
 use crate::bench::{ALTERNATE, Bench, QKEY, RQ, SQ, Setup, ok};
 use crate::pkt::*;
-use crate::support;
+use urxe_test_support::engine;
 
 /// Minimum time between CNPs in these cases.
 const INTERVAL: Duration = Duration::from_micros(50);
@@ -65,7 +65,7 @@ cases! {
         b.deliver(&[write(Only, RQ, to, &[1])]);
         b.nic.transmit(b.now, &b.memory, &mut b.tx);
         let mut sent = Vec::new();
-        support::drain(&mut b.tx, |flow, bytes| sent.push(((flow.traffic_class, flow.vlan_priority), bytes)));
+        engine::drain(&mut b.tx, |flow, bytes| sent.push(((flow.traffic_class, flow.vlan_priority), bytes)));
         let (priorities, bytes) = &sent[0];
         assert_eq!((*priorities, sent[1].0), ((dscp << 2, Some(5)), (0, None)));
         // Opcode; SE, MigReq, pad count and version; P_Key; BECN; QPN; AckReq; PSN; 16 reserved bytes.
@@ -84,8 +84,8 @@ cases! {
             let mut counts = [0; 2];
             while b.nic.wants_to_transmit() || counts == [0; 2] {
                 b.nic.transmit(b.now, &b.memory, &mut b.tx);
-                support::drain(&mut b.tx, |flow, bytes| {
-                    let is_ack = support::decode(&bytes).0.bth.opcode.row().operation == Operation::Acknowledge;
+                engine::drain(&mut b.tx, |flow, bytes| {
+                    let is_ack = engine::decode(&bytes).0.bth.opcode.row().operation == Operation::Acknowledge;
                     assert_eq!(flow.ecn(), if is_ack { Ecn::NotEct } else { ecn });
                     counts[usize::from(is_ack)] += 1;
                 });

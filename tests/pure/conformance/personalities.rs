@@ -18,7 +18,7 @@ use urxe::wire::{Ecn, Opcode, RKey};
 use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
 use crate::notification_point;
 use crate::pkt::*;
-use crate::support;
+use urxe_test_support::engine;
 
 fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {
@@ -54,7 +54,7 @@ const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
 
 cases! {
     operation_unsupported_on_ud_is_accepted_and_fails_in_order => "lenient.deferred_error" {
-        let (va, rkey, own_pd) = (0, RKey(1), support::PD);
+        let (va, rkey, own_pd) = (0, RKey(1), engine::PD);
         for (op, pd) in [
             (WrOp::Write { va, rkey }, own_pd),
             (WrOp::Read { va, rkey }, own_pd),
@@ -283,7 +283,7 @@ fn observe(row: &str, p: Personality) -> String {
             discard(b);
             grh.to_string()
         }
-        // Affects only the drop-in library: `ibverbs/tests/programs/personalities.rs`.
+        // Affects only the drop-in library: `tests/programs/personalities.rs`.
         "ibv_req_notify_cq behind a completion" => p.quirks.reports_missed_completions.to_string(),
         "region of length 0 at a page boundary" => {
             let pd = context(&virtual_fabric(), p).alloc_pd().unwrap();
@@ -297,7 +297,7 @@ fn observe(row: &str, p: Personality) -> String {
             accepted.to_string()
         }
         "operation that the service lacks (READ on UD, ...), AH of another PD" => {
-            let failures = [(WrOp::Read { va: 0, rkey: RKey(1) }, support::PD), (WrOp::Send, PdId(99))].map(
+            let failures = [(WrOp::Read { va: 0, rkey: RKey(1) }, engine::PD), (WrOp::Send, PdId(99))].map(
                 |(op, pd)| {
                     let mut b = bench(p, |s| s.qp_type = QpType::Ud);
                     let accepted = post_with_handle(&mut b, 1, op, pd).is_ok();
@@ -422,7 +422,7 @@ fn virtual_fabric() -> Fabric {
 }
 
 fn context(fabric: &Fabric, personality: Personality) -> Context {
-    crate::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
+    urxe_test_support::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
 }
 
 /// Returns connection options with the shortest ACK timeout and no retries.
@@ -451,7 +451,7 @@ fn flush_status_with_strict_peer(p: Personality) -> WcStatus {
     let [a, b] = [p, Personality::STRICT].map(|p| TestEndpoint::new(context(&fabric, p)).unwrap());
     let access = Access::ALL | Access::FLUSH_GLOBAL;
     let options = no_retries().access(access);
-    crate::nic::connect_with(&a.qp, &b.qp, &options);
+    urxe_test_support::nic::connect_with(&a.qp, &b.qp, &options);
     let mr = b.pd.reg_mr(64, access).unwrap();
     let placement = verbs::Placement::GLOBAL;
     a.qp.post_send(&SendWr::flush(1, mr.remote(0), 64, placement)).unwrap();

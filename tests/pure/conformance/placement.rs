@@ -10,7 +10,7 @@ use urxe::wire::{NakCode, RKey};
 
 use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::PD;
+use urxe_test_support::engine::PD;
 
 const GLOBAL: u32 = 1;
 const PERSISTENT: u32 = 2;

@@ -86,7 +86,7 @@ cases! {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let (a, b) = fabric.pair().unwrap();
         let cq = a.context.create_cq(2).unwrap();
-        let (qp, peer) = crate::nic::qp_pair((&a.pd, &cq), (&b.pd, &b.cq));
+        let (qp, peer) = urxe_test_support::nic::qp_pair((&a.pd, &cq), (&b.pd, &b.cq));
         let send = |wr_id| {
             peer.post_recv(&RecvWr::new(wr_id, &[])).unwrap();
             qp.post_send(&SendWr::send(wr_id, &[])).unwrap();

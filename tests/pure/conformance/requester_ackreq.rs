@@ -390,7 +390,7 @@ cases! {
 
     request_whose_probe_needs_deregistered_memory_fails_in_order => "req.local" {
         let mut b = with_rtt_sample(|_| {});
-        let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::ALL);
+        let r = b.region(urxe_test_support::engine::PD, 8, 0, urxe::memory::Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
         let sge = [b.regions[r].sge(0, 8)];
         b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

@@ -141,7 +141,7 @@ cases! {
 
     request_fails_if_its_region_is_deregistered_before_the_retry => "req.local" {
         let mut b = Bench::new();
-        let r = b.region(crate::support::PD, 600, 0, Access::ALL);
+        let r = b.region(urxe_test_support::engine::PD, 600, 0, Access::ALL);
         let sge = [b.regions[r].sge(0, 600)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 3);
@@ -153,7 +153,7 @@ cases! {
     delivered_request_succeeds_if_its_region_is_deregistered_before_the_ack => "req.local" {
         // The second request cannot be retransmitted, but it has arrived.
         let mut b = Bench::new();
-        let r = b.region(crate::support::PD, 8, 0, Access::ALL);
+        let r = b.region(urxe_test_support::engine::PD, 8, 0, Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
         let sge = [b.regions[r].sge(0, 8)];
         b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

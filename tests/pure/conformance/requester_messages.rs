@@ -88,7 +88,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::FetchAdd, 8)]);
         let got = [b.mr.read(1, 3), b.mr.read(11, 5)].concat();
         assert_eq!(got, 0x1122_3344_5566_7788u64.to_ne_bytes());
-        assert_eq!(b.mr.read(4, 1), [crate::support::pattern(4)]);
+        assert_eq!(b.mr.read(4, 1), [urxe_test_support::engine::pattern(4)]);
     }
 
     sges_are_gathered_into_one_message => "req.sges" {

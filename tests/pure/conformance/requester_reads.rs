@@ -40,12 +40,12 @@ cases! {
         let (mut b, a) = read_in_flight(|_| {});
         for (i, p) in a.iter().enumerate() {
             b.sends(&[]);
-            assert_eq!(b.mr.read(256 * i, 1), [crate::support::pattern(256 * i as u64)]);
+            assert_eq!(b.mr.read(256 * i, 1), [urxe_test_support::engine::pattern(256 * i as u64)]);
             b.exchange(std::slice::from_ref(p), &[]);
         }
         b.sends(&[completed()]);
         assert_eq!(b.mr.read(0, 900), data());
-        assert_eq!(b.mr.read(900, 1), [crate::support::pattern(900)]);
+        assert_eq!(b.mr.read(900, 1), [urxe_test_support::engine::pattern(900)]);
         b.advance(10 * ACK_TIMEOUT);
     }
 
@@ -230,7 +230,7 @@ cases! {
 
     local_buffer_of_a_read_is_checked_when_the_response_arrives => "req.read.protection" {
         let mut b = Bench::new();
-        let r = b.region(crate::support::PD, 600, 0, urxe::memory::Access::ALL);
+        let r = b.region(urxe_test_support::engine::PD, 600, 0, urxe::memory::Access::ALL);
         let sge = [b.regions[r].sge(0, 600)];
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 1);
@@ -238,20 +238,20 @@ cases! {
         b.memory.deregister(sge[0].lkey).unwrap();
         b.exchange(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
-        assert_eq!(b.regions[r].read(256, 1), [crate::support::pattern(256)]);
+        assert_eq!(b.regions[r].read(256, 1), [urxe_test_support::engine::pattern(256)]);
         // Read-only memory is no valid sink for READs and atomics.
         for op in
             [WrOp::Read { va: VA, rkey: KEY }, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }]
         {
             let mut b = Bench::new();
-            let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::LOCAL_READ);
+            let r = b.region(urxe_test_support::engine::PD, 8, 0, urxe::memory::Access::LOCAL_READ);
             let sge = [b.regions[r].sge(0, 8)];
             b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap();
             assert_eq!(b.sent().len(), 1);
             let read = matches!(op, WrOp::Read { .. });
             b.exchange(&[if read { resp(Only, SQ, 1, &[1; 8]) } else { atomic_ack(SQ, 1, 1) }], &[]);
             b.sends(&[bad(1, WcStatus::LocProtErr)]);
-            assert_eq!(b.regions[r].read(1, 1), [crate::support::pattern(1)]);
+            assert_eq!(b.regions[r].read(1, 1), [urxe_test_support::engine::pattern(1)]);
         }
     }
 }

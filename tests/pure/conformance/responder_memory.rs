@@ -6,7 +6,7 @@ use urxe::wire::{NakCode, RKey};
 
 use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::PD;
+use urxe_test_support::engine::PD;
 
 /// Returns a request for 8 bytes at `va` for each operation that accesses the responder's memory, with the
 /// access right that it requires.
@@ -152,7 +152,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
         b.state(QpState::Err);
         assert_eq!(b.regions[r].read(0, 256), [1; 256]);
-        assert_eq!(b.regions[r].read(256, 1), [crate::support::pattern(256)]);
+        assert_eq!(b.regions[r].read(256, 1), [urxe_test_support::engine::pattern(256)]);
     }
 
     read_whose_region_is_deregistered_during_the_response_is_nakked => "resp.access.deregistered" {
@@ -266,7 +266,7 @@ cases! {
             let (va, key, _) = b.remote(i, 8);
             b.exchange(&[fetch_add(RQ, (va, key), 1)], &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
-            assert_eq!(b.mr.read(i, 1), [crate::support::pattern(i as u64)]);
+            assert_eq!(b.mr.read(i, 1), [urxe_test_support::engine::pattern(i as u64)]);
         }
         // The address is aligned for the peer but not in local memory: the operation is impossible, although
         // the request is valid.

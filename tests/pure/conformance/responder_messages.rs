@@ -33,7 +33,7 @@ cases! {
                 b.exchange(&m, &[ack(RQ + m.len() as u32 - 1, 1)]);
                 b.recvs(&[ok(1, Recv, n)]);
                 assert_eq!(b.mr.read(0, n as usize), d);
-                assert_eq!(b.mr.read(n as usize, 1), [crate::support::pattern(n as u64)]);
+                assert_eq!(b.mr.read(n as usize, 1), [urxe_test_support::engine::pattern(n as u64)]);
             }
         }
     }
@@ -47,7 +47,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 600)]);
         let got = [b.mr.read(1000, 1), b.mr.read(2000, 300), b.mr.read(3000, 299)].concat();
         assert_eq!(got, d);
-        assert_eq!(b.mr.read(3299, 1), [crate::support::pattern(3299)]);
+        assert_eq!(b.mr.read(3299, 1), [urxe_test_support::engine::pattern(3299)]);
     }
 
     send_with_immediate_completes_the_receive_with_its_immediate_data => "resp.immediate" {
@@ -68,8 +68,8 @@ cases! {
                 let m = message(mtu.bytes(), &d, |p, psn, d| write(p, psn, to, d), RQ);
                 b.exchange(&m, &[ack(RQ + m.len() as u32 - 1, 1)]);
                 assert_eq!(b.mr.read(5, n as usize), d);
-                assert_eq!(b.mr.read(5 + n as usize, 1), [crate::support::pattern(5 + n as u64)]);
-                assert_eq!(b.mr.read(4, 1), [crate::support::pattern(4)]);
+                assert_eq!(b.mr.read(5 + n as usize, 1), [urxe_test_support::engine::pattern(5 + n as u64)]);
+                assert_eq!(b.mr.read(4, 1), [urxe_test_support::engine::pattern(4)]);
             }
         }
     }

@@ -277,7 +277,7 @@ cases! {
             let to = b.remote(0, declared);
             b.deliver(&[write(Only, RQ, to, &[0; 8])]);
             expect_invalid_nak(&mut b, RQ, 0);
-            assert_eq!(b.mr.read(8, 1), [crate::support::pattern(8)]);
+            assert_eq!(b.mr.read(8, 1), [urxe_test_support::engine::pattern(8)]);
         }
         // FIRST and LAST: too short, too long.
         for (declared, last, at) in [(264, 9, 2), (266, 9, 2), (256, 9, 1), (1000, 256, 2)] {
@@ -291,7 +291,7 @@ cases! {
         let to = b.remote(0, 512);
         b.deliver(&[write(First, RQ, to, &[1; 256]), write(Middle, RQ + 1, to, &[1; 256])]);
         expect_invalid_nak(&mut b, RQ + 1, 0);
-        assert_eq!(b.mr.read(256, 1), [crate::support::pattern(256)]);
+        assert_eq!(b.mr.read(256, 1), [urxe_test_support::engine::pattern(256)]);
     }
 
     message_longer_than_2_to_the_31_is_nakked => "resp.length.max" {

@@ -127,7 +127,7 @@ cases! {
 
     duplicate_read_of_a_deregistered_region_is_not_answered => "resp.dup.read.deregistered" {
         let mut b = Bench::new();
-        let r = b.region(crate::support::PD, 64, 0, urxe::memory::Access::ALL);
+        let r = b.region(urxe_test_support::engine::PD, 64, 0, urxe::memory::Access::ALL);
         let info = b.regions[r].info;
         b.deliver(&[read(RQ, (0, info.rkey, 8))]);
         assert_eq!(b.sent().len(), 1);

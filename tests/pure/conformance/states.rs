@@ -9,7 +9,7 @@ use urxe::wire::{NakCode, Psn, Qpn};
 
 use crate::bench::{Bench, RQ, SQ, flushed, ok};
 use crate::pkt::*;
-use crate::support::encode;
+use urxe_test_support::engine::encode;
 
 const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 
@@ -244,7 +244,7 @@ cases! {
         let mut expected = [0; 4];
         let mut expect_drop = |b: &mut Bench, cause: usize, mut bytes: Vec<u8>| {
             if bytes.len() >= 16 {
-                crate::support::write_icrc(&mut bytes, &flow);
+                urxe_test_support::engine::write_icrc(&mut bytes, &flow);
             }
             b.raw(&flow, &bytes);
             expected[cause] += 1;
@@ -274,7 +274,7 @@ cases! {
         bytes[1] |= 0x30;
         expect_drop(&mut b, 0, bytes);
         b.expect_nothing();
-        assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
+        assert_eq!(b.mr.read(0, 1), [urxe_test_support::engine::pattern(0)]);
     }
 
     reserved_and_variant_header_fields_are_ignored_on_receive => "packet.ignored" {

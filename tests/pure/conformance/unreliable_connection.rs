@@ -8,7 +8,7 @@ use urxe::wire::RKey;
 
 use crate::bench::{Bench, RQ, SQ, Setup, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::pattern;
+use urxe_test_support::engine::pattern;
 
 fn uc(change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {

@@ -7,7 +7,7 @@ use urxe::wire::{NakCode, RKey};
 
 use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::PD;
+use urxe_test_support::engine::PD;
 
 const REMOTE_ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 

@@ -12,7 +12,7 @@ use urxe::wire::{AckTimeout, NakCode, RKey};
 
 use crate::bench::{Bench, DOMAIN, PEER_SRQ, RQ, SQ, Setup, bad, flushed, ok};
 use crate::pkt::*;
-use crate::support::PD;
+use urxe_test_support::engine::PD;
 
 fn target(change: impl FnOnce(&mut Setup)) -> (Bench, SrqId) {
     let b = Bench::with(|s| {

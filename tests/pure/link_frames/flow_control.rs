@@ -9,10 +9,10 @@ use urxe::transport::{Instant, TxQueue};
 use urxe::wire::frame::{Checksums, Content, PauseFrame, parse};
 use urxe::wire::{Flow, Mac, Packet};
 
-use super::nic::open;
-use super::numbered::packets;
-use super::pauses::{SLOW, check_that_pauses_stop_queue_pairs};
 use super::{Dir, pair_with};
+use urxe_test_support::nic::open;
+use urxe_test_support::numbered::packets;
+use urxe_test_support::pauses::{SLOW, check_that_pauses_stop_queue_pairs};
 
 /// Group that needs no neighbour resolution.
 const GROUP: &str = "239.1.2.3";

@@ -2,12 +2,12 @@
 
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
 
-use crate::memory::{self, Piece};
-use crate::plan::Kind;
-use crate::program::{Key, Send};
-use crate::receives::Pool;
-use crate::unreliable::completion;
-use crate::world::World;
+use super::memory::{self, Piece};
+use super::plan::Kind;
+use super::program::{Key, Send};
+use super::receives::Pool;
+use super::unreliable::completion;
+use super::world::World;
 
 impl World {
     /// Applies the memory changes of a completed work request of a reliable queue pair to the expected

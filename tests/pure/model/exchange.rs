@@ -4,10 +4,10 @@ use urxe::memory::AtomicOp;
 use urxe::transport::{Placement, WcOpcode, WcStatus, WrOp};
 use urxe::wire::RKey;
 
-use crate::grants::GrantKind;
-use crate::memory::{Arena, Piece};
-use crate::program::{Key, Recv, Send, flags, length, signal_last, transfer};
-use crate::support::Rng;
+use super::grants::GrantKind;
+use super::memory::{Arena, Piece};
+use super::program::{Key, Recv, Send, flags, length, signal_last, transfer};
+use urxe_test_support::engine::Rng;
 
 /// A message that a side receives, and the expected completion of the receive that it consumes.
 #[derive(Debug)]
@@ -199,7 +199,7 @@ impl<'a> Exchange<'a> {
 
     /// Returns a READ or an atomic whose result `data` is stored in the local pieces.
     fn result(&mut self, side: usize, op: WrOp, pieces: Vec<Piece>, data: Vec<u8>) -> Send {
-        crate::memory::store(&mut self.arenas[side].bytes, &pieces, 0, &data);
+        super::memory::store(&mut self.arenas[side].bytes, &pieces, 0, &data);
         Send { pieces, data, flags: flags(self.rng), key: Key::Region(1 - side), ..Send::new(op) }
     }
 

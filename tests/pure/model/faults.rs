@@ -4,9 +4,9 @@ use urxe::memory::Access;
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
 use urxe::wire::RKey;
 
-use crate::exchange::Exchange;
-use crate::grants::{KINDS, REMOTE_ALL};
-use crate::program::{Key, Send, flags};
+use super::exchange::Exchange;
+use super::grants::{KINDS, REMOTE_ALL};
+use super::program::{Key, Send, flags};
 
 impl Exchange<'_> {
     /// Inserts a random fault. If that kind of fault does not apply to any work request, adds a LOCAL_INV of

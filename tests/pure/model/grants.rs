@@ -5,9 +5,9 @@ use urxe::memory::{Access, Bind, FastReg, WindowKind};
 use urxe::transport::WrOp;
 use urxe::wire::{LKey, RKey};
 
-use crate::exchange::Exchange;
-use crate::memory::Piece;
-use crate::program::{Key, Send, flags, length};
+use super::exchange::Exchange;
+use super::memory::Piece;
+use super::program::{Key, Send, flags, length};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GrantKind {

@@ -10,13 +10,13 @@ use urxe::transport::{
 };
 use urxe::wire::{AckTimeout, LKey, Mtu, Psn, Qpn, RnrTimer};
 
-use crate::grants::GrantedRange;
-use crate::memory::Piece;
-use crate::plan::{Failure, Kind, QpPlan};
-use crate::program::{MAX_INLINE, Target, set_key};
-use crate::receives::Pool;
-use crate::support::PD;
-use crate::world::{ACCESS, DOMAIN, Side, Stage, World};
+use super::grants::GrantedRange;
+use super::memory::Piece;
+use super::plan::{Failure, Kind, QpPlan};
+use super::program::{MAX_INLINE, Target, set_key};
+use super::receives::Pool;
+use super::world::{ACCESS, DOMAIN, Side, Stage, World};
+use urxe_test_support::engine::PD;
 
 /// 4.096 µs · 2^8.
 const TIMEOUT: u8 = 8;

@@ -1,6 +1,6 @@
 //! Reference model of a side's memory, and of the ranges that work requests use.
 
-use crate::support::Rng;
+use urxe_test_support::engine::Rng;
 
 /// Model of one side's memory. Each piece is used by only one work request, so that the order of execution
 /// does not affect the result; guard bytes separate the pieces.

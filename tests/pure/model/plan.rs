@@ -5,14 +5,14 @@ use std::time::Duration;
 use urxe::transport::Quirks;
 use urxe::wire::{Mtu, QKey};
 
-use crate::exchange::{Exchange, Message, Part};
-use crate::grants::GrantKind;
-use crate::memory::Arena;
-use crate::program::{Recv, Send};
-use crate::receives::Pool;
-use crate::support::Rng;
-use crate::unreliable::{UdQp, datagrams, stream};
-use crate::wire::Faults;
+use super::exchange::{Exchange, Message, Part};
+use super::grants::GrantKind;
+use super::memory::Arena;
+use super::program::{Recv, Send};
+use super::receives::Pool;
+use super::unreliable::{UdQp, datagrams, stream};
+use super::wire::Faults;
+use urxe_test_support::engine::Rng;
 
 /// Carrier of the packets between the sides.
 #[derive(Clone, Copy, Debug)]

@@ -3,9 +3,9 @@
 use urxe::transport::{SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{QKey, RKey};
 
-use crate::grants::GrantedRange;
-use crate::memory::{Arena, Piece};
-use crate::support::Rng;
+use super::grants::GrantedRange;
+use super::memory::{Arena, Piece};
+use urxe_test_support::engine::Rng;
 
 /// Maximum number of inline bytes in a work request.
 pub const MAX_INLINE: u32 = 200;

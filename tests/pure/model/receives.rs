@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use urxe::transport::SrqId;
 
-use crate::program::Recv;
+use super::program::Recv;
 
 /// A receive queue.
 pub struct Pool {

@@ -7,8 +7,8 @@ use urxe::link::RxBurst;
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::Flow;
 
-use crate::support::ring::{CAPACITY, Ring};
-use crate::support::{Rng, write_icrc};
+use urxe_test_support::engine::{Rng, write_icrc};
+use urxe_test_support::ring::{CAPACITY, Ring};
 
 /// Maximum numbers of bytes that a reader takes at a time, with the maximum times in nanoseconds until it does so again.
 /// All read a full ring in less than the time after which no packets are expected any more.

@@ -12,11 +12,11 @@ use urxe::memory::{Access, FastReg};
 use urxe::transport::{Completion, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{LKey, QKey, Qpn, RKey};
 
-use crate::grants::GrantKind;
-use crate::memory::{self, Arena};
-use crate::program::{Key, Send, Target, To, flags, length, signal_last, transfer};
-use crate::receives::Pool;
-use crate::support::Rng;
+use super::grants::GrantKind;
+use super::memory::{self, Arena};
+use super::program::{Key, Send, Target, To, flags, length, signal_last, transfer};
+use super::receives::Pool;
+use urxe_test_support::engine::Rng;
 
 /// Length of the GRH area in bytes.
 pub const GRH_LEN: usize = 40;

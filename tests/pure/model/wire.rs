@@ -7,7 +7,7 @@ use std::time::Duration;
 use urxe::transport::Instant;
 use urxe::wire::Flow;
 
-use crate::support::Rng;
+use urxe_test_support::engine::Rng;
 
 /// Probability of each fault per packet, in percent.
 #[derive(Clone, Copy, Debug)]

@@ -12,15 +12,16 @@ use urxe::transport::{
 };
 use urxe::wire::{Flow, IpIdent, LKey, Qpn, RKey};
 
-use crate::grants::GrantKind;
-use crate::memory;
-use crate::plan::{Carrier, Failure, Kind, Params, Plan};
-use crate::program::{Key, Target};
-use crate::receives::Pool;
-use crate::rings::Rings;
-use crate::support::{self, PD, Region, Rng, TestCq, ring};
-use crate::unreliable::{self, Arrival, Responder};
-use crate::wire::{Faults, Wire};
+use super::grants::GrantKind;
+use super::memory;
+use super::plan::{Carrier, Failure, Kind, Params, Plan};
+use super::program::{Key, Target};
+use super::receives::Pool;
+use super::rings::Rings;
+use super::unreliable::{self, Arrival, Responder};
+use super::wire::{Faults, Wire};
+use urxe_test_support::engine::{self, PD, Region, Rng, TestCq};
+use urxe_test_support::ring;
 
 /// Access rights that regions and queue pairs grant to peers.
 pub const ACCESS: Access =
@@ -174,7 +175,7 @@ impl Side {
     /// Moves the NIC's completions and events to the side's queues.
     fn take_outputs(&mut self) {
         let Side { nic, send_cq, recv_cq, events, .. } = self;
-        support::take_outputs(nic, &mut [send_cq, recv_cq], events);
+        engine::take_outputs(nic, &mut [send_cq, recv_cq], events);
     }
 }
 
@@ -332,7 +333,7 @@ impl World {
             let to_wire = |flow, bytes| wire.send(now, flow, bytes, rng);
             match &mut self.rings {
                 Some(rings) => rings.send(now, 1 - side, &mut s.tx, to_wire),
-                None => support::drain(&mut s.tx, to_wire),
+                None => engine::drain(&mut s.tx, to_wire),
             }
             s.nic.emitted();
             s.take_outputs();

@@ -14,7 +14,7 @@ use urxe::link::{
 };
 use urxe::wire::{BTH_LEN, Flow, ICRC_LEN, ROCE_PORT};
 
-use crate::ring::{LIMITS, Ring};
+use urxe_test_support::ring::{LIMITS, Ring};
 
 /// How a side uses its rings.
 #[derive(Clone, Copy, Debug)]

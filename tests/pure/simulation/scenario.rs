@@ -5,9 +5,9 @@ use std::time::Duration;
 use urxe::link::faults::{Action, Rule};
 use urxe::verbs::*;
 
-use crate::ring::CAPACITY;
 use crate::ring_link::RingOptions;
-use crate::rng::Rng;
+use urxe_test_support::ring::CAPACITY;
+use urxe_test_support::rng::Rng;
 
 /// Congestion controls.
 pub const CONTROLS: [Congestion; 5] = [

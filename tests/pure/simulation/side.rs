@@ -10,9 +10,9 @@ use urxe::link::Link;
 use urxe::link::faults::Faults;
 use urxe::verbs::*;
 
-use crate::ring::Ring;
 use crate::ring_link::RingLink;
 use crate::scenario::Scenario;
+use urxe_test_support::ring::Ring;
 
 /// Maximum number of send work requests on each side.
 pub const MAX_WORK: usize = 24;

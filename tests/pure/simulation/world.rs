@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
-use crate::ring::Ring;
-use crate::rng::Rng;
 use crate::scenario::Scenario;
 use crate::side::*;
+use urxe_test_support::ring::Ring;
+use urxe_test_support::rng::Rng;
 
 /// Bound of the virtual time until everything has completed: nothing retries for longer.
 const BOUND: Duration = Duration::from_secs(60);

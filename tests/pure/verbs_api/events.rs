@@ -10,8 +10,9 @@ use nix::sys::eventfd::EventFd;
 use urxe::link::{Link, LinkInfo, RxBurst};
 use urxe::transport::{Instant, TxQueue};
 
-use super::breakable::{BreakablePort, Receive, Transmit};
 use super::*;
+use urxe_test_support::breakable::{BreakablePort, Receive, Transmit};
+use urxe_test_support::nic;
 
 fn address(node: &TestEndpoint) -> IpAddr {
     node.context.query_gid(0).unwrap().ip()

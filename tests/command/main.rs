@@ -1,0 +1,15 @@
+//! Tests of the `urxe` command and of the shared libraries that need nothing but what builds the workspace.
+
+mod bundled;
+mod cli;
+mod cli_perf;
+mod connection_manager;
+mod doctor;
+mod nvme_target;
+mod preload;
+mod shards;
+mod shareable_processes;
+mod shareable_regions;
+mod shared_qp1;
+mod soak;
+mod symbols;

@@ -1,0 +1,66 @@
+//! Tests of the return values of verbs calls and the struct fields that they write (`c/calls.c`).
+
+use std::time::Duration;
+
+use urxe_test_support::programs::{CProgram, Library, Running, addresses, text};
+
+fn case(name: &str) {
+    let [address, _] = addresses();
+    CProgram::build("calls").run(&address, &[name]);
+}
+
+#[test]
+fn bind_of_a_type_2_window_sets_only_the_low_byte_of_its_rkey() {
+    case("windows");
+}
+
+#[test]
+fn call_that_returns_an_error_number_sets_errno_to_it() {
+    case("numbers");
+}
+
+#[test]
+fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_fails() {
+    case("handles");
+}
+
+#[test]
+fn reg_dmabuf_mr_of_a_closed_or_another_descriptor_fails_with_ebadf_or_einval() {
+    let [address, _] = addresses();
+    CProgram::build("dma_buf").run(&address, &["refused"]);
+}
+
+#[test]
+fn posting_a_cyclic_list_fails_with_enomem_when_the_queue_is_full() {
+    case("circles");
+}
+
+#[test]
+fn failed_rereg_mr_returns_err_input_or_err_cmd() {
+    case("registered anew");
+}
+
+#[test]
+fn parent_domain_accepts_allow_cc_unprotected_alloc() {
+    case("unprotected");
+}
+
+#[test]
+fn device_has_no_kernel_index() {
+    case("device index");
+}
+
+#[test]
+fn null_mr_has_rkey_0_and_peers_cannot_use_its_lkey() {
+    case("null region");
+}
+
+#[test]
+fn req_notify_raises_an_event_for_earlier_completions_except_in_personality_rxe() {
+    case("missed");
+    let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());
+    let mut command = library.program(program.program(), &address);
+    command.arg("missed as rxe").env("URXE_PERSONALITY", "rxe");
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+}

@@ -1,0 +1,4 @@
+//! Tests of the features `async` and `tracing`.
+
+mod futures;
+mod tracing_events;

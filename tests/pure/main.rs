@@ -1,0 +1,29 @@
+//! Tests of the protocol and the API, on the fabric, loopback UDP and Unix sockets.
+
+mod bursts;
+mod changing_memory;
+mod configuration_warnings;
+mod congestion;
+mod dcqcn_reference;
+mod fabric_allocations;
+mod failure_reports;
+mod fault_language;
+mod fault_rules;
+mod flood_memory;
+mod hostile;
+mod injected_faults;
+mod late_timers;
+mod layout;
+mod limits;
+mod link_allocations;
+mod link_frames;
+mod marked_packets;
+mod model;
+mod pcaps;
+mod simulated_network;
+mod verbs_api;
+mod verbs_fabric;
+mod verbs_memory;
+mod verbs_multicast;
+mod verbs_services;
+mod wire_properties;
