@@ -1,4 +1,4 @@
-//! Tests that Cargo compiles every file of a group of tests.
+//! Tests that Cargo compiles every file of a group of tests, and that the runner runs every test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,4 +44,22 @@ fn every_file_is_a_module_or_a_target() {
     // A file of a package that a test generates.
     orphans.retain(|path| !path.ends_with("programs/cargo_runner/lib.rs"));
     assert!(orphans.is_empty(), "no `mod` includes these, and no Cargo.toml: {orphans:#?}");
+}
+
+#[test]
+fn no_test_is_ignored() {
+    let root = Path::new(env!("URXE_REPOSITORY"));
+    let mut directories: Vec<_> =
+        ["src", "tests", "cli", "ibverbs", "preload", "python"].iter().map(|name| root.join(name)).collect();
+    while let Some(directory) = directories.pop() {
+        for path in entries(&directory) {
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let is_ignored = |line: &str| line.trim_start().starts_with("#[ignore");
+                assert!(!text.lines().any(is_ignored), "{} has a test that is ignored", path.display());
+            }
+        }
+    }
 }

@@ -52,7 +52,7 @@ pub const README: &str = "# Captures of urxe to urxe
 Traffic between two urxe NICs on the in-memory fabric in virtual time (`tests/support/urxe_traffic.rs`),
 recorded at the requester: services and operations that rxe in the test guest lacks, and some that it has.
 pcapng, link type RAW, path MTU 256. `tests/pure/pcaps.rs` generates the traffic again and compares every byte;
-`URXE_BLESS=1 cargo test --test pcaps` rewrites the files.
+`URXE_BLESS=1 cargo test --test pure pcaps` rewrites the files.
 ";
 
 /// Returns the maximum number of payload bytes in a packet.

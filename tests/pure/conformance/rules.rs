@@ -66,7 +66,7 @@ pub const NOT_COVERED: &[Omission] = &[
     omit(
         "12, 16.7",
         "the communication management protocol on QP1",
-        "tested in tests/pure/connection_manager",
+        "tested in tests/command/connection_manager",
     ),
     omit(
         "9.9.2 class F",
