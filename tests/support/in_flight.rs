@@ -16,7 +16,7 @@ use rustix::net::{
 /// Maximum number of descriptors in one message: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
 
-/// Number of descriptors in flight up to which a [limited](limited) process may send more. It exceeds what a user's
+/// Number of descriptors in flight up to which a [limited] process may send more. It exceeds what a user's
 /// urxe processes have in flight, 64 for each address.
 pub const LIMIT: usize = 4096;
 
