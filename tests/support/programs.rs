@@ -1,6 +1,7 @@
 //! Support for tests that run programs: the library in the form that programs find it, unused addresses and
 //! ports, and processes that are killed when the test ends.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -204,11 +205,24 @@ pub fn wait_for_service(spaces: &[u16], port: u16) {
     }
 }
 
+/// Returns a hash of what a program from `c/` is built from: its options, the files of that directory, and the versions of the
+/// installed headers.
+fn inputs(name: &str, libraries: &[&str], flags: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (name, libraries, flags).hash(&mut hasher);
+    for file in [format!("{name}.c"), "common.h".to_owned()] {
+        std::fs::read(source("tests/c").join(file)).unwrap().hash(&mut hasher);
+    }
+    for header in ["infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rsocket.h", "ucp/api/ucp.h"] {
+        let metadata = std::fs::metadata(Path::new("/usr/include").join(header));
+        metadata.and_then(|metadata| metadata.modified()).ok().hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
 /// A program from `c/`, built against the installed headers, libibverbs and librdmacm.
 pub struct CProgram {
     program: String,
-    /// Contains the program.
-    _directory: tempfile::TempDir,
 }
 
 impl CProgram {
@@ -216,18 +230,26 @@ impl CProgram {
         CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
     }
 
-    /// Builds a program, linked against the given libraries. The variable `CFLAGS` adds options, such as those of a
-    /// sanitizer.
+    /// Builds a program, linked against the given libraries, unless another test has built it from the same files. The variable
+    /// `CFLAGS` adds options, such as those of a sanitizer.
     pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
-        let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join(name).to_str().unwrap().to_owned();
-        let source = source(&format!("tests/c/{name}.c"));
-        let mut cc = Command::new("cc");
-        cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o", &program]).arg(source).args(libraries);
-        cc.args(std::env::var("CFLAGS").unwrap_or_default().split_whitespace());
-        let built = cc.output().expect("a C compiler (apt-get install gcc)");
-        assert!(built.status.success(), "{} (apt-get install librdmacm-dev libucx-dev)", text(&built));
-        CProgram { program, _directory: dir }
+        let flags = std::env::var("CFLAGS").unwrap_or_default();
+        let programs = directory().join("c");
+        let kept = programs.join(format!("{:016x}", inputs(name, libraries, &flags)));
+        if !kept.exists() {
+            std::fs::create_dir_all(&programs).unwrap();
+            let new = tempfile::tempdir_in(&programs).unwrap();
+            let mut cc = Command::new("cc");
+            cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o"]).arg(new.path().join(name));
+            cc.arg(source(&format!("tests/c/{name}.c"))).args(libraries).args(flags.split_whitespace());
+            let built = cc.output().expect("a C compiler (apt-get install gcc)");
+            assert!(built.status.success(), "{} (apt-get install librdmacm-dev libucx-dev)", text(&built));
+            // Fails if another test was faster.
+            if std::fs::rename(new.path(), &kept).is_ok() {
+                let _ = new.keep();
+            }
+        }
+        CProgram { program: kept.join(name).to_str().unwrap().to_owned() }
     }
 
     pub fn program(&self) -> &str {
