@@ -2,7 +2,7 @@
 //! packets, and as many idle NICs as the limit of open files allows, at most 10,000. Each row is measured in a
 //! process of its own.
 //!
-//! `cargo bench --bench simulated_network [-- CASE NICS PACKETS]` runs all rows, or one in this process.
+//! `cargo bench --profile dist --bench simulated_network [-- CASE NICS PACKETS]` runs all rows, or one in this process.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -46,6 +46,4 @@ fn main() {
     // GNU ld accepts no named versions besides rustc's own version script. From 1.90 on, rustup's rustc for
     // x86-64 contains lld and uses it; elsewhere lld must be installed.
     println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
-    println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=build/private.rs");
 }

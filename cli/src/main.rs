@@ -1,18 +1,27 @@
 //! The `urxe` command.
 
-use rust_embed::Embed;
+use std::borrow::Cow;
 
-/// The libraries for `urxe run`, so that an installed command needs no other file. A debug build contains no copy,
-/// but reads the files in the build directory.
-#[derive(Embed)]
-#[folder = "$URXE_LIBRARIES"]
-#[include = "libibverbs*.so"]
-#[include = "liburxe_preload*.so"]
-struct Libraries;
+/// Returns the contents of a library for `urxe run`, so that an installed command needs no other file.
+#[cfg(not(debug_assertions))]
+macro_rules! embedded {
+    ($name:literal) => {
+        Some(Cow::Borrowed(include_bytes!(urxe_embed::library!($name)).as_slice()))
+    };
+}
+
+/// Returns the contents of a library for `urxe run`. A debug build contains no copy, but reads the file in the build directory.
+#[cfg(debug_assertions)]
+macro_rules! embedded {
+    ($name:literal) => {
+        std::fs::read(urxe_embed::library!($name)).ok().map(Cow::Owned)
+    };
+}
 
 fn main() -> std::process::ExitCode {
-    urxe_cli::main(|name| {
-        let file = Libraries::iter().find(|file| file.starts_with(name) && file.ends_with(".so"))?;
-        Some(Libraries::get(&file)?.data)
+    urxe_cli::main(|name| match name {
+        "libibverbs" => embedded!("libibverbs"),
+        "liburxe_preload" => embedded!("liburxe_preload"),
+        _ => None,
     })
 }

@@ -609,5 +609,5 @@ pub(crate) unsafe extern "C" fn advise_mr(
         let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
         (sges.and_then(|count| elements(list, count)), ProtectionDomain::from_raw_ref(pd))
     };
-    sges.and_then(|sges| domain.pd.prefetch(sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
+    sges.and_then(|sges| domain.pd.prefetch(&sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
 }

@@ -1,5 +1,6 @@
 //! Posting of work requests: conversion of C lists to the NIC's requests.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::c_int;
 
@@ -123,7 +124,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
 /// The elements of `wr` are readable, and so is the memory that they name.
 unsafe fn atomic_write_value(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
     // SAFETY: the caller passes a request with readable elements, and the result is used in this function only.
-    match unsafe { elements(wr.sg_list, wr.num_sge) }? {
+    match &*unsafe { elements(wr.sg_list, wr.num_sge) }? {
         [sge] if sge.length == 8 => {
             let at: *const [u8; 8] = std::ptr::with_exposed_provenance(sge.addr as usize);
             // SAFETY: the element names eight readable bytes, whose address the program has passed as an
@@ -180,23 +181,32 @@ fn has_piece_list(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SEND_INLINE != 0 && wr.opcode != ATOMIC_WRITE && wr.num_sge != 1
 }
 
-/// Appends the inline data pieces of the first `max` requests in a list, in list order, for [`convert`].
+/// Appends the inline data pieces of the first `max` requests in a list, and the elements that are not aligned, in list
+/// order, for [`convert`].
 ///
 /// # Safety
 /// `list` is null or the head of a list that is readable and unchanged while the pieces are used, with its
 /// elements and inline data.
-unsafe fn collect_pieces(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<&[u8]>) {
+unsafe fn collect_pieces(
+    list: *const ibv_send_wr,
+    max: usize,
+    pieces: &mut Vec<&[u8]>,
+    copies: &mut Vec<Sge>,
+) {
     let mut next = list;
     for _ in 0..max {
         // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or is
         // null at its end.
         let Some(wr) = (unsafe { next.as_ref() }) else { break };
+        // SAFETY: the caller guarantees the elements of the list.
+        let Ok(sges) = (unsafe { elements(wr.sg_list, wr.num_sge) }) else {
+            // The conversion stops at this request too.
+            break;
+        };
+        if let Cow::Owned(copy) = &sges {
+            copies.extend(copy);
+        }
         if has_piece_list(wr) {
-            // SAFETY: the caller guarantees the elements of the list.
-            let Ok(sges) = (unsafe { elements(wr.sg_list, wr.num_sge) }) else {
-                // The conversion stops at this request too.
-                break;
-            };
             // SAFETY: the caller guarantees that inline data is readable and unchanged while the
             // pieces are used.
             pieces.extend(sges.iter().map(|sge| unsafe { inline_piece(sge) }));
@@ -205,14 +215,21 @@ unsafe fn collect_pieces(list: *const ibv_send_wr, max: usize, pieces: &mut Vec<
     }
 }
 
-/// Converts the data of a request. `pieces` begins with the inline pieces of the request; this function
-/// removes them.
+/// Converts the data of a request. `pieces` begins with the inline pieces of the request, and `copies` with its elements
+/// if they are not aligned; this function removes them.
 ///
 /// # Safety
 /// The elements of `wr` and its inline data are readable and unchanged during `'a`.
-unsafe fn data<'a>(wr: &ibv_send_wr, pieces: &mut &'a [&'a [u8]]) -> Result<WrData<'a>, c_int> {
+unsafe fn data<'a>(
+    wr: &ibv_send_wr,
+    pieces: &mut &'a [&'a [u8]],
+    copies: &mut &'a [Sge],
+) -> Result<WrData<'a>, c_int> {
     // SAFETY: the caller guarantees that the elements are readable and unchanged during `'a`.
-    let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
+    let sges = match unsafe { elements(wr.sg_list, wr.num_sge) }? {
+        Cow::Borrowed(sges) => sges,
+        Cow::Owned(copy) => copies.split_off(..copy.len()).ok_or(libc::EINVAL)?,
+    };
     if wr.opcode == ATOMIC_WRITE {
         return Ok(WrData::Sges(&[]));
     }
@@ -228,8 +245,8 @@ unsafe fn data<'a>(wr: &ibv_send_wr, pieces: &mut &'a [&'a [u8]]) -> Result<WrDa
     }
 }
 
-/// Converts up to `max` requests of a list and appends them to `requests`; `pieces` come from
-/// [`collect_pieces`]. If a request cannot be converted, returns it with the error number.
+/// Converts up to `max` requests of a list and appends them to `requests`; `pieces` and `copies`
+/// come from [`collect_pieces`]. If a request cannot be converted, returns it with the error number.
 ///
 /// # Safety
 /// The requirements of `ibv_post_send`: `list` is null or the head of a list of work requests of a queue pair
@@ -239,6 +256,7 @@ unsafe fn convert<'a>(
     list: *mut ibv_send_wr,
     max: usize,
     mut pieces: &'a [&'a [u8]],
+    mut copies: &'a [Sge],
     requests: &mut Vec<SendWr<'a>>,
 ) -> Option<(*mut ibv_send_wr, c_int)> {
     let mut next = list;
@@ -254,7 +272,7 @@ unsafe fn convert<'a>(
             // during `'a`.
             unsafe {
                 Ok(SendWr::new(wr.wr_id, operation(wr)?, &[])
-                    .data(data(wr, &mut pieces)?)
+                    .data(data(wr, &mut pieces, &mut copies)?)
                     .flags(flags(wr.send_flags))
                     .to(destination(qp_type, wr)?))
             }
@@ -287,12 +305,13 @@ pub(crate) unsafe extern "C" fn post_send(
     // The thread-local value of an exiting thread may be destroyed already.
     let Scratch { requests, pieces } = SCRATCH.try_with(Cell::take).unwrap_or_default();
     let (mut requests, mut pieces): (Vec<SendWr<'_>>, Vec<&[u8]>) = (requests, pieces);
+    let mut copies = Vec::new();
     // SAFETY: `ibv_post_send` requires a list of readable work requests that ends with null (or is circular),
     // which the program leaves unchanged during this call, with elements and inline data. Both vectors are
     // cleared before the call ends.
     let mut failed = unsafe {
-        collect_pieces(list, max, &mut pieces);
-        convert(qp_type, list, max, &pieces, &mut requests)
+        collect_pieces(list, max, &mut pieces, &mut copies);
+        convert(qp_type, list, max, &pieces, &copies, &mut requests)
     };
     let mut accepted = requests.len();
     if let Err(e) = pair.qp.post_send_list(&requests) {
@@ -363,7 +382,7 @@ unsafe fn post_receives(
         // copies what it needs.
         let posted = has_room
             .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
-            .and_then(|sges| post(&RecvWr::new(wr.wr_id, sges)));
+            .and_then(|sges| post(&RecvWr::new(wr.wr_id, &sges)));
         if let Err(errno) = posted {
             // SAFETY: the caller guarantees that `bad` points to a writable pointer.
             unsafe { *bad = next };

@@ -268,7 +268,7 @@ unsafe extern "C" fn wr_set_sge_list(c: *mut ibv_qp_ex, count: usize, list: *con
         let count = c_int::try_from(count).map_err(|_| libc::EINVAL);
         let sges = count.and_then(|count| elements(list, count));
         change(c, |requests| match sges {
-            Ok(sges) => requests.set_sges(sges),
+            Ok(sges) => requests.set_sges(&sges),
             Err(errno) => requests.error = Some(errno),
         });
     }

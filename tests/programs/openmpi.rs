@@ -123,6 +123,8 @@ impl Program {
         command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "urxe0:1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.env("OPENBLAS_NUM_THREADS", "1");
+        // Runs that start at once would race for the creation of a directory that they share.
+        command.env("OMPI_MCA_orte_tmpdir_base", self.dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let out = Running::new(command).finish(LIMIT);
         let printed = text(&out);

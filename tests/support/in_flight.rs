@@ -16,9 +16,9 @@ use rustix::net::{
 /// Maximum number of descriptors in one message: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
 
-/// Number of descriptors in flight up to which a [limited](limited) process may send more. It exceeds what a user's
+/// Number of descriptors in flight up to which a [limited] process may send more. It exceeds what a user's
 /// urxe processes have in flight, 64 for each address.
-const LIMIT: usize = 4096;
+pub const LIMIT: usize = 4096;
 
 /// Returns a command that runs a program whose user has too many descriptors in flight if there are more than [`LIMIT`].
 pub fn limited(program: impl AsRef<OsStr>) -> Command {

@@ -1,7 +1,7 @@
 //! Congestion control in simulated networks: incasts, flow control without and with DCQCN, parameters that oscillate, and
 //! flow completion times on a fat tree. Everything runs in virtual time, so the figures are the same on every machine.
 //!
-//! `cargo bench --bench congestion [-- CASE...] [--out DIR]` prints tables and writes plots (SVG) to `DIR`, by default
+//! `cargo bench --profile dist --bench congestion [-- CASE...] [--out DIR]` prints tables and writes plots (SVG) to `DIR`, by default
 //! `target/congestion`. Cases: incast, fairness, oscillation, fct; all by default.
 
 mod completion_times;

@@ -2,7 +2,7 @@
 //! alternate, and only ratios of adjacent ones are meaningful, because a machine's performance changes from
 //! one second to the next.
 //!
-//! `cargo bench --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
+//! `cargo bench --profile dist --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
 
 mod args;
 mod carrier;
