@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use urxe_test_support::huge_pages;
 use urxe_test_support::programs::{built, in_namespace};
 
 /// Languages of the code blocks that are not run.
@@ -132,6 +133,7 @@ fn commands_of_the_readme_succeed() {
 
 #[test]
 fn commands_of_the_guide_succeed() {
+    let _huge_pages = huge_pages::leave();
     let ran: usize =
         documents().iter().filter(|page| *page != "README.md").map(|page| run_blocks(page)).sum();
     assert!(ran >= 15, "the guide has only {ran} blocks that can be run");

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use urxe_test_support::huge_pages;
 use urxe_test_support::programs::{Running, addresses, in_namespace, text, urxe};
 
 #[test]
@@ -23,6 +24,7 @@ fn fi_info_lists_the_device() {
 /// endpoints support, and checks the data. It runs in a network namespace with another interface, because
 /// libfabric ignores the addresses of `lo`.
 fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
+    let _huge_pages = huge_pages::leave();
     let script = r#"
         ip link set lo up && ip link add port type veth peer name far && ip link set port up && ip link set far up || exit 3
         ip addr add 10.7.0.1/24 dev port && ip addr add 10.7.0.2/24 dev port || exit 3

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use urxe_test_support::huge_pages;
 use urxe_test_support::netns::{self, Veth};
 use urxe_test_support::programs::{Running, addresses, built, text, urxe};
 
@@ -21,6 +22,7 @@ const PYTHON: &str = "/usr/bin/python3";
 struct Program {
     dir: tempfile::TempDir,
     line: Vec<String>,
+    _huge_pages: fs::File,
 }
 
 impl Program {
@@ -33,12 +35,12 @@ impl Program {
             .output()
             .expect("mpicc (apt-get install libopenmpi-dev)");
         assert!(cc.status.success(), "{}", text(&cc));
-        Program { dir, line: vec![program] }
+        Program { dir, line: vec![program], _huge_pages: huge_pages::leave() }
     }
 
     fn python(name: &str) -> Program {
         let line = vec![PYTHON.to_owned(), source(name).display().to_string()];
-        Program { dir: tempfile::tempdir().unwrap(), line }
+        Program { dir: tempfile::tempdir().unwrap(), line, _huge_pages: huge_pages::leave() }
     }
 
     /// Writes an executable script into the directory and returns its path.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use urxe_test_support::huge_pages;
 use urxe_test_support::programs::{Library, Running, addresses, text};
 
 /// Directory in which Debian installs the test suite.
@@ -20,7 +21,7 @@ fn is_generic(name: &str) -> bool {
 
 /// Returns the names of the tests that are listed as skipped on this machine.
 fn listed() -> BTreeSet<&'static str> {
-    let huge_pages = huge_pages() >= HugePages::ENOUGH;
+    let huge_pages = reserved_pages() >= HugePages::ENOUGH;
     let mut skipped = BTreeSet::new();
     let mut condition_in_force = None;
     let lines = include_str!("pyverbs-skips.txt").lines();
@@ -44,7 +45,7 @@ fn listed() -> BTreeSet<&'static str> {
 /// File that contains the number of reserved huge pages.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
-fn huge_pages() -> usize {
+fn reserved_pages() -> usize {
     let number = std::fs::read_to_string(HUGE_PAGES).ok();
     number.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
@@ -59,10 +60,10 @@ impl HugePages {
     const ENOUGH: usize = 16;
 
     fn reserve() -> HugePages {
-        let previous = huge_pages();
+        let previous = reserved_pages();
         if previous < Self::ENOUGH {
             let written = std::fs::write(HUGE_PAGES, Self::ENOUGH.to_string());
-            println!("{} huge pages ({written:?})", huge_pages());
+            println!("{} huge pages ({written:?})", reserved_pages());
         }
         HugePages { previous }
     }
@@ -82,6 +83,7 @@ fn pyverbs_suite_passes_except_for_listed_skips() {
         Path::new(SUITE).join("run_tests.py").exists(),
         "this test needs {SUITE} (apt-get install python3-pyverbs; dpkg must not exclude /usr/share/doc)"
     );
+    let _others_wait = huge_pages::take();
     let _huge_pages = HugePages::reserve();
     let (library, scratch) = (Library::new(), tempfile::tempdir().unwrap());
     let [address, _] = addresses();

@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use urxe_test_support::huge_pages;
 use urxe_test_support::programs::{
     CProgram, Running, TCP_PORTS, addresses, copy_built, port, text, urxe, wait_for_listener,
     wait_for_service,
@@ -27,6 +28,7 @@ fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: 
 /// Runs both ends of a test on two addresses. Both must succeed, and the output must show the requested
 /// number of iterations.
 fn run(transports: &str, args: &[&str]) {
+    let _huge_pages = huge_pages::leave();
     let [server, client] = addresses();
     let port = port().to_string();
     let args = [args, &["-n", "200", "-w", "10"]].concat();
@@ -55,6 +57,7 @@ fn lists_both_transports(printed: &str) {
 
 #[test]
 fn ucx_info_lists_the_device() {
+    let _huge_pages = huge_pages::leave();
     let [address, _] = addresses();
     let out = Running::new(urxe(&["run", "--ip", &address, "--", "ucx_info", "-d"])).finish(LIMIT);
     let printed = text(&out);
@@ -66,6 +69,7 @@ fn ucx_info_lists_the_device() {
 /// Runs without capabilities and without `XDG_RUNTIME_DIR`.
 #[test]
 fn ucx_runs_without_privilege() {
+    let _huge_pages = huge_pages::leave();
     // Build products may be readable for their owner only, so they are copied to a directory that everyone
     // can read.
     let dir = tempfile::tempdir().unwrap();
@@ -181,6 +185,7 @@ fn each_ucx_transport_alone_transfers_messages() {
 /// queue pairs itself.
 #[test]
 fn ucx_connects_by_ip_address() {
+    let _huge_pages = huge_pages::leave();
     let program = CProgram::build_with("sockaddr", &["-lucp", "-lucs"]);
     let [server, client] = addresses();
     let port = port();

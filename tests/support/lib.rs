@@ -10,6 +10,7 @@ pub mod dumps;
 pub mod ends;
 pub mod engine;
 pub mod guest;
+pub mod huge_pages;
 pub mod in_flight;
 pub mod netns;
 pub mod nic;
