@@ -16,7 +16,7 @@ pub(crate) fn splitmix64(seed: u64, n: u64) -> u64 {
 }
 
 /// Applies the SplitMix64 finaliser, which makes adjacent seeds and streams give unrelated generators.
-/// `tests/pure/simulation_grid.golden` depends on it.
+/// `tests/pure/simulation/grid.golden` depends on it.
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
