@@ -483,8 +483,29 @@ pub struct PostListError {
     pub error: PostError,
 }
 
+/// Defines `from_repr` of an enum, given all its variants.
+macro_rules! from_repr {
+    ($type:ident: $($variant:ident)*) => {
+        impl $type {
+            /// Returns the variant with a value, if there is one.
+            pub const fn from_repr(value: u32) -> Option<$type> {
+                // The compiler rejects this match if a variant is missing above.
+                const fn value_of(variant: $type) -> u32 {
+                    match variant {
+                        $($type::$variant => $type::$variant as u32,)*
+                    }
+                }
+                match value {
+                    $(value if value == value_of($type::$variant) => Some($type::$variant),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
 /// Completion status, with the values of `enum ibv_wc_status`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error, strum::FromRepr)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum WcStatus {
@@ -529,9 +550,14 @@ pub enum WcStatus {
     RnrRetryExcErr = 13,
 }
 
+from_repr! {
+    WcStatus: Success LocLenErr LocQpOpErr LocProtErr WrFlushErr MwBindErr BadRespErr LocAccessErr RemInvReqErr RemAccessErr
+        RemOpErr RetryExcErr RnrRetryExcErr
+}
+
 /// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
 /// [`RegMr`](Self::RegMr).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::FromRepr)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum WcOpcode {
@@ -560,6 +586,10 @@ pub enum WcOpcode {
     Recv = 128,
     /// A receive consumed by a WRITE with immediate.
     RecvRdmaWithImm = 129,
+}
+
+from_repr! {
+    WcOpcode: Send RdmaWrite RdmaRead CompSwap FetchAdd BindMw LocalInv Flush AtomicWrite RegMr Recv RecvRdmaWithImm
 }
 
 impl fmt::Display for WcOpcode {

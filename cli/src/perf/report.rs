@@ -1,9 +1,9 @@
 //! Output of the results as a table or as JSON.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
@@ -101,7 +101,8 @@ pub struct Report {
     link: String,
     mtu: usize,
     outcomes: Vec<Outcome>,
-    bar: Option<ProgressBar>,
+    /// Whether the line of progress is shown.
+    shows_progress: bool,
 }
 
 #[derive(Serialize)]
@@ -143,27 +144,24 @@ impl Report {
                 ),
             }
         }
-        Report { json, params, link: link.into(), mtu, outcomes: Vec::new(), bar: None }
+        Report { json, params, link: link.into(), mtu, outcomes: Vec::new(), shows_progress: false }
     }
 
-    /// Updates the progress bar, which appears on a terminal if the run takes longer than a second.
+    /// Updates the line of progress, which appears on a terminal if the run takes longer than a second.
     pub fn progress(&mut self, size: u32, fraction: f64, spent: Duration) {
-        if self.bar.is_none() && (fraction >= 1.0 || spent < Duration::from_secs(1)) {
+        let is_long = self.shows_progress || fraction < 1.0 && spent >= Duration::from_secs(1);
+        if !is_long || !std::io::stderr().is_terminal() {
             return;
         }
-        let bar = self.bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{msg:>14} {wide_bar} {percent:>3} % {eta}");
-            let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(1000).with_style(style)
-        });
-        bar.set_message(format!("{size} bytes"));
-        bar.set_position((fraction * 1000.0) as u64);
+        self.shows_progress = true;
+        let left = spent.as_secs_f64() * (1.0 / fraction.max(0.001) - 1.0);
+        eprint!("\r\x1b[K{size:>10} bytes {:>3.0} %, {left:.0} s left", fraction * 100.0);
     }
 
     /// Adds the result of one message size.
     pub fn add(&mut self, o: Outcome) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
+        if std::mem::take(&mut self.shows_progress) {
+            eprint!("\r\x1b[K");
         }
         if !self.json {
             match &o.latency_us {
