@@ -182,7 +182,7 @@ pub enum WaitError {
     /// value.
     #[error("cannot wait: {}", io::Error::from_raw_os_error(*.0))]
     System(i32),
-    /// The tokio runtime could not watch the descriptor (feature `async`), because the system is out of
+    /// The tokio runtime could not watch the descriptor (crate `urxe-tokio`), because the system is out of
     /// descriptors or the runtime is shutting down (`ECANCELED`); holds the `errno` value.
     #[error("tokio cannot watch the descriptor: {}", io::Error::from_raw_os_error(*.0))]
     Runtime(i32),

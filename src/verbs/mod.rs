@@ -7,8 +7,6 @@
 
 mod adapter;
 mod ah;
-#[cfg(feature = "async")]
-pub mod asynchronous;
 mod channel;
 mod channel_wait;
 pub mod cm;

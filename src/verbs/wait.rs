@@ -24,7 +24,8 @@ impl Context {
 
     /// Prepares the device for a blocking wait. In real time, hands polling back to the background threads;
     /// in virtual time, returns the fabric, which the caller must step instead of blocking.
-    pub(super) fn prepare_wait(&self) -> Option<Fabric> {
+    #[doc(hidden)]
+    pub fn prepare_wait(&self) -> Option<Fabric> {
         let fabric = self.virtual_fabric();
         if fabric.is_none() {
             self.0.shards.stop_polling_all();
@@ -33,7 +34,8 @@ impl Context {
     }
 
     /// Returns the device's fabric, if its time is virtual.
-    pub(super) fn virtual_fabric(&self) -> Option<Fabric> {
+    #[doc(hidden)]
+    pub fn virtual_fabric(&self) -> Option<Fabric> {
         self.0.shards.virtual_fabric().map(|handle| handle.fabric().clone())
     }
 }

@@ -21,6 +21,7 @@ mod marked_packets;
 mod model;
 mod pcaps;
 mod simulated_network;
+mod tracing_events;
 mod verbs_api;
 mod verbs_fabric;
 mod verbs_memory;

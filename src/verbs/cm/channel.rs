@@ -213,7 +213,8 @@ impl EventChannel {
 
     /// Prepares for a wait by handing the devices back to their background threads. In virtual time, returns
     /// the fabric whose steps replace the wait.
-    pub(super) fn prepare_wait(&self) -> Option<Fabric> {
+    #[doc(hidden)]
+    pub fn prepare_wait(&self) -> Option<Fabric> {
         // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
         let manager = self.0.queue.lock().manager.upgrade()?;
         manager.stop_polling();

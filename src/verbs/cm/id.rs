@@ -489,7 +489,8 @@ impl CmId {
     }
 
     /// Reports whether `Disconnected` has been queued or delivered, or will never be reported.
-    pub(super) fn was_disconnect_reported(&self) -> bool {
+    #[doc(hidden)]
+    pub fn was_disconnect_reported(&self) -> bool {
         self.query(|_, id| Some(id.disconnect_reported)).unwrap_or(true)
     }
 

@@ -48,8 +48,6 @@
 
 mod address;
 mod alternate;
-#[cfg(feature = "async")]
-pub(super) mod asynchronous;
 mod channel;
 mod connect;
 mod datagram;

@@ -92,8 +92,15 @@ impl Listener {
         self.channel.wait_by(Some(timeout), || self.try_next())?
     }
 
+    /// Returns the channel of the listener's events.
+    #[doc(hidden)]
+    pub fn event_channel(&self) -> &EventChannel {
+        &self.channel
+    }
+
     /// Removes the next connection request from the event channel, and discards the events before it.
-    pub(super) fn try_next(&self) -> Option<Result<Incoming, WaitError>> {
+    #[doc(hidden)]
+    pub fn try_next(&self) -> Option<Result<Incoming, WaitError>> {
         self.id.unless_device_removed(|| {
             let listener = self.id.number();
             let mut events = std::iter::from_fn(|| self.channel.try_listener_event(listener));
@@ -139,7 +146,8 @@ impl Incoming {
     }
 
     /// Accepts the connection without waiting for the peer. `Established` is reported when the peer is ready.
-    pub(super) fn begin_accept(self, qp: Qp, param: &ConnParam) -> Result<Session, SessionError> {
+    #[doc(hidden)]
+    pub fn begin_accept(self, qp: Qp, param: &ConnParam) -> Result<Session, SessionError> {
         let channel = EventChannel::new().map_err(IdError::from)?;
         self.id.migrate(&channel)?;
         self.id.attach_qp(&qp)?;
@@ -159,10 +167,10 @@ impl Incoming {
 /// An established connection. Dropping it disconnects.
 #[derive(Debug)]
 pub struct Session {
-    pub(super) id: CmId,
-    pub(super) channel: EventChannel,
-    pub(super) qp: Qp,
-    pub(super) private_data: Vec<u8>,
+    id: CmId,
+    channel: EventChannel,
+    qp: Qp,
+    private_data: Vec<u8>,
 }
 
 impl ConnectionManager {
@@ -184,14 +192,15 @@ impl ConnectionManager {
         timeout: Duration,
     ) -> Result<Session, SessionError> {
         let mut session = self.begin_connect(to, qp, param)?;
-        let event = expect(&session.channel, CmEventKind::Established, timeout)?;
-        session.private_data = event.private_data().to_vec();
+        let event = session.channel.get_event(Some(timeout))?;
+        session.complete_connect(event)?;
         Ok(session)
     }
 
     /// Requests a connection without waiting for the response. `Established` is reported when both sides are
     /// ready.
-    pub(super) fn begin_connect(
+    #[doc(hidden)]
+    pub fn begin_connect(
         &self,
         to: SocketAddr,
         qp: impl FnOnce(&Context) -> Result<Qp, CreateError>,
@@ -229,6 +238,19 @@ impl Session {
         &self.id
     }
 
+    /// Returns the channel of the session's events.
+    #[doc(hidden)]
+    pub fn event_channel(&self) -> &EventChannel {
+        &self.channel
+    }
+
+    /// Completes [`ConnectionManager::begin_connect`] with the first event of the session.
+    #[doc(hidden)]
+    pub fn complete_connect(&mut self, event: CmEvent) -> Result<(), SessionError> {
+        self.private_data = event.require(CmEventKind::Established)?.private_data().to_vec();
+        Ok(())
+    }
+
     /// Waits until the peer disconnects.
     ///
     /// # Errors
@@ -254,10 +276,13 @@ impl Session {
 
 /// Waits for the next event, and fails if it is not of the given kind.
 fn expect(channel: &EventChannel, kind: CmEventKind, timeout: Duration) -> Result<CmEvent, SessionError> {
-    require(channel.get_event(Some(timeout))?, kind)
+    channel.get_event(Some(timeout))?.require(kind)
 }
 
-/// Returns the event, or an error if it is not of the given kind.
-pub(super) fn require(event: CmEvent, kind: CmEventKind) -> Result<CmEvent, SessionError> {
-    if event.kind == kind { Ok(event) } else { Err(SessionError::of(&event)) }
+impl CmEvent {
+    /// Returns the event, or an error if it is not of the given kind.
+    #[doc(hidden)]
+    pub fn require(self, kind: CmEventKind) -> Result<CmEvent, SessionError> {
+        if self.kind == kind { Ok(self) } else { Err(SessionError::of(&self)) }
+    }
 }

@@ -1,15 +1,14 @@
-//! Tokio tasks: a client connects to a server by address and port, and both await completions (feature
-//! `async`).
+//! Tokio tasks: a client connects to a server by address and port, and both await completions.
 //!
-//! Shows `AsyncListener`, `connect_async`, `AsyncCq`, and a timeout with `tokio::time::timeout`. Run it with
-//! `cargo run --features async --example tokio_tasks`.
+//! Shows `AsyncListener`, `AsyncSession`, `AsyncCq`, and a timeout with `tokio::time::timeout`. Run it with
+//! `cargo run --package urxe-tokio --example tokio_tasks`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use urxe::verbs::asynchronous::*;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
+use urxe_tokio::*;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -20,7 +19,7 @@ async fn server(mut listener: AsyncListener) -> Result<(), Error> {
     let context = incoming.context().ok_or("the connection has no device")?;
     let mut cq = AsyncCq::new(&context, 64)?;
     let qp = context.alloc_pd()?.create_qp(cq.cq(), cq.cq(), &QpOptions::default())?;
-    let mut session = incoming.accept_async(qp, &ConnParam::with_data(b"welcome")).await?;
+    let mut session = AsyncSession::accept(incoming, qp, &ConnParam::with_data(b"welcome")).await?;
     (0..MESSAGES).try_for_each(|wr_id| session.qp().post_recv(&RecvWr::empty(wr_id)))?;
     for expected in 0..MESSAGES {
         let message = cq.wait().await?;
@@ -36,7 +35,7 @@ async fn client(manager: ConnectionManager, to: SocketAddr) -> Result<(), Error>
     let context = manager.devices()[0].clone();
     let mut cq = AsyncCq::new(&context, 64)?;
     let new_qp = |device: &Context| device.alloc_pd()?.create_qp(cq.cq(), cq.cq(), &QpOptions::default());
-    let session = manager.connect_async(to, new_qp, &ConnParam::default()).await?;
+    let session = AsyncSession::connect(&manager, to, new_qp, &ConnParam::default()).await?;
     println!(
         "client: connected, the server says {:?}",
         String::from_utf8_lossy(&session.private_data()[..7])

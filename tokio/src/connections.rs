@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
-use super::session::require;
-use super::{
+use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, Incoming, Listener,
     Session, SessionError,
 };
-use crate::verbs::asynchronous::Waiter;
-use crate::verbs::{Context, CreateError, Qp, WaitError};
+use urxe::verbs::{Context, CreateError, Qp, WaitError};
+
+use crate::Waiter;
 
 /// An event channel whose events can be awaited.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl AsyncEventChannel {
 
     /// Waits for the next event, and fails if it is not of the given kind.
     async fn expect(&mut self, kind: CmEventKind) -> Result<CmEvent, SessionError> {
-        require(self.get_event().await?, kind)
+        self.get_event().await?.require(kind)
     }
 }
 
@@ -75,51 +75,8 @@ impl AsyncListener {
     /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
     /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
     pub async fn next(&mut self) -> Result<Incoming, WaitError> {
-        let Listener { channel, .. } = &self.listener;
+        let channel = self.listener.event_channel();
         self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || self.listener.try_next()).await?
-    }
-}
-
-impl Incoming {
-    /// Accepts the connection with the given queue pair, and waits until the peer is ready.
-    ///
-    /// Not cancel-safe: dropping the future ends the connection.
-    ///
-    /// # Errors
-    /// [`SessionError::Id`] with an error of [`CmId::attach_qp`] or [`CmId::accept`], or with
-    /// [`IdError::System`] if the system is out of descriptors; [`SessionError::Failed`] or
-    /// [`SessionError::Rejected`] if the peer gives up; [`SessionError::Wait`] in virtual time or if the
-    /// runtime is shutting down.
-    pub async fn accept_async(self, qp: Qp, param: &ConnParam) -> Result<AsyncSession, SessionError> {
-        let mut session = AsyncSession::new(self.begin_accept(qp, param)?);
-        session.channel.expect(CmEventKind::Established).await?;
-        Ok(session)
-    }
-}
-
-impl ConnectionManager {
-    /// Connects to the address `to`, and waits until both sides are ready. `qp` creates the queue pair on the
-    /// device from which the address is reached.
-    ///
-    /// Not cancel-safe: dropping the future abandons the attempt.
-    ///
-    /// # Errors
-    /// [`SessionError::Id`] with an error of [`CmId::resolve_addr`], [`CmId::attach_qp`] or
-    /// [`CmId::connect`], or with [`IdError::System`] if the system is out of descriptors;
-    /// [`SessionError::Create`] with the error of `qp`; [`SessionError::Rejected`] if the peer rejects;
-    /// [`SessionError::Failed`] with `AddrError` if no device leads to the address, `Unreachable` if the peer
-    /// does not respond, or `ConnectError`; [`SessionError::Wait`] in virtual time or if the runtime is
-    /// shutting down.
-    pub async fn connect_async(
-        &self,
-        to: SocketAddr,
-        qp: impl FnOnce(&Context) -> Result<Qp, CreateError>,
-        param: &ConnParam,
-    ) -> Result<AsyncSession, SessionError> {
-        let mut session = AsyncSession::new(self.begin_connect(to, qp, param)?);
-        let event = session.channel.expect(CmEventKind::Established).await?;
-        session.session.private_data = event.private_data().to_vec();
-        Ok(session)
     }
 }
 
@@ -132,8 +89,46 @@ pub struct AsyncSession {
 
 impl AsyncSession {
     fn new(session: Session) -> AsyncSession {
-        let channel = AsyncEventChannel::new(session.channel.clone());
+        let channel = AsyncEventChannel::new(session.event_channel().clone());
         AsyncSession { session, channel }
+    }
+
+    /// Accepts a connection with the given queue pair, and waits until the peer is ready.
+    ///
+    /// Not cancel-safe: dropping the future ends the connection.
+    ///
+    /// # Errors
+    /// [`SessionError::Id`] with an error of [`CmId::attach_qp`] or [`CmId::accept`], or with
+    /// [`IdError::System`] if the system is out of descriptors; [`SessionError::Failed`] or
+    /// [`SessionError::Rejected`] if the peer gives up; [`SessionError::Wait`] in virtual time or if the
+    /// runtime is shutting down.
+    pub async fn accept(incoming: Incoming, qp: Qp, param: &ConnParam) -> Result<AsyncSession, SessionError> {
+        let mut session = AsyncSession::new(incoming.begin_accept(qp, param)?);
+        session.channel.expect(CmEventKind::Established).await?;
+        Ok(session)
+    }
+
+    /// Connects to the address `to`, and waits until both sides are ready. `qp` creates the queue pair on the
+    /// device from which the address is reached.
+    ///
+    /// Not cancel-safe: dropping the future abandons the attempt.
+    ///
+    /// # Errors
+    /// [`SessionError::Id`] with an error of [`CmId::resolve_addr`], [`CmId::attach_qp`] or
+    /// [`CmId::connect`], or with [`IdError::System`] if the system is out of descriptors;
+    /// [`SessionError::Create`] with the error of `qp`; [`SessionError::Rejected`] if the peer rejects;
+    /// [`SessionError::Failed`] with `AddrError` if no device leads to the address, `Unreachable` if the peer
+    /// does not respond, or `ConnectError`; [`SessionError::Wait`] in virtual time or if the runtime is
+    /// shutting down.
+    pub async fn connect(
+        manager: &ConnectionManager,
+        to: SocketAddr,
+        qp: impl FnOnce(&Context) -> Result<Qp, CreateError>,
+        param: &ConnParam,
+    ) -> Result<AsyncSession, SessionError> {
+        let mut session = AsyncSession::new(manager.begin_connect(to, qp, param)?);
+        session.session.complete_connect(session.channel.get_event().await?)?;
+        Ok(session)
     }
 
     /// Returns the queue pair.
@@ -171,8 +166,8 @@ impl AsyncSession {
     /// arrives than `Disconnected`; [`SessionError::Wait`] in virtual time or if the runtime is shutting
     /// down.
     pub async fn disconnect(mut self) -> Result<(), SessionError> {
-        self.session.id.disconnect()?;
-        if self.session.id.was_disconnect_reported() {
+        self.session.id().disconnect()?;
+        if self.session.id().was_disconnect_reported() {
             return Ok(());
         }
         self.wait_for_disconnect().await
@@ -182,8 +177,11 @@ impl AsyncSession {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::Fabric;
+    use crate::watched_fd::WatchedFd;
+    use std::future::{Future, poll_fn};
+    use std::pin::pin;
     use std::time::Duration;
+    use urxe::verbs::Fabric;
 
     #[test]
     fn event_of_an_incoming_connection_does_not_wake_its_listener_again() {
@@ -192,23 +190,26 @@ mod tests {
         let own = (context.query_gid(0).unwrap().ip(), 7).into();
         let server = ConnectionManager::new(vec![context]).unwrap();
         let mut listener = AsyncListener::bind(&server, own).unwrap();
-        let channel = listener.listener.channel.clone();
         let client = ConnectionManager::new(vec![peer]).unwrap();
         let new_qp = |context: &Context| {
             let cq = context.create_cq(8)?;
-            context.alloc_pd()?.create_qp(&cq, &cq, &crate::verbs::QpOptions::default())
+            context.alloc_pd()?.create_qp(&cq, &cq, &urxe::verbs::QpOptions::default())
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let session = client.begin_connect(own, new_qp, &ConnParam::default()).unwrap();
-        let _incoming = runtime.block_on(listener.next()).unwrap();
-        // The client gives up, which is reported on the listener's channel.
-        drop(session);
-        channel.await_events(1);
-        let polls = channel.polls_during(|| {
-            let next = async { tokio::time::timeout(Duration::from_millis(50), listener.next()).await };
-            assert!(runtime.block_on(next).is_err());
+        runtime.block_on(async {
+            let session = client.begin_connect(own, new_qp, &ConnParam::default()).unwrap();
+            let _incoming = listener.next().await.unwrap();
+            // The client gives up, which is reported on the listener's channel.
+            drop(session);
+            WatchedFd::new(listener.listener.event_channel().as_fd()).unwrap().readable().await.unwrap();
+            let mut polls = 0;
+            let mut next = pin!(listener.next());
+            let counted = poll_fn(|task| {
+                polls += 1;
+                next.as_mut().poll(task)
+            });
+            assert!(tokio::time::timeout(Duration::from_millis(50), counted).await.is_err());
+            assert!(polls <= 3, "{polls}");
         });
-        // Tokio may report the event of the request once more.
-        assert!(polls <= 3, "{polls}");
     }
 }

@@ -212,17 +212,14 @@ fn handshake_yields_state_change_events_of_both_sides() {
             let cq = context.create_cq(16)?;
             context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let param = ConnParam::default();
-        runtime.block_on(async {
-            let serve = async {
-                let incoming = listener.next(TIMEOUT).unwrap();
-                let qp = new_qp(&incoming.context().unwrap()).unwrap();
-                incoming.accept_async(qp, &param).await.unwrap()
-            };
-            let (session, served) = tokio::join!(client.connect_async(address, new_qp, &param), serve);
-            drop((session.unwrap(), served));
-        });
+        // In virtual time, waits run the steps of both sides in this thread, whose events are collected.
+        let mut session = client.begin_connect(address, new_qp, &param).unwrap();
+        let incoming = listener.next(TIMEOUT).unwrap();
+        let qp = new_qp(&incoming.context().unwrap()).unwrap();
+        let served = incoming.accept(qp, &param, TIMEOUT).unwrap();
+        session.complete_connect(session.event_channel().get_event(Some(TIMEOUT)).unwrap()).unwrap();
+        drop((session, served));
         let changes: Vec<String> = events.take(&["urxe::cm"]);
         let to = |state: &str| changes.iter().filter(|line| line.contains(&format!("to={state}"))).count();
         assert_eq!((to("REP sent"), to("REP received"), to("established")), (1, 1, 2), "{changes:#?}");

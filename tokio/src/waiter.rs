@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
-use crate::link::fabric::Fabric;
-use crate::sys::watched_fd::WatchedFd;
-use crate::verbs::WaitError;
+use urxe::verbs::{Fabric, WaitError};
+
+use crate::watched_fd::WatchedFd;
 
 /// Number of times that the other tasks run, while the fabric has nothing to do, before a wait fails with
 /// [`WaitError::Idle`]. If tasks wake each other in a chain, each task in the chain needs one such run.
@@ -13,7 +13,7 @@ const IDLE_TURNS: u32 = 64;
 
 /// State of one task that waits for one source of events.
 #[derive(Debug, Default)]
-pub(in crate::verbs) struct Waiter {
+pub struct Waiter {
     /// Registration of the source's descriptor, created by the first wait in real time.
     watched: Option<WatchedFd>,
 }

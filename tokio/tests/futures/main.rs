@@ -1,4 +1,4 @@
-//! Tests of the futures in `verbs::asynchronous`: delivery, dropped futures, connections, virtual time. Uses
+//! Tests of the futures: delivery, dropped futures, connections, virtual time. Uses
 //! the fabric, and UDP sockets on loopback addresses.
 
 mod connections;
@@ -9,9 +9,9 @@ use std::pin::pin;
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
-use urxe::verbs::asynchronous::*;
 use urxe::verbs::*;
 use urxe_test_support::nic::{connect, on_udp, qp_pair};
+use urxe_tokio::*;
 
 /// Time limit for waits, far longer than a passing test needs.
 const LIMIT: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Descriptors watched by tokio's reactor (feature `async`).
+//! Descriptors watched by tokio's reactor.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,13 +1,13 @@
-//! Asynchronous counterparts of the blocking waits for completions, events and connections (feature `async`),
-//! based on tokio's `AsyncFd`.
+//! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and connections, based on tokio's
+//! `AsyncFd`.
 //!
 //! | blocking | here |
 //! | --- | --- |
-//! | [`Cq::wait`](super::Cq::wait) | [`AsyncCq::wait`] |
-//! | [`CompletionChannel::get_event`](super::CompletionChannel::get_event) | [`AsyncCompletionChannel::get_event`] |
-//! | [`Context::wait_event`](super::Context::wait_event) | [`EventStream::next`] |
-//! | [`EventChannel::get_event`](super::cm::EventChannel::get_event) | [`AsyncEventChannel::get_event`] |
-//! | [`Listener`](super::cm::Listener), [`ConnectionManager::connect`](super::cm::ConnectionManager::connect) | [`AsyncListener`], [`ConnectionManager::connect_async`](super::cm::ConnectionManager::connect_async) |
+//! | [`Cq::wait`](urxe::verbs::Cq::wait) | [`AsyncCq::wait`] |
+//! | [`CompletionChannel::get_event`](urxe::verbs::CompletionChannel::get_event) | [`AsyncCompletionChannel::get_event`] |
+//! | [`Context::wait_event`](urxe::verbs::Context::wait_event) | [`EventStream::next`] |
+//! | [`EventChannel::get_event`](urxe::verbs::cm::EventChannel::get_event) | [`AsyncEventChannel::get_event`] |
+//! | [`Listener`](urxe::verbs::cm::Listener), [`Incoming::accept`](urxe::verbs::cm::Incoming::accept), [`ConnectionManager::connect`](urxe::verbs::cm::ConnectionManager::connect) | [`AsyncListener`], [`AsyncSession::accept`], [`AsyncSession::connect`] |
 //!
 //! **Timeouts** are those of tokio: `tokio::time::timeout(limit, cq.wait())`. They and `select!` drop pending
 //! futures, so every wait is cancel-safe unless its documentation says otherwise: a completion or event is
@@ -18,12 +18,12 @@
 //!
 //! **In virtual time** a waiting task steps the fabric's clock and lets the other tasks run between the steps,
 //! so a program of several tasks in a current-thread runtime replays from its seed. A wait ends with
-//! [`WaitError::Idle`](super::WaitError::Idle) when the fabric has nothing to do and the other tasks did not
+//! [`WaitError::Idle`](urxe::verbs::WaitError::Idle) when the fabric has nothing to do and the other tasks did not
 //! change that. Timers of tokio run in real time even then.
 //!
 //! ```
-//! use urxe::verbs::asynchronous::AsyncCq;
 //! use urxe::verbs::*;
+//! use urxe_tokio::AsyncCq;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -43,10 +43,12 @@
 //! ```
 
 mod completions;
+mod connections;
 mod events;
 mod waiter;
+mod watched_fd;
 
-pub use super::cm::asynchronous::{AsyncEventChannel, AsyncListener, AsyncSession};
 pub use completions::{AsyncCompletionChannel, AsyncCq};
+pub use connections::{AsyncEventChannel, AsyncListener, AsyncSession};
 pub use events::EventStream;
-pub(super) use waiter::Waiter;
+use waiter::Waiter;

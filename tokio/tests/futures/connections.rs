@@ -25,14 +25,15 @@ async fn connects_and_disconnects([local, remote]: [Context; 2]) {
         let incoming = listener.next().await.unwrap();
         assert_eq!(&incoming.private_data()[..5], b"hello");
         let qp = new_qp(&incoming.context().unwrap()).unwrap();
-        let mut session = incoming.accept_async(qp, &ConnParam::with_data(b"welcome")).await.unwrap();
+        let mut session =
+            AsyncSession::accept(incoming, qp, &ConnParam::with_data(b"welcome")).await.unwrap();
         session.wait_for_disconnect().await.unwrap();
         session.disconnect().await.unwrap();
     };
     let client = ConnectionManager::new(vec![local]).unwrap();
     let connect = async {
         let param = ConnParam::with_data(b"hello");
-        let session = client.connect_async(address, new_qp, &param).await.unwrap();
+        let session = AsyncSession::connect(&client, address, new_qp, &param).await.unwrap();
         assert_eq!(&session.private_data()[..7], b"welcome");
         assert_eq!(session.qp().state(), QpState::Rts);
         session.disconnect().await.unwrap();
@@ -68,7 +69,7 @@ fn rejected_connect_returns_the_private_data_of_the_rejection() {
         let mut listener = AsyncListener::bind(&server, address).unwrap();
         let client = ConnectionManager::new(vec![local]).unwrap();
         let param = ConnParam::default();
-        let (refused, ()) = tokio::join!(client.connect_async(address, new_qp, &param), async {
+        let (refused, ()) = tokio::join!(AsyncSession::connect(&client, address, new_qp, &param), async {
             listener.next().await.unwrap().reject(b"busy").unwrap();
         });
         let Err(SessionError::Rejected { private_data, .. }) = refused else { panic!("{refused:?}") };
@@ -86,7 +87,7 @@ fn dropped_wait_loses_no_connection_request() {
         let client = ConnectionManager::new(vec![local]).unwrap();
         for round in 0..10_u8 {
             let param = ConnParam::with_data(&[round]);
-            let connect = client.connect_async(address, new_qp, &param);
+            let connect = AsyncSession::connect(&client, address, new_qp, &param);
             let accept = async {
                 {
                     let mut next = pin!(listener.next());
@@ -100,7 +101,7 @@ fn dropped_wait_loses_no_connection_request() {
                 let incoming = listener.next().await.unwrap();
                 assert_eq!(incoming.private_data()[0], round);
                 let qp = new_qp(&incoming.context().unwrap()).unwrap();
-                let mut session = incoming.accept_async(qp, &ConnParam::default()).await.unwrap();
+                let mut session = AsyncSession::accept(incoming, qp, &ConnParam::default()).await.unwrap();
                 session.wait_for_disconnect().await.unwrap();
                 session.disconnect().await.unwrap();
             };
@@ -119,7 +120,12 @@ fn dropping_the_connect_future_abandons_the_attempt() {
         let server = ConnectionManager::new(vec![remote]).unwrap();
         let _listener = AsyncListener::bind(&server, address).unwrap();
         let client = ConnectionManager::new(vec![local]).unwrap();
-        assert!(is_pending_and_dropped(client.connect_async(address, new_qp, &ConnParam::default())));
+        assert!(is_pending_and_dropped(AsyncSession::connect(
+            &client,
+            address,
+            new_qp,
+            &ConnParam::default()
+        )));
         assert_eq!(client.ids(), 0);
     });
 }
@@ -156,7 +162,7 @@ fn address_change_does_not_end_the_wait_of_a_listener() {
         assert!(is_pending_and_dropped(listener.next()));
         let client = ConnectionManager::new(vec![local]).unwrap();
         let param = ConnParam::default();
-        let (refused, ()) = tokio::join!(client.connect_async(address, new_qp, &param), async {
+        let (refused, ()) = tokio::join!(AsyncSession::connect(&client, address, new_qp, &param), async {
             listener.next().await.unwrap().reject(b"").unwrap();
         });
         assert!(matches!(refused, Err(SessionError::Rejected { .. })), "{refused:?}");

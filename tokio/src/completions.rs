@@ -2,10 +2,11 @@
 
 use std::os::fd::AsFd;
 
-use super::Waiter;
-use crate::driver::Notify;
-use crate::transport::{Completion, WcStatus};
-use crate::verbs::{CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, WaitError};
+use urxe::verbs::{
+    Completion, CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, Notify, WaitError, WcStatus,
+};
+
+use crate::Waiter;
 
 /// A completion queue whose completions can be awaited. It has its own completion channel.
 ///

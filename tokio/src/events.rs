@@ -1,8 +1,8 @@
 //! Asynchronous waits for a device's asynchronous events.
 
-use super::Waiter;
-use crate::transport::AsyncEvent;
-use crate::verbs::{Context, WaitError};
+use urxe::verbs::{AsyncEvent, Context, WaitError};
+
+use crate::Waiter;
 
 /// Stream of a context's asynchronous events, which can be awaited.
 #[derive(Debug)]

@@ -1,4 +1,0 @@
-//! Tests of the features `async` and `tracing`.
-
-mod futures;
-mod tracing_events;
