@@ -22,7 +22,7 @@ fn iterations(size: u32) -> (u32, Duration) {
         return (1000, Duration::from_secs(3600));
     }
     let n = match size {
-        0..=4096 => 300,
+        0..=4096 => 100,
         4097..=65_536 => 30,
         _ => 3,
     };

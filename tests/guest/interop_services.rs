@@ -8,7 +8,8 @@ use urxe_test_support::testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Service, message size, path MTU (ignored for UD), iterations, queue pairs. UC and UD do not retransmit,
+/// Service, message size, path MTU (ignored for UD), iterations with `URXE_LONG=1`, of which a quarter is run by default, queue
+/// pairs. UC and UD do not retransmit,
 /// and the guest drops packets that arrive faster than it can process them, so messages of several packets
 /// are few.
 const RUNS: [(&str, u32, u32, u32, u32); 11] = [
@@ -31,7 +32,8 @@ fn matrix(testbed: &Testbed, via: LinkKind) {
         let ip = ["IPv4", "IPv6"][version];
         let (link, gid) = (testbed.link_arg(via, version), testbed.gid(via, version).to_string());
         let index = testbed.guest.gid_index(GUEST[version]).unwrap();
-        for (service, size, mtu, n, qps) in RUNS {
+        for (service, size, mtu, iterations, qps) in RUNS {
+            let n = if std::env::var_os("URXE_LONG").is_some() { iterations } else { iterations / 4 };
             let program = format!("ibv_{service}_pingpong");
             let extra_args = match service {
                 "uc" => format!("-c -m {mtu}"),
