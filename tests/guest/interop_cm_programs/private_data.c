@@ -1,11 +1,13 @@
-/* private_data server|client ADDRESS PORT: both ends of two connections with as much private data as the messages hold. The server
- * rejects the first connection. Both ends print the content of each event. */
+/* private_data server|client|idle-client ADDRESS PORT: both ends of two connections with as much private data as the messages hold. The
+ * server rejects the first connection. Both ends print the content of each event. The idle client keeps the second connection until
+ * it is killed. */
 
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHECK(what)                                \
 	do {                                       \
@@ -66,7 +68,7 @@ static void add_qp(struct rdma_cm_id *id)
 	CHECK(!rdma_create_qp(id, NULL, &init));
 }
 
-static void client(void)
+static void client(int is_idle)
 {
 	for (int i = 0; i < 2; i++) {
 		struct rdma_conn_param param = with(1, ASKED);
@@ -80,6 +82,9 @@ static void client(void)
 		CHECK(!rdma_connect(id, &param));
 		next(i == 0 ? RDMA_CM_EVENT_REJECTED : RDMA_CM_EVENT_ESTABLISHED);
 		if (i == 1) {
+			CHECK(!fflush(stdout));
+			while (is_idle)
+				pause();
 			CHECK(!rdma_disconnect(id));
 			next(RDMA_CM_EVENT_DISCONNECTED);
 		}
@@ -115,7 +120,7 @@ int main(int argc, char **argv)
 	CHECK(argc == 4);
 	CHECK(!getaddrinfo(argv[2], argv[3], &(struct addrinfo){ .ai_flags = AI_NUMERICHOST }, &address));
 	CHECK(channel = rdma_create_event_channel());
-	strcmp(argv[1], "server") ? client() : server();
+	strcmp(argv[1], "server") ? client(!strcmp(argv[1], "idle-client")) : server();
 	rdma_destroy_event_channel(channel);
 	return 0;
 }
