@@ -233,6 +233,7 @@ impl UserMemory {
         UserMemory { address, slice, _table: table }
     }
 
+    #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     fn make_unreadable(&self) {
         // SAFETY: the page belongs to this test; later loads are those of `HostSlice`, which return an error.
         assert_eq!(unsafe { libc::mprotect(self.address, PAGE, libc::PROT_NONE) }, 0);
