@@ -11,7 +11,7 @@ use anstyle::{AnsiColor, Style};
 use clap::Args;
 use serde::Serialize;
 
-use super::run::{DeviceArgs, EmbeddedLibraries};
+use super::run::{DeviceArgs, Libraries};
 use super::{CliError, json};
 use program::ProgramReport;
 
@@ -124,7 +124,7 @@ impl Doctor {
     ///
     /// # Errors
     /// [`CliError::Failed`] if there is a problem.
-    pub fn run(&self, libraries: EmbeddedLibraries) -> Result<(), CliError> {
+    pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
         // The environment that `urxe run` would set. Creating it finds the libraries and the private directory.
         let environment = DeviceArgs::default().variables(libraries);
         let machine = machine::checks(environment.as_ref().map(|_| ()));

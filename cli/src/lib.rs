@@ -28,7 +28,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use error::CliError;
 use interrupt::Interrupt;
-pub use run::EmbeddedLibraries;
+pub use run::{Libraries, Library};
 
 /// Software RoCEv2 NIC in userspace, interoperable with hardware NICs and the kernel's rxe
 #[derive(Parser)]
@@ -88,7 +88,7 @@ enum Command {
 /// command line and 130 for a measurement interrupted by Ctrl-C. For `urxe run` it is 126 if the program could not
 /// be run and 127 if there is no such program, as with `env` and similar commands; any other status is the
 /// program's own.
-pub fn main(libraries: EmbeddedLibraries) -> ExitCode {
+pub fn main(libraries: Libraries) -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
     let mut interrupted = Interrupt::default();

@@ -19,7 +19,7 @@ use urxe::broker::{SharedMemory, Sharing};
 pub use urxe::link::LinkSpec;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::link::fabric::Fabric;
-use urxe::link::faults::{Direction, FaultCounters, FaultCounts, RuleCount, Rules};
+use urxe::link::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds, RuleCount, Rules};
 use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, Link, Middleware};
 use urxe::nic::ShardId;
@@ -117,6 +117,13 @@ pub struct LinkArgs {
     opened: Arc<Mutex<Opened>>,
 }
 
+impl Opened {
+    /// Returns the seeds of random faults, which are derived from `seed` or drawn at the first call.
+    fn fault_seeds(&mut self, seed: Option<u64>) -> &FaultSeeds {
+        self.seeds.get_or_insert_with(|| FaultSeeds::new(seed))
+    }
+}
+
 /// Maximum wait for the UDP port of an address that is in use.
 const MAX_PORT_WAIT: Duration = Duration::from_secs(1);
 
@@ -126,6 +133,8 @@ struct Opened {
     nics: u64,
     capture: Option<CaptureFile>,
     faults: Vec<FaultCounters>,
+    /// Seeds of random faults.
+    seeds: Option<FaultSeeds>,
     /// NICs with fault rules, whose retransmission counters the fault report includes.
     faulty: Vec<Context>,
 }
@@ -137,13 +146,16 @@ pub struct FaultReport {
     rules: Vec<FaultCount>,
     /// Number of packets that this side retransmitted.
     retransmitted: u64,
+    /// Seed of the rules with a probability, if there are any.
+    seed: Option<u64>,
 }
 
 impl FaultReport {
     /// Returns the report as lines of text.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let packets = format!("packets retransmitted: {}", self.retransmitted);
-        self.rules.iter().map(FaultCount::to_string).chain([packets])
+        let seed = self.seed.map(|seed| format!("seed of random faults: {seed}"));
+        self.rules.iter().map(FaultCount::to_string).chain([packets]).chain(seed)
     }
 
     /// Prints a warning to standard error for each rule that had no effect.
@@ -254,7 +266,10 @@ impl LinkArgs {
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
         opened.nics += 1;
-        let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
+        // With random faults, the seed that is reported repeats everything.
+        let seed = opened.fault_seeds(self.seed).seed();
+        let seed = self.seed.or(self.has_random_faults().then_some(seed));
+        let seed = seed.map(|s| s.wrapping_add(opened.nics - 1));
         let personality = self.personality.unwrap_or(Personality::DEFAULT);
         let not_on_packets = self.all_faults().filter(|fault| !matches!(fault, Fault::Packet(_)));
         ContextOptions::default()
@@ -319,9 +334,13 @@ impl LinkArgs {
         let retransmitted = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
         let retransmitted = opened.faulty.iter().map(|context| retransmitted(context.counters())).sum();
         let packet_rules = RuleCount::sum(&opened.faults).into_iter().map(FaultCount::from);
+        let seed = opened.seeds.as_ref().filter(|_| self.has_random_faults()).map(FaultSeeds::seed);
         let others = FaultCount::sum(opened.faulty.iter().flat_map(Context::fault_counts));
-        (!self.faults.is_empty())
-            .then(|| FaultReport { rules: packet_rules.chain(others).collect(), retransmitted })
+        (!self.faults.is_empty()).then(|| FaultReport {
+            rules: packet_rules.chain(others).collect(),
+            retransmitted,
+            seed,
+        })
     }
 
     /// Returns the number of packets that `--fault` has affected so far, summed over all NICs.
@@ -373,6 +392,10 @@ impl LinkArgs {
         Ok(())
     }
 
+    fn has_random_faults(&self) -> bool {
+        self.all_faults().any(Fault::is_random)
+    }
+
     fn all_faults(&self) -> impl Iterator<Item = &Fault> {
         self.faults.iter().flat_map(|Rules(faults)| faults)
     }
@@ -381,8 +404,8 @@ impl LinkArgs {
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
         let mut opened = self.opened();
         let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.all_faults()));
-        let (links, counters) =
-            Middleware { capture, faults, seed: self.seed.unwrap_or(0) }.wrap(links, name);
+        let seeds = opened.fault_seeds(self.seed).clone();
+        let (links, counters) = Middleware { capture, faults, seeds }.wrap(links, name);
         opened.faults.extend(counters);
         links
     }

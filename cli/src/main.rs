@@ -1,27 +1,27 @@
 //! The `urxe` command.
 
-use std::borrow::Cow;
+use urxe_cli::Library;
 
-/// Returns the contents of a library for `urxe run`, so that an installed command needs no other file.
+/// Returns a library for `urxe run`: its contents, so that an installed command needs no other file.
 #[cfg(not(debug_assertions))]
-macro_rules! embedded {
+macro_rules! library {
     ($name:literal) => {
-        Some(Cow::Borrowed(include_bytes!(urxe_embed::library!($name)).as_slice()))
+        Some(Library::Contents(include_bytes!(urxe_embed::library!($name))))
     };
 }
 
-/// Returns the contents of a library for `urxe run`. A debug build contains no copy, but reads the file in the build directory.
+/// Returns a library for `urxe run`: in a debug build, the file in the build directory.
 #[cfg(debug_assertions)]
-macro_rules! embedded {
+macro_rules! library {
     ($name:literal) => {
-        std::fs::read(urxe_embed::library!($name)).ok().map(Cow::Owned)
+        Some(Library::File(urxe_embed::library!($name)))
     };
 }
 
 fn main() -> std::process::ExitCode {
     urxe_cli::main(|name| match name {
-        "libibverbs" => embedded!("libibverbs"),
-        "liburxe_preload" => embedded!("liburxe_preload"),
+        "libibverbs" => library!("libibverbs"),
+        "liburxe_preload" => library!("liburxe_preload"),
         _ => None,
     })
 }

@@ -24,8 +24,8 @@ use clap::Args;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
-pub use self::libraries::EmbeddedLibraries;
 use self::libraries::find_library;
+pub use self::libraries::{Libraries, Library};
 use self::sysfs::Tree;
 use super::CliError;
 use super::link::{STANDARD_OUTPUT, parse_shared_memory};
@@ -47,9 +47,8 @@ Examples:
   urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
   urxe run --name mlx5_0 -- cat /sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data
 
-The verbs library is searched for in the directory of urxe and in ../lib/urxe; otherwise the copy inside \
-urxe is used. URXE_LIBRARY overrides its path. The same applies to the library that redirects accesses to \
-/sys/class/infiniband and /dev/infiniband, whose path URXE_PRELOAD overrides.")]
+urxe contains the verbs library; the environment variable URXE_LIBRARY names another file. The same applies to \
+the library that redirects accesses to /sys/class/infiniband and /dev/infiniband, and URXE_PRELOAD.")]
 pub struct Run {
     #[command(flatten)]
     device: DeviceArgs,
@@ -189,7 +188,7 @@ fn parse_personality(text: &str) -> Result<String, String> {
 
 impl Run {
     /// Replaces this process with the program, and returns only if that fails.
-    pub fn run(&self, embedded: EmbeddedLibraries) -> Result<(), CliError> {
+    pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("clap requires PROGRAM");
         let path = find_program(program)?;
         let details = format!("(`urxe doctor -- {}` shows what it would load)", program.display());
@@ -203,7 +202,7 @@ impl Run {
             capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
             command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
         }
-        for (name, value) in self.device.variables(embedded)? {
+        for (name, value) in self.device.variables(libraries)? {
             match (&capture_to, value) {
                 (Some(fd), Some(_)) if name == CAPTURE => {
                     command.env(name, format!("/dev/fd/{}", fd.as_raw_fd()))
@@ -227,13 +226,13 @@ pub fn find_program(name: &OsStr) -> Result<PathBuf, CliError> {
 
 impl Env {
     /// Prints one line of shell code for each variable.
-    pub fn run(&self, embedded: EmbeddedLibraries) -> Result<(), CliError> {
+    pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
         if self.device.captures_to_standard_output() {
             let text = "`--capture -` is supported by urxe run only: specify a file, or /dev/stderr";
             return Err(CliError::Usage(text.into()));
         }
         let mut out = io::stdout().lock();
-        for (name, value) in self.device.variables(embedded)? {
+        for (name, value) in self.device.variables(libraries)? {
             let line = match value {
                 Some(value) => [b"export ", name.as_bytes(), b"=", &shell_quote(&value), b"\n"].concat(),
                 None => [b"unset ", name.as_bytes(), b"\n"].concat(),
@@ -271,10 +270,7 @@ impl DeviceArgs {
 
     /// Returns the environment variables that the library reads, and those that make the loader find it. A
     /// variable with the value `None` must be unset.
-    pub fn variables(
-        &self,
-        embedded: EmbeddedLibraries,
-    ) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
+    pub fn variables(&self, libraries: Libraries) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
             _ => self.ip,
@@ -303,7 +299,7 @@ impl DeviceArgs {
             sends_cnps: personality.quirks.cnp_scope.is_some(),
         };
         let sysfs = sysfs_directory(&base, link, &names, &identity, personality.port_speed, &congestion)?;
-        let library = library_directory(&base, embedded)?;
+        let library = library_directory(&base, libraries)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
             env::split_paths(&inherited).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
@@ -395,9 +391,9 @@ pub const VERBS_LIBRARY: &str = "liburxe_verbs.so";
 
 /// Creates and returns a directory for the loader, with the preloaded libraries, and with the verbs library
 /// under the names that programs are linked against.
-fn library_directory(base: &Path, embedded: EmbeddedLibraries) -> Result<PathBuf, CliError> {
-    let library = find_library(base, "URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1", embedded)?;
-    let preload = find_library(base, "URXE_PRELOAD", PRELOAD_LIBRARY, PRELOAD_LIBRARY, embedded)?;
+fn library_directory(base: &Path, libraries: Libraries) -> Result<PathBuf, CliError> {
+    let library = find_library(base, "URXE_LIBRARY", "libibverbs.so", libraries)?;
+    let preload = find_library(base, "URXE_PRELOAD", PRELOAD_LIBRARY, libraries)?;
     // One directory per build of the libraries.
     let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
     let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));

@@ -26,7 +26,7 @@ pub(crate) struct AddressHandle {
     pub ah: Ah,
 }
 
-ffi_object! { AddressHandle { c: ibv_ah } handle |c| c.handle }
+ffi_object! { AddressHandle { c: ibv_ah } [context, handle] }
 
 /// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
@@ -36,9 +36,12 @@ fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     Some(AddressVector::to(Gid(bytes)).sgid_index(sgid_index).hop_limit(64).traffic_class(0).flow_label(0))
 }
 
-/// Converts an address vector from its C struct. Returns `None` if it has neither a GRH nor a LID that
-/// identifies a neighbour.
+/// Converts an address vector from its C struct. Returns `None` if its port does not exist, or if it has neither
+/// a GRH nor a LID that identifies a neighbour.
 pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
+    if attr.port_num != 1 {
+        return None;
+    }
     if attr.is_global == 0 {
         return neighbor_path(context, attr.dlid);
     }
@@ -81,7 +84,7 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
     let attr = unsafe { &*attr };
     // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
     let context = unsafe { Context::from_raw_ref((*pd).context) };
-    let Some(path) = path(context, attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
+    let Some(path) = path(context, attr) else { return null(libc::EINVAL) };
     // SAFETY: as above; the program must not deallocate the domain during the call.
     let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
     match domain.pd.create_ah(&path) {

@@ -33,7 +33,7 @@ struct Buffer {
     layout: Layout,
 }
 
-ffi_object! { Buffer { c: ibv_buf } handle |_| 0 }
+ffi_object! { Buffer { c: ibv_buf } [] }
 
 impl Drop for Buffer {
     fn drop(&mut self) {

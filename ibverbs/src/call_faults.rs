@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use urxe::link::faults::FaultSeeds;
 use urxe::verbs::faults::{Call, CallFaults, Fault, FaultCount};
 
 use crate::env::{faults, seed};
@@ -15,9 +16,16 @@ fn active() -> Option<&'static (CallFaults, u32)> {
     let read = || {
         // A setting that cannot be read is reported when the devices are listed.
         let calls = Fault::call_faults(&faults().ok()?);
-        Some((CallFaults::new(calls, seed().ok()?.unwrap_or(0))?, std::process::id()))
+        Some((CallFaults::new(calls, seeds().seed())?, std::process::id()))
     };
     FAULTS.get_or_init(read).as_ref()
+}
+
+/// Returns the seeds of the process's random faults. They are drawn once if there is no `URXE_SEED`.
+pub(crate) fn seeds() -> &'static FaultSeeds {
+    static SEEDS: OnceLock<FaultSeeds> = OnceLock::new();
+    // A seed that cannot be read is reported when the devices are listed.
+    SEEDS.get_or_init(|| FaultSeeds::new(seed().ok().flatten()))
 }
 
 /// Counts a call, waits if it is to be slow, and returns the error with which it is to fail, if any.

@@ -48,7 +48,7 @@ pub(crate) struct CompChannel {
     pub users: Users,
 }
 
-ffi_object! { CompChannel { c: ibv_comp_channel } handle |_| 0 }
+ffi_object! { CompChannel { c: ibv_comp_channel } [context] }
 
 /// Makes a descriptor blocking, which is the initial state of the kernel's descriptors.
 pub(crate) fn set_blocking(fd: c_int) {

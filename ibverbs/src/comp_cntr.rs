@@ -27,7 +27,7 @@ pub(crate) struct CompletionCounter {
     counter: CompCounter,
 }
 
-ffi_object! { CompletionCounter { c: ibv_comp_cntr } handle |c| c.handle }
+ffi_object! { CompletionCounter { c: ibv_comp_cntr } [context, handle] }
 
 /// Number of counters that `ibv_query_comp_cntr_caps` reports; only memory limits it.
 const MAX_COUNTERS: u32 = i32::MAX as u32;

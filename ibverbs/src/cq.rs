@@ -52,7 +52,7 @@ pub(crate) struct CompletionQueue {
     parent: *mut ibv_pd,
 }
 
-ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } handle |c| c.handle }
+ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } [context, handle] }
 
 impl CompletionQueue {
     /// Allocates a queue whose C struct is `c`, and returns the pointer for the program.

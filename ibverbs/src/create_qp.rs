@@ -56,6 +56,10 @@ unsafe fn make(
     // on at least that much.
     const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
     const MIN_INLINE: u32 = 16 * SGE_LEN;
+    let has_no_receive_queue = !init.srq.is_null() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+    if has_no_receive_queue {
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(SGE_LEN).min(MIN_INLINE));
     let options = QpOptions::default()
         .qp_type(qp_type)

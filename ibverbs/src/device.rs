@@ -196,6 +196,9 @@ fn report_faults() {
     if !counters.is_empty() {
         warn(&format!("packets retransmitted: {retransmitted}"));
     }
+    if !counts.is_empty() && all().iter().any(|device| device.settings.faults.iter().any(Fault::is_random)) {
+        warn(&format!("seed of random faults: {}", call_faults::seeds().seed()));
+    }
     counts.iter().filter_map(FaultCount::warning).for_each(|warning| warn(&warning));
 }
 
@@ -320,7 +323,8 @@ impl Device {
         };
         prepare_for_exit();
         let capture = capture(&self.settings)?;
-        let middleware = Middleware { capture, faults: Fault::packet_rules(faults), seed: seed.unwrap_or(0) };
+        let middleware =
+            Middleware { capture, faults: Fault::packet_rules(faults), seeds: call_faults::seeds().clone() };
         let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {

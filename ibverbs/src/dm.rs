@@ -28,7 +28,7 @@ pub(crate) struct DeviceMemory {
     pub users: Users,
 }
 
-ffi_object! { DeviceMemory { c: ibv_dm } handle |c| c.handle }
+ffi_object! { DeviceMemory { c: ibv_dm } [context, handle] }
 
 /// Creates the `ibv_dm` for device memory, with the handle that `ibv_import_dm` uses to find it.
 fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {

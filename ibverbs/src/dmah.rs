@@ -22,7 +22,7 @@ pub(crate) struct DmaHandle {
     pub users: Arc<()>,
 }
 
-ffi_object! { DmaHandle { c: ibv_dmah } handle |_| 0 }
+ffi_object! { DmaHandle { c: ibv_dmah } [context] }
 
 unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
     let _uncancelled = crate::cancel::disable();

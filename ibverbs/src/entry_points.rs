@@ -1,6 +1,6 @@
 //! Entry points of the calls that return an error number, which they also store in `errno`, as system calls
 //! do. A call on an object fails with `ENOENT` if the object does not exist or the program has overwritten
-//! its handle.
+//! its context or its handle.
 
 use std::ffi::{c_int, c_uint};
 

@@ -15,6 +15,8 @@ use urxe::nic::ShardId;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{Congestion, DeviceNames, Personality};
 
+use crate::trusted_file::is_trusted;
+
 /// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -137,7 +139,8 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Finds the `urxe` program that was built or installed with this library.
+/// Finds the `urxe` program that was built or installed with this library, unless another user may have put it
+/// there.
 fn adjacent_program() -> Option<PathBuf> {
     // SAFETY: `Dl_info` consists of raw pointers, for which zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
@@ -152,8 +155,9 @@ fn adjacent_program() -> Option<PathBuf> {
     };
     let library = fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
     let directory = library.parent()?;
-    let candidates = ["urxe", "../urxe", "../../bin/urxe"];
-    candidates.iter().map(|candidate| directory.join(candidate)).find(|program| program.is_file())
+    let above = directory.parent()?;
+    let candidates = [directory.join("urxe"), above.join("urxe"), above.parent()?.join("bin/urxe")];
+    candidates.into_iter().find(|program| is_trusted(program))
 }
 
 /// Static whose address lets `dladdr` find this library's file.

@@ -58,4 +58,5 @@ mod shared_context;
 mod srq;
 mod strings;
 mod td;
+mod trusted_file;
 mod wr_session;

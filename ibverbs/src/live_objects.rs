@@ -5,10 +5,12 @@ use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 
+use crate::object::Identity;
+
 /// Content of the registry.
 struct Registry {
-    /// Type and handle of each live object, by address.
-    live: BTreeMap<usize, (TypeId, u32)>,
+    /// Type and identity of each live object, by address.
+    live: BTreeMap<usize, (TypeId, Identity)>,
     /// Type and address of destroyed objects whose memory is kept, for reuse by the next object of the same
     /// type.
     free_memory: Vec<(TypeId, usize)>,
@@ -64,8 +66,8 @@ fn with<R>(f: impl FnOnce(&mut Registry) -> R) -> R {
 }
 
 /// Records a live object.
-pub(crate) fn add(address: usize, kind: TypeId, handle: u32) {
-    with(|registry| registry.live.insert(address, (kind, handle)));
+pub(crate) fn add(address: usize, kind: TypeId, identity: Identity) {
+    with(|registry| registry.live.insert(address, (kind, identity)));
 }
 
 /// Removes an object that is about to be destroyed.
@@ -73,10 +75,11 @@ pub(crate) fn remove(address: usize) {
     with(|registry| registry.live.remove(&address));
 }
 
-/// Returns the recorded handle of the object of type `kind` at `address`.
-pub(crate) fn find(address: usize, kind: TypeId) -> Option<u32> {
+/// Returns the recorded identity of the object of type `kind` at `address`.
+pub(crate) fn find(address: usize, kind: TypeId) -> Option<Identity> {
     with(|registry| {
-        registry.live.get(&address).filter(|(entry_kind, _)| *entry_kind == kind).map(|(_, handle)| *handle)
+        let entry = registry.live.get(&address).filter(|(entry_kind, _)| *entry_kind == kind);
+        entry.map(|(_, identity)| *identity)
     })
 }
 

@@ -73,7 +73,7 @@ enum Registered {
     Imported,
 }
 
-ffi_object! { MemoryRegion { c: ibv_mr } handle |c| c.handle }
+ffi_object! { MemoryRegion { c: ibv_mr } [context, handle] }
 
 impl MemoryRegion {
     /// Returns the local key.
@@ -454,7 +454,7 @@ pub(crate) struct MemoryWindow {
     pub mw: ManuallyDrop<Mw>,
 }
 
-ffi_object! { MemoryWindow { c: ibv_mw } handle |c| c.handle }
+ffi_object! { MemoryWindow { c: ibv_mw } [context, handle] }
 
 impl MemoryWindow {
     /// Allocates the `ibv_mw` of the window, reusing the memory of a destroyed window if there is any.
@@ -470,7 +470,9 @@ impl MemoryWindow {
             (*window).c.get()
         };
         // SAFETY: the struct was written above, and the program has no pointer to it yet.
-        live_objects::add(memory, TypeId::of::<MemoryWindow>(), unsafe { (*c).handle });
+        if let Some(identity) = MemoryWindow::identity(unsafe { &*c }) {
+            live_objects::add(memory, TypeId::of::<MemoryWindow>(), identity);
+        }
         c
     }
 

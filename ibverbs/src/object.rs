@@ -28,19 +28,19 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     /// Offset of the C struct in the object. Each conversion asserts at compile time that it is 0.
     const OFFSET: usize;
 
-    /// Returns the `handle` field of the C struct, or 0 for a struct without one. `None` means that objects
-    /// of this type are not recorded in [`live_objects`].
-    fn handle(_: &Self::C) -> Option<u32> {
+    /// Returns what identifies the object in its C struct. `None` means that objects of this type are not
+    /// recorded in [`live_objects`].
+    fn identity(_: &Self::C) -> Option<Identity> {
         None
     }
 
-    /// Reports whether `c` points to a live object of this type whose `handle` field is unchanged. The
-    /// pointer may be dangling.
+    /// Reports whether `c` points to a live object of this type whose fields `context` and `handle` are
+    /// unchanged. The pointer may be dangling.
     fn is_live(c: *mut Self::C) -> bool {
         let found = live_objects::find(c.addr(), TypeId::of::<Self>());
         // SAFETY: `live_objects` has an entry of this type at `c`: `into_raw` allocated the object and
         // `from_raw` has not freed it, so `c` points to an initialised `Self` that begins with a `Self::C`.
-        found.is_some_and(|handle| Self::handle(unsafe { &*c }) == Some(handle))
+        found.is_some_and(|identity| Self::identity(unsafe { &*c }) == Some(identity))
     }
 
     /// Returns the object that begins with the C struct `c`.
@@ -62,8 +62,8 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
         let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
         // SAFETY: the object was allocated on the line above and begins with the C struct, as the assertion
         // says; no other thread has a pointer to it yet.
-        if let Some(handle) = Self::handle(unsafe { &*c }) {
-            live_objects::add(c.addr(), TypeId::of::<Self>(), handle);
+        if let Some(identity) = Self::identity(unsafe { &*c }) {
+            live_objects::add(c.addr(), TypeId::of::<Self>(), identity);
         }
         c
     }
@@ -82,15 +82,29 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     }
 }
 
+/// The fields of a C struct by which the kernel finds an object: the context, that is, the file to which a
+/// system call goes, and the handle. Programs can overwrite both.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Address of the `ibv_context`, or 0 for a struct without one.
+    pub context: usize,
+    /// The `handle` field, or 0 for a struct without one.
+    pub handle: u32,
+}
+
 /// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or `Object {
-/// c: Longer as C }` if programs see the beginning of a longer C struct. `handle FUNCTION` may follow for
-/// objects that are recorded in [`live_objects`]; the function returns the handle. Compilation fails if `c`
-/// is not the first field or has a different type.
+/// c: Longer as C }` if programs see the beginning of a longer C struct. A list of the fields that make the
+/// [`Identity`] follows for objects that are recorded in [`live_objects`]. Compilation fails if `c` is not the
+/// first field or has a different type.
 macro_rules! ffi_object {
-    ($object:ident { c: $c:ident } $($handle:tt)*) => {
-        $crate::object::ffi_object! { $object { c: $c as $c } $($handle)* }
+    ($object:ident { c: $c:ident } $($identity:tt)?) => {
+        $crate::object::ffi_object! { $object { c: $c as $c } $($identity)? }
     };
-    ($object:ident { c: $whole:ident as $c:ident } $(handle $handle:expr)?) => {
+    (@context $c:ident) => { 0 };
+    (@context $c:ident context) => { $c.context.addr() };
+    (@handle $c:ident) => { 0 };
+    (@handle $c:ident handle) => { $c.handle };
+    ($object:ident { c: $whole:ident as $c:ident } $([$($context:ident $(, $handle:ident)?)?])?) => {
         const _: fn(&$object) -> &$crate::object::FfiCell<$whole> = |object| &object.c;
         const _: () = assert!($whole::LAYOUT.begins_with(&$c::LAYOUT));
         const _: () = assert!(<$object as $crate::object::FfiObject>::OFFSET == 0);
@@ -101,9 +115,11 @@ macro_rules! ffi_object {
             type C = $c;
             const OFFSET: usize = std::mem::offset_of!($object, c);
             $(
-                fn handle(c: &$c) -> Option<u32> {
-                    let handle: fn(&$c) -> u32 = $handle;
-                    Some(handle(c))
+                fn identity(_c: &$c) -> Option<$crate::object::Identity> {
+                    Some($crate::object::Identity {
+                        context: $crate::object::ffi_object!(@context _c $($context)?),
+                        handle: $crate::object::ffi_object!(@handle _c $($($handle)?)?),
+                    })
                 }
             )?
         }

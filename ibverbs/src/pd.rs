@@ -52,7 +52,7 @@ impl ParentParts {
     }
 }
 
-ffi_object! { ProtectionDomain { c: ibv_pd } handle |c| c.handle }
+ffi_object! { ProtectionDomain { c: ibv_pd } [context, handle] }
 
 impl ProtectionDomain {
     /// Returns the context in which the domain was created.
@@ -158,7 +158,7 @@ pub(crate) struct XrcDomain {
     pub users: Users,
 }
 
-ffi_object! { XrcDomain { c: ibv_xrcd } handle |_| 0 }
+ffi_object! { XrcDomain { c: ibv_xrcd } [context] }
 
 impl XrcDomain {
     /// Returns the context in which the domain was created.

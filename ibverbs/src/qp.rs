@@ -41,7 +41,7 @@ pub(crate) struct QueuePair {
     xrcd: *mut ibv_xrcd,
 }
 
-ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } handle |c| c.handle }
+ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } [context, handle] }
 
 // `ibv_qp_ex` begins with an `ibv_qp`.
 const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
@@ -132,7 +132,7 @@ fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpA
             .alt_path(attr!(
                 14,
                 AlternatePath {
-                    av: address::path(context, &from.alt_ah_attr)?,
+                    av: address::path(context, &from.alt_ah_attr).filter(|_| from.alt_port_num == 1)?,
                     pkey_index: from.alt_pkey_index,
                     timeout: AckTimeout::new(from.alt_timeout),
                 }

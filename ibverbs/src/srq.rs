@@ -34,7 +34,7 @@ pub(crate) struct SharedReceiveQueue {
     pub users: Users,
 }
 
-ffi_object! { SharedReceiveQueue { c: ibv_srq } handle |c| c.handle }
+ffi_object! { SharedReceiveQueue { c: ibv_srq } [context, handle] }
 
 /// Creates a shared receive queue, of the XRC type if `xrc` gives an XRC domain and a completion queue.
 /// Returns null with `errno` set on failure.

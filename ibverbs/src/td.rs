@@ -15,7 +15,7 @@ pub(crate) struct ThreadDomain {
     pub users: Users,
 }
 
-ffi_object! { ThreadDomain { c: ibv_td } handle |_| 0 }
+ffi_object! { ThreadDomain { c: ibv_td } [context] }
 
 pub(crate) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,

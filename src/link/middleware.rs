@@ -2,7 +2,7 @@
 
 use super::Link;
 use super::capture::{CaptureFile, CaptureHandle};
-use super::faults::{FaultCounters, Faults, Rule};
+use super::faults::{FaultCounters, FaultSeeds, Faults, Rule};
 
 /// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]
@@ -11,8 +11,8 @@ pub struct Middleware {
     pub capture: Option<CaptureFile>,
     /// Rules that define the faults to inject.
     pub faults: Vec<Rule>,
-    /// Seed for the random number generators of rules that apply with a probability.
-    pub seed: u64,
+    /// Seeds of the rules that apply with a probability.
+    pub seeds: FaultSeeds,
 }
 
 impl Middleware {
@@ -46,14 +46,15 @@ impl Middleware {
             (None, true) => link,
             (Some(file), true) => Box::new(capture(file, link)),
             (None, false) => {
-                let link = Faults::new(link, rules, self.seed);
+                let link = Faults::new(link, rules, self.seeds.next());
                 counters.push(link.fault_counters());
                 Box::new(link)
             }
             (Some(file), false) => {
                 let link = capture(file, link);
                 let handle = link.handle();
-                let link = Faults::new(link, rules, self.seed).with_observer(move |e| handle.comment(e));
+                let link =
+                    Faults::new(link, rules, self.seeds.next()).with_observer(move |e| handle.comment(e));
                 counters.push(link.fault_counters());
                 Box::new(link)
             }

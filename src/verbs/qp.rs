@@ -307,23 +307,24 @@ impl Qp {
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
         context.check_device()?;
+        let QpOptions { qp_type, send, recv, signal_all, ref srq } = *options;
+        let srq = srq.as_ref();
+        // Without a receive queue of its own, its capacity is ignored (man page of ibv_create_qp).
+        let has_no_receive_queue = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let recv = if has_no_receive_queue { RecvCaps::default() } else { recv };
         let l = context.0.limits;
         let sizes = [
-            ("send.max_wr", options.send.max_wr, l.max_qp_wr),
-            ("recv.max_wr", options.recv.max_wr, l.max_qp_wr),
-            ("send.max_sge", options.send.max_sge, l.max_sge),
-            ("recv.max_sge", options.recv.max_sge, l.max_sge),
-            ("send.max_inline", options.send.max_inline, l.max_inline),
+            ("send.max_wr", send.max_wr, l.max_qp_wr),
+            ("recv.max_wr", recv.max_wr, l.max_qp_wr),
+            ("send.max_sge", send.max_sge, l.max_sge),
+            ("recv.max_sge", recv.max_sge, l.max_sge),
+            ("send.max_inline", send.max_inline, l.max_inline),
         ];
         for (name, value, max) in sizes {
             if value > max {
                 return Err(CreateError::Value { name, value: value as u64, min: 0, max: max as u64 });
             }
         }
-        let QpOptions { qp_type, send, recv, signal_all, ref srq } = *options;
-        let srq = srq.as_ref();
-        let has_no_receive_queue = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
-        let recv = if has_no_receive_queue { RecvCaps::default() } else { recv };
         let (pd_id, srq_id, port_mtu) = (pd.id(), srq.map(Srq::id), context.0.mtu);
         let init = QpInit {
             qp_type,

@@ -1,5 +1,6 @@
 /* Return values of verbs calls, and the fields of the program's structs that they write: one case by name. */
 
+#include <fcntl.h>
 #include "common.h"
 
 static void completes(enum ibv_wc_status status)
@@ -133,7 +134,87 @@ static void numbers(void)
 	CHECK(!ibv_query_port(context, 1, &port) && !ibv_destroy_qp(qp) && !ibv_destroy_srq(srq) && errno == 77);
 }
 
-/* Objects whose handle was overwritten, and destroyed objects, are refused. */
+/* The capacity of a receive queue is ignored for a queue pair without one, with a shared receive queue or XRC. */
+static void receives_of_others(void)
+{
+	static const struct { uint32_t wr, sge; } of[] = {
+		{ 1, 1 }, { 0, 0 }, { 1 << 20, 1 }, { UINT32_MAX, 1 }, { 1, 1000 }, { 1, UINT32_MAX },
+	};
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	open_first();
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	CHECK(srq);
+	for (unsigned i = 0; i < sizeof(of) / sizeof(of[0]); i++)
+		for (int extended = 0; extended < 2; extended++)
+			for (int xrc = 0; xrc < 2; xrc++) {
+				struct ibv_qp_init_attr_ex init = {
+					.send_cq = cq, .recv_cq = cq, .srq = xrc ? NULL : srq, .cap = { 1, of[i].wr, 1, of[i].sge, 0 },
+					.qp_type = xrc ? IBV_QPT_XRC_SEND : IBV_QPT_RC, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd,
+				};
+				struct ibv_qp_init_attr plain = { NULL, cq, cq, init.srq, init.cap, init.qp_type, 0 }, read;
+				struct ibv_qp_attr attr;
+				struct ibv_qp *qp = extended ? ibv_create_qp_ex(context, &init) : ibv_create_qp(pd, &plain);
+				CHECK(qp);
+				struct ibv_qp_cap *cap = extended ? &init.cap : &plain.cap;
+				CHECK(!cap->max_recv_wr && !cap->max_recv_sge);
+				CHECK(!ibv_query_qp(qp, &attr, IBV_QP_CAP, &read));
+				CHECK(!read.cap.max_recv_wr && !read.cap.max_recv_sge && read.cap.max_send_wr == cap->max_send_wr);
+				CHECK(!ibv_destroy_qp(qp));
+			}
+	struct ibv_qp_init_attr own = { .send_cq = cq, .recv_cq = cq, .cap = { 1, UINT32_MAX, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	CHECK(!ibv_create_qp(pd, &own) && errno == EINVAL);
+}
+
+/* Port 1 is the only one, in every address (uverbs: rdma_is_port_valid). */
+static void ports(void)
+{
+	struct ibv_ah_attr path = { .is_global = 1, .grh.hop_limit = 64 };
+	open_first();
+	CHECK(!ibv_query_gid(context, 1, 0, &path.grh.dgid));
+	for (int port = 0; port < 4; port++) {
+		struct ibv_qp *qp = create_qp(NULL);
+		path.port_num = port;
+		struct ibv_qp_attr attr = {
+			.qp_state = IBV_QPS_INIT, .port_num = port, .path_mtu = IBV_MTU_1024, .dest_qp_num = 5, .min_rnr_timer = 12,
+			.ah_attr = path, .alt_ah_attr = path, .alt_port_num = 1,
+		};
+		int expected = port == 1 ? 0 : EINVAL;
+		int init = IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS;
+		int to_rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+		CHECK(ibv_modify_qp(qp, &attr, init) == expected);
+		attr.port_num = 1;
+		CHECK(!ibv_modify_qp(qp, &attr, init));
+		attr.qp_state = IBV_QPS_RTR;
+		struct ibv_qp_attr alternate = attr;
+		alternate.ah_attr.port_num = 1;
+		CHECK(ibv_modify_qp(qp, &alternate, to_rtr | IBV_QP_ALT_PATH) == expected);
+		if (port == 1) {
+			struct ibv_qp *other_qp = create_qp(NULL);
+			alternate.qp_state = IBV_QPS_INIT;
+			CHECK(!ibv_modify_qp(other_qp, &alternate, init));
+			alternate.qp_state = IBV_QPS_RTR;
+			alternate.alt_port_num = 2;
+			CHECK(ibv_modify_qp(other_qp, &alternate, to_rtr | IBV_QP_ALT_PATH) == EINVAL);
+		} else {
+			CHECK(ibv_modify_qp(qp, &attr, to_rtr) == EINVAL);
+		}
+		struct ibv_ah *ah = ibv_create_ah(pd, &path);
+		CHECK(!ah == !!expected && (ah || errno == EINVAL));
+	}
+}
+
+/* Objects whose handle or context was overwritten, and destroyed objects, are refused. */
+
+static struct ibv_context *other;
+
+#define MOVED(of, what, why)                        \
+	do {                                            \
+		struct ibv_context *own = (of)->context;    \
+		(of)->context = other;                      \
+		FAILS(what, why);                           \
+		(of)->context = own;                        \
+	} while (0)
 
 #define GARBLED(of, what, why)              \
 	do {                                    \
@@ -141,6 +222,7 @@ static void numbers(void)
 		(of)->handle = ~handle;             \
 		FAILS(what, why);                   \
 		(of)->handle = handle;              \
+		MOVED(of, what, why);               \
 	} while (0)
 
 #define TWICE(what)             \
@@ -162,7 +244,17 @@ static void handles(void)
 	struct ibv_ah_attr path = { .is_global = 1, .port_num = 1, .grh.hop_limit = 64 };
 	CHECK(!ibv_query_gid(context, 1, 0, &path.grh.dgid));
 	struct ibv_ah *ah = ibv_create_ah(pd, &path);
-	CHECK(srq && mw && ah);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_td_init_attr td_attr = { 0 };
+	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+	struct ibv_xrcd_init_attr xrcd_attr = { IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, -1, O_CREAT };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &xrcd_attr);
+	CHECK(srq && mw && ah && channel && td && xrcd && (other = ibv_open_device(context->device)) && other != context);
+	MOVED(channel, ibv_destroy_comp_channel(channel), ENOENT);
+	MOVED(td, ibv_dealloc_td(td), ENOENT);
+	MOVED(xrcd, ibv_close_xrcd(xrcd), ENOENT);
+	TWICE(ibv_destroy_comp_channel(channel));
+	CHECK(!ibv_dealloc_td(td) && !ibv_close_xrcd(xrcd));
 	GARBLED(pd, ibv_dealloc_pd(pd), ENOENT);
 	GARBLED(cq, ibv_destroy_cq(cq), ENOENT);
 	GARBLED(cq, ibv_resize_cq(cq, 8), ENOENT);
@@ -195,6 +287,10 @@ static void handles(void)
 	cq->handle ^= 1;
 	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
 	cq->handle ^= 1;
+	pd->context = other;
+	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
+	CHECK(!ibv_alloc_null_mr(pd) && errno == EINVAL);
+	pd->context = context;
 	/* A copy is refused too. */
 	struct ibv_mr copy = *mr;
 	FAILS(ibv_dereg_mr(&copy), ENOENT);
@@ -390,6 +486,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
+		      { "receives of others", receives_of_others }, { "ports", ports },
 		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
 		      { "null region", null_region }, { "_exit", ended_by_underscore_exit },
 		      { "threads", threads_of_a_closed_device },

@@ -20,8 +20,18 @@ fn call_that_returns_an_error_number_sets_errno_to_it() {
 }
 
 #[test]
-fn call_on_a_destroyed_object_or_one_with_an_overwritten_handle_fails() {
+fn call_on_a_destroyed_object_or_one_with_an_overwritten_context_or_handle_fails() {
     case("handles");
+}
+
+#[test]
+fn capacity_of_a_receive_queue_is_ignored_for_a_queue_pair_without_one() {
+    case("receives of others");
+}
+
+#[test]
+fn address_with_another_port_than_1_is_refused() {
+    case("ports");
 }
 
 #[test]

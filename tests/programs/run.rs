@@ -213,6 +213,34 @@ fn concurrent_runs_find_the_library() {
     }
 }
 
+/// Another user can put files there if the executable lies in a directory such as `/tmp`.
+#[test]
+fn libraries_beside_the_executable_are_not_loaded() {
+    let top = tempfile::tempdir().unwrap();
+    let bin = top.path().join("bin");
+    let installed = top.path().join("lib/urxe");
+    [&bin, &installed].map(|directory| fs::create_dir_all(directory).unwrap());
+    programs::copy_built("urxe", &bin.join("urxe"));
+    for (directory, library) in [
+        (&bin, "libibverbs.so"),
+        (&bin, "liburxe_preload.so"),
+        (&installed, "libibverbs.so.1"),
+        (&installed, "liburxe_preload.so"),
+    ] {
+        fs::write(directory.join(library), "planted").unwrap();
+    }
+    let mut command = Command::new(bin.join("urxe"));
+    command
+        .args(["run", "--", "cat", "/proc/self/maps"])
+        .env_remove("URXE_LIBRARY")
+        .env_remove("URXE_PRELOAD");
+    let out = command.output().unwrap();
+    let printed = text(&out);
+    assert!(out.status.success() && printed.contains("liburxe_preload.so"), "{printed}");
+    let planted = top.path().to_str().unwrap();
+    assert!(!printed.contains(planted) && !printed.contains("ERROR: ld.so"), "{printed}");
+}
+
 #[test]
 fn error_for_a_program_that_cannot_run_is_one_line_with_the_reason() {
     check_fails(&["run", "--", "no-such-program"], "no executable program 'no-such-program'");

@@ -1,6 +1,5 @@
 //! The shared libraries that `urxe run` makes programs load: where they are, and the copies inside the command.
 
-use std::borrow::Cow;
 use std::env;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -12,43 +11,38 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use super::{create_error, create_private_dir, unique_suffix};
 use crate::CliError;
 
-/// Returns the contents of a library inside the executable, given its name without suffix.
-pub type EmbeddedLibraries = fn(&str) -> Option<Cow<'static, [u8]>>;
+/// A shared library that belongs to the executable.
+pub enum Library {
+    /// Contents, inside the executable.
+    Contents(&'static [u8]),
+    /// File that was built together with a debug build of the executable.
+    File(&'static str),
+}
 
-/// Returns the path of a library: that in the environment variable `variable`; `built` in the directory of the
-/// executable; `installed` in `../lib/urxe`; otherwise a copy of the embedded library, which is written below
-/// `base`.
+/// Returns the library that belongs to the executable, given its name without suffix.
+pub type Libraries = fn(&str) -> Option<Library>;
+
+/// Returns the path of the library `name`: that in the environment variable `variable`, otherwise that of the
+/// executable, which is written below `base` if it is inside. No other file is searched for: another user may have
+/// put it there.
 pub fn find_library(
     base: &Path,
     variable: &str,
-    built: &str,
-    installed: &str,
-    embedded: EmbeddedLibraries,
+    name: &str,
+    libraries: Libraries,
 ) -> Result<PathBuf, CliError> {
     if let Some(named) = env::var_os(variable) {
         let what = format!("{variable} is {}", named.display());
         return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
     }
-    let program = env::current_exe().and_then(fs::canonicalize);
-    let program = program.map_err(|source| CliError::Io {
-        what: "cannot determine the path of the urxe executable".into(),
-        source,
-    })?;
-    let directory = program.parent().unwrap_or(Path::new("/"));
-    let paths = [directory.join(built), directory.join("../lib/urxe").join(installed)];
-    if let Some(path) = paths.iter().find_map(|path| fs::canonicalize(path).ok()) {
-        return Ok(path);
-    }
-    match embedded(built.trim_end_matches(".so")) {
-        Some(contents) => unpack(base, built, &contents),
-        None => {
-            let paths = paths.each_ref().map(|p| p.display().to_string()).join(" or ");
-            Err(CliError::Usage(format!(
-                "library not found at {paths}, nor in {}: build it (cargo build --release --workspace), or \
-                 set {variable}",
-                program.display()
-            )))
-        }
+    match libraries(name.trim_end_matches(".so")) {
+        Some(Library::Contents(contents)) => unpack(base, name, contents),
+        Some(Library::File(path)) => fs::canonicalize(path).map_err(|_| {
+            CliError::Usage(format!(
+                "library not found at {path}: build it (cargo build --workspace), or set {variable}"
+            ))
+        }),
+        None => Err(CliError::Usage(format!("this executable contains no {name}: set {variable}"))),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::CliError;
 use crate::link::{LinkSpec, sharing};
 use urxe::broker::SharedMemory;
 use urxe::link::Middleware;
-use urxe::link::faults::{Direction, FaultCounters, Rule};
+use urxe::link::faults::{Direction, FaultCounters, FaultSeeds, Rule};
 use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, PortSpace,
 };
@@ -177,7 +177,7 @@ impl Worker {
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);
         let rules = faults.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>();
         let faults = rules.map_err(|e| CliError::Usage(e.to_string()))?;
-        let middleware = Middleware { capture: None, faults, seed: rng.next() };
+        let middleware = Middleware { capture: None, faults, seeds: FaultSeeds::new(Some(rng.next())) };
         let (links, faults) = middleware.wrap(links, "soak");
         let context = Context::open_shards(links, &ContextOptions::default().seed(Some(rng.next())))?;
         let pd = context.alloc_pd()?;

@@ -15,6 +15,7 @@ mod packet;
 mod parse;
 mod pipeline;
 mod rule;
+mod seeds;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
 pub(crate) use parse::{duration, number};
 pub use rule::{Action, Direction, Rule, RuleError, When};
+pub use seeds::FaultSeeds;
 
 use super::{Link, LinkInfo, NicEvent, RxBurst};
 use crate::transport::{Instant, TxQueue};

@@ -41,7 +41,7 @@ pub use occurrence::Occurrence;
 pub use crate::driver::{ObjectChange, ObjectFault, Trigger};
 pub use crate::nic::PortSpeed;
 
-use crate::link::faults::{Rule, RuleError};
+use crate::link::faults::{Rule, RuleError, When};
 
 /// A fault of any kind.
 #[derive(Clone, Debug)]
@@ -56,6 +56,15 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Reports whether the fault applies with a probability, so that its effects depend on a seed.
+    pub fn is_random(&self) -> bool {
+        match self {
+            Fault::Packet(rule) => matches!(rule.when, When::Probability(_)),
+            Fault::Call(call) => matches!(call.occurrence(), Occurrence::Probability(_)),
+            Fault::Object(_) => false,
+        }
+    }
+
     /// Returns the packet rules among `faults`, in order.
     pub fn packet_rules<'a>(faults: impl IntoIterator<Item = &'a Fault>) -> Vec<Rule> {
         let rule = |fault: &Fault| if let Fault::Packet(rule) = fault { Some(rule.clone()) } else { None };
