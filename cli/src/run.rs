@@ -26,7 +26,7 @@ use object::{Endianness, FileKind, elf};
 
 use self::libraries::find_library;
 pub use self::libraries::{Libraries, Library};
-use self::sysfs::Tree;
+use self::sysfs::{PortView, Tree};
 use super::CliError;
 use super::link::{STANDARD_OUTPUT, parse_shared_memory};
 use super::oob::parse_seconds;
@@ -34,7 +34,7 @@ use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::link::capture::CaptureFile;
 use urxe::link::faults::Rules;
-use urxe::verbs::faults::{Fault, PortSpeed};
+use urxe::verbs::faults::Fault;
 use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
@@ -138,6 +138,10 @@ pub struct DeviceArgs {
     /// the check that failed
     #[arg(long)]
     explain: bool,
+    /// Give ports a LID, the last 16 bits of the address, by which programs for InfiniBand can address devices whose
+    /// addresses differ in these bits alone. Ports of RoCE have LID 0, and such programs fail on them
+    #[arg(long)]
+    lid_routing: bool,
     /// Number of shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -298,7 +302,8 @@ impl DeviceArgs {
             congestion: self.congestion.unwrap_or_default(),
             sends_cnps: personality.quirks.cnp_scope.is_some(),
         };
-        let sysfs = sysfs_directory(&base, link, &names, &identity, personality.port_speed, &congestion)?;
+        let port = PortView { speed: personality.port_speed, has_lid: self.lid_routing };
+        let sysfs = sysfs_directory(&base, link, &names, &identity, port, &congestion)?;
         let library = library_directory(&base, libraries)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -339,6 +344,7 @@ impl DeviceArgs {
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
             ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),
+            ("URXE_LID_ROUTING", self.lid_routing.then(|| "1".into())),
             ("URXE_EXPLAIN", self.explain.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
@@ -472,11 +478,11 @@ fn sysfs_directory(
     link: Option<&LinkSpec>,
     names: &DeviceNames,
     identity: &Identity,
-    speed: PortSpeed,
+    port: PortView,
     congestion: &congestion_files::View,
 ) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
-    let tree = Tree::of(&adapters, names, identity, speed, congestion);
+    let tree = Tree::of(&adapters, names, identity, port, congestion);
     let directory = base.join(tree.name());
     let below = "/class/infiniband_verbs/uverbs9999\0"
         .len()

@@ -28,16 +28,21 @@ pub(crate) struct AddressHandle {
 
 ffi_object! { AddressHandle { c: ibv_ah } [context, handle] }
 
-/// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]).
+/// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]), with `--lid-routing`. An
+/// address without a GRH is otherwise invalid (the kernel's `rdma_check_ah_attr`).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
+    if context.substitute_lid().is_none() {
+        context.device.warn_of_lid(lid);
+        return None;
+    }
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
     bytes[14..].copy_from_slice(&lid.to_be_bytes());
     Some(AddressVector::to(Gid(bytes)).sgid_index(sgid_index).hop_limit(64).traffic_class(0).flow_label(0))
 }
 
-/// Converts an address vector from its C struct. Returns `None` if its port does not exist, or if it has neither
-/// a GRH nor a LID that identifies a neighbour.
+/// Converts an address vector from its C struct. Returns `None` if its port does not exist, or if it has no
+/// GRH ([`neighbor_path`]).
 pub(crate) fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.port_num != 1 {
         return None;

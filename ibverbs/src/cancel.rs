@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 use libc::{nfds_t, pollfd, sigset_t, timespec};
 
+use crate::errno::{self, OnSuccess};
+
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, previous: *mut c_int) -> c_int;
 }
@@ -32,12 +34,31 @@ const DISABLE: c_int = 1;
 const DEFERRED: c_int = 0;
 
 /// Disables cancellation of this thread until the guard is dropped. Until then, system calls are not
-/// cancellation points.
-pub(crate) fn disable() -> Disabled {
+/// cancellation points. If no call fails until then ([`errno::set`]), `errno` stays unchanged.
+pub(crate) fn disable() -> (Disabled, OnSuccess) {
+    (disable_alone(), OnSuccess::new())
+}
+
+/// Disables cancellation as [`disable`] does, for a call that reports errors by its result alone: `errno` stays
+/// unchanged in any case.
+pub(crate) fn disable_and_keep_errno() -> (Disabled, KeptErrno) {
+    (disable_alone(), KeptErrno(errno::get()))
+}
+
+fn disable_alone() -> Disabled {
     let mut previous = 0;
     // SAFETY: `DISABLE` is a valid state, and `previous` is a writable local.
     unsafe { pthread_setcancelstate(DISABLE, &mut previous) };
     Disabled(previous)
+}
+
+/// Guard that restores `errno`.
+pub(crate) struct KeptErrno(c_int);
+
+impl Drop for KeptErrno {
+    fn drop(&mut self) {
+        errno::restore(self.0);
+    }
 }
 
 /// Guard returned by [`disable`]; dropping it restores the previous cancellation state.
@@ -172,7 +193,7 @@ impl Call {
         self.failure = unsafe {
             match ppoll(fds, len as nfds_t, time, std::ptr::null()) {
                 0.. => None,
-                _ => Some(*libc::__errno_location()),
+                _ => Some(errno::get()),
             }
         };
     }
@@ -238,9 +259,15 @@ fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) 
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
     let mut call = Call::new();
+    let before = errno::get();
     loop {
         match attempt_once(attempt, &mut call) {
-            Step::Done(result) => return result,
+            Step::Done(result) => {
+                if !errno::is_set() {
+                    errno::restore(before);
+                }
+                return result;
+            }
             Step::Wait => call.wait(),
         }
     }

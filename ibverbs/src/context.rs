@@ -6,6 +6,8 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use urxe::verbs::lid_of;
+
 use crate::abi::{ibv_context, verbs_context};
 use crate::object::FfiCell;
 use crate::shared_context::SharedContext;
@@ -35,6 +37,12 @@ impl Deref for Context {
 }
 
 impl Context {
+    /// Returns the LID of the port, if addresses may consist of one.
+    pub(crate) fn substitute_lid(&self) -> Option<u16> {
+        let gid = || self.nic.query_gid(self.nic.main_gid()?.into());
+        self.device.has_lid_routing().then(|| gid().map_or(0, lid_of))
+    }
+
     /// Moves a context to the heap, and returns the pointer to its C struct that the program holds. `c` is
     /// the content of the struct, and `file` owns the descriptor in its field `cmd_fd`.
     pub(crate) fn new_raw(c: verbs_context, shared: Arc<SharedContext>, file: OwnedFd) -> *mut ibv_context {

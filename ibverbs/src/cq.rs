@@ -147,7 +147,7 @@ fn work_completion(from: &Completion) -> ibv_wc {
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     if let Some(errno) = call_faults::on_call(Call::ibv_poll_cq) {
         return -errno;
     }

@@ -55,7 +55,7 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     inject_fault!(ibv_start_poll, store);
     // SAFETY: `ibv_start_poll` requires a non-null `attr` to point to a readable struct.
     if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
@@ -80,14 +80,14 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
 }
 
 unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     // SAFETY: `ibv_next_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
     // queue.
     unsafe { advance(c, CompletionQueue::from_raw_ref(c.cast())) }
 }
 
 unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     // SAFETY: `ibv_end_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
     // queue.
     unsafe { end_batch(CompletionQueue::from_raw_ref(c.cast())) };

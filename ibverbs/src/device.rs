@@ -299,6 +299,24 @@ impl Device {
         Identity::of(&self.settings.names, &self.settings.personality)
     }
 
+    /// Reports whether addresses may consist of a LID.
+    pub(crate) fn has_lid_routing(&self) -> bool {
+        self.settings.lid_routing
+    }
+
+    /// Warns once of an address without a GRH.
+    pub(crate) fn warn_of_lid(&self, lid: u16) {
+        static WARNED: Once = Once::new();
+        if self.settings.warnings {
+            WARNED.call_once(|| {
+                warn(&format!(
+                    "warning: the program addresses LID {lid} without a GRH, which RoCE requires \
+                     (ah_attr.is_global): urxe run --lid-routing accepts LIDs of neighbours"
+                ));
+            });
+        }
+    }
+
     /// See [`urxe::transport::Quirks::reports_missed_completions`].
     pub(crate) fn reports_missed_completions(&self) -> bool {
         self.settings.personality.quirks.reports_missed_completions

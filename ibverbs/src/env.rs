@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub min_ack_timeout: Option<Duration>,
     /// `URXE_WARNINGS`: whether configurations that will cause trouble are warned of on standard error.
     pub warnings: bool,
+    /// `URXE_LID_ROUTING`: whether the port has a LID, by which programs for InfiniBand address neighbours.
+    pub lid_routing: bool,
     /// `URXE_EXPLAIN`: whether failed work requests are explained on standard error.
     pub explain: bool,
     /// Sharing of addresses with other processes, of any user if `URXE_ANY_USER` is 1, through the `urxe`
@@ -91,6 +93,7 @@ impl Settings {
             })?,
             elide_icrcs: !parse_with("URXE_ALWAYS_ICRC", "0 or 1", boolean)?.unwrap_or(false),
             warnings: parse_with("URXE_WARNINGS", "0 or 1", boolean)?.unwrap_or(false),
+            lid_routing: parse_with("URXE_LID_ROUTING", "0 or 1", boolean)?.unwrap_or(false),
             explain: parse_with("URXE_EXPLAIN", "0 or 1", boolean)?.unwrap_or(false),
             sharing: sharing()?,
         })

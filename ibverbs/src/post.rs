@@ -291,7 +291,7 @@ pub(crate) unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     if let Some(errno) = call_faults::on_call(Call::ibv_post_send) {
         // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
         unsafe { *bad = list };
@@ -398,7 +398,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     if let Some(errno) = call_faults::on_call(Call::ibv_post_recv) {
         // SAFETY: `ibv_post_recv` requires `bad` to point to a writable pointer.
         unsafe { *bad = list };
@@ -416,7 +416,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
     if let Some(errno) = call_faults::on_call(Call::ibv_post_srq_recv) {
         // SAFETY: `ibv_post_srq_recv` requires `bad` to point to a writable pointer.
         unsafe { *bad = list };

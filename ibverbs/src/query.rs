@@ -191,7 +191,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
         active_width: port.active_width,
         active_speed: port.active_speed,
         phys_state: port.phys_state(),
-        lid: port.lid,
+        lid: context.substitute_lid().unwrap_or(0),
         link_layer: LINK_LAYER_ETHERNET,
         flags: QPF_GRH_REQUIRED,
         ..zeros

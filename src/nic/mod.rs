@@ -713,7 +713,7 @@ fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), Modi
     ];
     for (name, value, max) in values {
         if let Some(value) = value.filter(|v| *v > max) {
-            return Err(ModifyError::Value { name, value, max });
+            return Err(ModifyError::Value { name, value, min: 0, max });
         }
     }
     Ok(())

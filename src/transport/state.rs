@@ -430,12 +430,14 @@ pub enum ModifyError {
         excess: AttrMask,
     },
     /// A value is out of range.
-    #[error("{name} is {value}, but the maximum is {max}")]
+    #[error("{name} is {value}: it must be from {min} to {max}")]
     Value {
         /// Name of the attribute.
         name: &'static str,
         /// Given value.
         value: u32,
+        /// Smallest permitted value.
+        min: u32,
         /// Largest permitted value.
         max: u32,
     },
@@ -514,13 +516,14 @@ pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, M
         return Err(ModifyError::NotAllowed { from, to, excess });
     }
     let limits = [
-        ("retry_cnt", attr.retry_cnt.map(u32::from), 7),
-        ("rnr_retry", attr.rnr_retry.map(u32::from), 7),
-        ("port", attr.port.map(u32::from), 1),
+        ("retry_cnt", attr.retry_cnt, 0, 7),
+        ("rnr_retry", attr.rnr_retry, 0, 7),
+        // The only port.
+        ("port", attr.port, 1, 1),
     ];
-    for (name, value, max) in limits {
-        if let Some(value) = value.filter(|v| *v > max) {
-            return Err(ModifyError::Value { name, value, max });
+    for (name, value, min, max) in limits {
+        if let Some(value) = value.map(u32::from).filter(|v| !(min..=max).contains(v)) {
+            return Err(ModifyError::Value { name, value, min, max });
         }
     }
     Ok(to)
@@ -576,7 +579,7 @@ mod tests {
         assert_eq!(err.to_string(), "the transition from RESET to INIT does not accept timeout");
         let attr = QpAttr { timeout: None, port: Some(2), ..attr };
         let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
-        assert_eq!(err.to_string(), "port is 2, but the maximum is 1");
+        assert_eq!(err.to_string(), "port is 2: it must be from 1 to 1");
         let attr = QpAttr { cur_state: Some(QpState::Rtr), ..to(QpState::Rts) };
         let err = check(QpType::Rc, QpState::Rts, &attr).unwrap_err();
         assert_eq!(err.to_string(), "cur_state is RTR, but the QP is in RTS");

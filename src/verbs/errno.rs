@@ -275,7 +275,7 @@ mod tests {
     fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);
         let path = AddressError::GidIndex { index: 1, count: 1 };
-        let modify = ModifyError::Value { name: "x", value: 1, max: 0 };
+        let modify = ModifyError::Value { name: "x", value: 1, min: 0, max: 0 };
         let rows = [
             (full.errno(), 12),
             (PostError::State(QpState::Reset).errno(), 22),

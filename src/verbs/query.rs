@@ -196,8 +196,6 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u64,
     /// Number of packets received so far with an invalid queue key.
     pub qkey_viol_cntr: u64,
-    /// Substitute for a LID, for programs that do not use GIDs ([`lid_of`]).
-    pub lid: u16,
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
     /// Link width, encoded as in `ibv_port_attr`. It and the speed per lane are those of the
@@ -208,8 +206,8 @@ pub struct PortAttr {
     pub active_speed: u8,
 }
 
-/// Returns a substitute for a LID, for programs that do not use GIDs: the last 16 bits of the address. RoCE
-/// has no LIDs, so the substitute works only between neighbours whose addresses differ in no other bits.
+/// Returns a substitute for a LID, for `urxe run --lid-routing`: the last 16 bits of the address. Ports of RoCE have LID
+/// 0, so the substitute works only between neighbours whose addresses differ in no other bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])
@@ -315,7 +313,6 @@ impl Context {
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,
             qkey_viol_cntr: counters.rx_qkey_violation,
-            lid: nic.config().port.main_gid().and_then(|i| nic.config().port.gid(i)).map_or(0, lid_of),
             cap_flags: 1 << 16 | 1 << 26,
             active_width: nic.port_speed().width(),
             active_speed: nic.port_speed().lane(),

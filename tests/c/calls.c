@@ -134,6 +134,79 @@ static void numbers(void)
 	CHECK(!ibv_query_port(context, 1, &port) && !ibv_destroy_qp(qp) && !ibv_destroy_srq(srq) && errno == 77);
 }
 
+/* A port of RoCE has LID 0, and an address needs a GRH (the kernel's rdma_check_ah_attr). */
+static void addresses_without_grh(void)
+{
+	struct ibv_port_attr port;
+	memset(&port, 0xee, sizeof(port));
+	open_first();
+	CHECK(!ibv_query_port(context, 1, &port));
+	CHECK(!port.lid && !port.sm_lid && !port.lmc && port.flags & IBV_QPF_GRH_REQUIRED);
+	struct ibv_qp *qp = create_qp(NULL);
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT, .port_num = 1, .path_mtu = IBV_MTU_1024, .dest_qp_num = qp->qp_num, .min_rnr_timer = 12,
+		.ah_attr = { .dlid = 1, .port_num = 1 },
+	};
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS));
+	attr.qp_state = IBV_QPS_RTR;
+	for (int lid = 0; lid < 2; lid++) {
+		attr.ah_attr.dlid = lid;
+		CHECK(ibv_modify_qp(qp, &attr,
+				    IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == EINVAL);
+		CHECK(!ibv_create_ah(pd, &attr.ah_attr) && errno == EINVAL);
+	}
+}
+
+/* Calls that succeed leave errno as it is, whatever system calls they make. */
+static void errno_after_success(void)
+{
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq_attr limit = { .srq_limit = 1 };
+	struct ibv_port_attr port;
+	struct ibv_device_attr device;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	struct ibv_wc wc;
+	struct ibv_cq *on;
+	void *of;
+	keeps_errno = 1;
+	open_first();
+	struct ibv_comp_channel *channel;
+	CHECK(channel = ibv_create_comp_channel(context));
+	struct ibv_cq *polled;
+	CHECK(polled = ibv_create_cq(context, 8, NULL, channel, 0));
+	CHECK(!ibv_query_port(context, 1, &port) && !ibv_query_device(context, &device));
+	struct ibv_srq *srq;
+	CHECK((srq = ibv_create_srq(pd, &srq_attr)) && !ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) && !ibv_destroy_srq(srq));
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	struct ibv_mr *mr = bindable();
+	for (int i = 0; i < 1000; i++) {
+		struct ibv_sge sge = { (uintptr_t)memory, 2048, mr->lkey };
+		struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
+		struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
+		struct ibv_send_wr *bad_send;
+		CHECK(!ibv_post_recv(qp, &recv, &bad_recv));
+		CHECK(!ibv_post_send(qp, &send, &bad_send));
+		for (int done = 0, n; done < 2; done += n)
+			CHECK((n = ibv_poll_cq(cq, 1, &wc)) >= 0 && (!n || !wc.status));
+	}
+	CHECK(!ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) && !ibv_destroy_qp(qp) && !ibv_dereg_mr(mr));
+	/* An event that waits already. */
+	struct ibv_qp_init_attr of_polled = { .send_cq = polled, .recv_cq = polled, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_attr to_error = { .qp_state = IBV_QPS_ERR };
+	struct ibv_recv_wr flushed = { 0 }, *bad;
+	CHECK(qp = ibv_create_qp(pd, &of_polled));
+	connect_to_itself(qp);
+	CHECK(!ibv_post_recv(qp, &flushed, &bad) && !ibv_req_notify_cq(polled, 0));
+	CHECK(!ibv_modify_qp(qp, &to_error, IBV_QP_STATE));
+	CHECK(!ibv_get_cq_event(channel, &on, &of) && on == polled);
+	ibv_ack_cq_events(polled, 1);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(polled) && !ibv_destroy_comp_channel(channel));
+	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+}
+
 /* The capacity of a receive queue is ignored for a queue pair without one, with a shared receive queue or XRC. */
 static void receives_of_others(void)
 {
@@ -486,7 +559,8 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
-		      { "receives of others", receives_of_others }, { "ports", ports },
+		      { "receives of others", receives_of_others }, { "ports", ports }, { "errno", errno_after_success },
+		      { "no grh", addresses_without_grh },
 		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
 		      { "null region", null_region }, { "_exit", ended_by_underscore_exit },
 		      { "threads", threads_of_a_closed_device },

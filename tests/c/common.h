@@ -17,9 +17,14 @@
 
 #define UNUSED __attribute__((unused))
 
+/* Whether CHECK demands that what succeeds leaves errno as it is. */
+UNUSED static int keeps_errno;
+
 #define CHECK(what)                                                                                  \
 	do {                                                                                             \
-		if (!(what)) {                                                                               \
+		if (keeps_errno)                                                                             \
+			errno = 77;                                                                              \
+		if (!(what) || (keeps_errno && errno != 77)) {                                                                               \
 			fprintf(stderr, "%s:%d: %s: errno %d\n", __FILE__, __LINE__, #what, errno);              \
 			exit(1);                                                                                 \
 		}                                                                                            \

@@ -732,6 +732,12 @@ static void path_given(void)
 	CHECK(rdma_create_ep(&id, &to, NULL, &init) == -1 && errno == EINVAL);
 }
 
+static void errno_after_success(void)
+{
+	keeps_errno = 1;
+	private_data();
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -744,6 +750,7 @@ int main(int argc, char **argv)
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
 		{ "gids", gids }, { "lingering", lingering }, { "abandoned", abandoned },
 		{ "path given", path_given }, { "path taken", path_taken }, { "moved", moved },
+		{ "errno", errno_after_success },
 	};
 	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);

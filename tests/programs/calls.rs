@@ -30,6 +30,25 @@ fn capacity_of_a_receive_queue_is_ignored_for_a_queue_pair_without_one() {
 }
 
 #[test]
+fn address_without_a_grh_is_refused_in_every_personality_with_one_warning() {
+    for personality in ["default", "strict", "mlx5", "rxe", "throughput"] {
+        let [address, _] = addresses();
+        let library = Library::new();
+        let mut command = library.program(CProgram::build("calls").program(), &address);
+        command.arg("no grh").env("URXE_PERSONALITY", personality).env("URXE_WARNINGS", "1");
+        let out = Running::new(command).finish(Duration::from_secs(60));
+        let printed = text(&out);
+        assert!(out.status.success(), "{personality}: {printed}");
+        assert_eq!(printed.matches("urxe run --lid-routing").count(), 1, "{personality}: {printed}");
+    }
+}
+
+#[test]
+fn call_that_succeeds_leaves_errno_unchanged() {
+    case("errno");
+}
+
+#[test]
 fn address_with_another_port_than_1_is_refused() {
     case("ports");
 }

@@ -1,6 +1,6 @@
 //! Tests of Debian's qperf on the library: one server, and a client for each qperf test. qperf does not
-//! support GIDs, so it addresses its peer by LID or connects through the connection manager. Debian's build
-//! does not include the XRC tests.
+//! support GIDs, so it addresses its peer by LID (`--lid-routing`) or connects through the connection manager. Debian's
+//! build does not include the XRC tests.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn with_options(options: &[&str], kind: &str, names: &[&str]) {
     let [server, client] = addresses();
     let port = port().to_string();
     let mut command = library.program("qperf", &server);
-    command.args(["-lp", &port]);
+    command.args(["-lp", &port]).env("URXE_LID_ROUTING", "1");
     // The server never ends by itself, and is killed when this is dropped.
     let _serving = Running::new(command);
     wait_for_listener(&port);
@@ -24,6 +24,7 @@ fn with_options(options: &[&str], kind: &str, names: &[&str]) {
         let mut command = library.program("qperf", &client);
         // The connection manager can connect to the device's address only.
         let host = if options.is_empty() { "127.0.0.1" } else { &server };
+        command.env("URXE_LID_ROUTING", "1");
         command.args(["-lp", &port, host]).args(options).args(["-t", "1", name]);
         let out = Running::new(command).finish(Duration::from_secs(30));
         let printed = text(&out);

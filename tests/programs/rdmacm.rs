@@ -237,6 +237,11 @@ fn private_data_reaches_both_sides() {
 }
 
 #[test]
+fn connection_manager_call_that_succeeds_leaves_errno_unchanged() {
+    run_case("errno");
+}
+
+#[test]
 fn rejected_peer_receives_the_reason() {
     run_case("rejected");
 }

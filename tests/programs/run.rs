@@ -219,7 +219,8 @@ fn libraries_beside_the_executable_are_not_loaded() {
     let top = tempfile::tempdir().unwrap();
     let bin = top.path().join("bin");
     let installed = top.path().join("lib/urxe");
-    [&bin, &installed].map(|directory| fs::create_dir_all(directory).unwrap());
+    fs::create_dir_all(&bin).unwrap();
+    fs::create_dir_all(&installed).unwrap();
     programs::copy_built("urxe", &bin.join("urxe"));
     for (directory, library) in [
         (&bin, "libibverbs.so"),

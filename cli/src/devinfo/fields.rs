@@ -148,7 +148,7 @@ fn port_fields(context: &Context, port: &PortAttr) -> Vec<Field> {
         field("max_mtu", mtu(port.max_mtu)),
         field("active_mtu", mtu(port.active_mtu)),
         field("sm_lid", 0),
-        field("port_lid", port.lid),
+        field("port_lid", 0),
         field("port_lmc", "0x00"),
         field("link_layer", "Ethernet"),
         field("max_msg_sz", format!("{:#x}", port.max_msg_size)),

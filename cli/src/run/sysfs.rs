@@ -58,12 +58,20 @@ enum Entry {
     Link(String),
 }
 
+/// What all ports have in common.
+#[derive(Clone, Copy)]
+pub struct PortView {
+    pub speed: PortSpeed,
+    /// Whether the port has a LID ([`lid_of`]); that of RoCE is 0.
+    pub has_lid: bool,
+}
+
 impl Tree {
     pub fn of(
         adapters: &[Adapter],
         names: &DeviceNames,
         identity: &Identity,
-        speed: PortSpeed,
+        port: PortView,
         congestion: &View,
     ) -> Tree {
         let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
@@ -73,7 +81,7 @@ impl Tree {
         for (n, (adapter, slot)) in adapters.iter().zip(pci::free_slots()).enumerate() {
             let name = names.name(n);
             tree.pci_function(&slot, identity, adapter);
-            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, speed, adapter);
+            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, port, adapter);
             tree.link(
                 format!("{}/infiniband/{name}/device", slot.path()),
                 format!("../../../{}", slot.address()),
@@ -144,7 +152,7 @@ impl Tree {
         directory: &str,
         name: &str,
         identity: &Identity,
-        speed: PortSpeed,
+        port: PortView,
         adapter: &Adapter,
     ) {
         let guid = hex_groups(&adapter.guid().to_be_bytes());
@@ -161,10 +169,10 @@ impl Tree {
         ] {
             self.line(format!("{directory}/{file}"), text);
         }
-        let port = format!("{directory}/ports/1");
-        self.port(&port, speed, adapter);
+        let directory = format!("{directory}/ports/1");
+        self.port(&directory, port, adapter);
         for (file, _) in port_counter_files(|_| 0) {
-            self.entries.push((format!("{port}/{file}").into(), Entry::Initial("0\n".into())));
+            self.entries.push((format!("{directory}/{file}").into(), Entry::Initial("0\n".into())));
         }
     }
 
@@ -192,16 +200,16 @@ impl Tree {
         }
     }
 
-    fn port(&mut self, directory: &str, speed: PortSpeed, adapter: &Adapter) {
+    fn port(&mut self, directory: &str, port: PortView, adapter: &Adapter) {
         let (state, phys_state) =
             if adapter.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         for (file, text) in [
             ("state", state),
             ("phys_state", phys_state),
             ("link_layer", "Ethernet"),
-            ("rate", &rate(speed)),
+            ("rate", &rate(port.speed)),
             ("cap_mask", CAP_MASK),
-            ("lid", &format!("{:#x}", lid_of(adapter.address().into()))),
+            ("lid", &format!("{:#x}", if port.has_lid { lid_of(adapter.address().into()) } else { 0 })),
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
             ("sm_sl", "0"),
@@ -441,7 +449,13 @@ mod tests {
         let congestion = View { congestion: Congestion::default(), sends_cnps: true };
         let personality = Personality::DEFAULT;
         let identity = Identity::of(&names, &personality);
-        Tree::of(adapters, &names, &identity, personality.port_speed, &congestion)
+        Tree::of(
+            adapters,
+            &names,
+            &identity,
+            PortView { speed: personality.port_speed, has_lid: false },
+            &congestion,
+        )
     }
 
     #[test]

@@ -97,6 +97,6 @@ cases! {
         assert_eq!(b.nic.pkeys(), KEYS);
         let attr = QpAttr::default().pkey_index(3);
         b.set_state(QpState::Sqd);
-        assert_eq!(b.modify(0, attr), Err(ModifyError::Value { name: "pkey_index", value: 3, max: 2 }));
+        assert_eq!(b.modify(0, attr), Err(ModifyError::Value { name: "pkey_index", value: 3, min: 0, max: 2 }));
     }
 }
