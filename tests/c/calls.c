@@ -134,6 +134,47 @@ static void numbers(void)
 	CHECK(!ibv_query_port(context, 1, &port) && !ibv_destroy_qp(qp) && !ibv_destroy_srq(srq) && errno == 77);
 }
 
+/* The first 40 bytes of a datagram's receive hold its IP header (IBTA, A17.4.5.2), with the fields of the address. */
+static void header_of_a_datagram(void)
+{
+	struct ibv_qp_init_attr init = { .cap = { 4, 4, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x1234 };
+	struct ibv_ah_attr path = { .is_global = 1, .port_num = 1, .grh = { .hop_limit = 33, .traffic_class = 0x68 } };
+	struct ibv_wc wc;
+	open_first();
+	init.send_cq = init.recv_cq = cq;
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	CHECK(qp && !ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK(!ibv_query_gid(context, 1, 0, &path.grh.dgid));
+	int is_ipv4 = path.grh.dgid.raw[10] == 0xff;
+	struct ibv_ah *ah = ibv_create_ah(pd, &path);
+	struct ibv_mr *mr = bindable();
+	struct ibv_sge to = { (uintptr_t)memory, 1024, mr->lkey }, from = { (uintptr_t)memory + 2048, 100, mr->lkey };
+	struct ibv_recv_wr recv = { .wr_id = 1, .sg_list = &to, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr *bad, send = {
+		.opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &from, .num_sge = 1,
+		.wr.ud = { ah, qp->qp_num, 0x1234 },
+	};
+	CHECK(ah && !ibv_post_recv(qp, &recv, &bad_recv) && !ibv_post_send(qp, &send, &bad));
+	for (int done = 0; done < 2; done++) {
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		CHECK(!wc.status && (wc.wr_id == 0 || (wc.byte_len == 140 && wc.wc_flags & IBV_WC_GRH)));
+	}
+	const unsigned char *header = (unsigned char *)memory;
+	if (is_ipv4) {
+		CHECK(header[20] == 0x45 && header[21] == 0x68 && header[28] == 33 && header[29] == 17);
+		CHECK(!memcmp(header + 32, path.grh.dgid.raw + 12, 4) && !memcmp(header + 36, path.grh.dgid.raw + 12, 4));
+	} else {
+		CHECK(header[0] == 0x66 && (header[1] & 0xf0) == 0x80 && header[7] == 33);
+		CHECK(!memcmp(header + 8, path.grh.dgid.raw, 16) && !memcmp(header + 24, path.grh.dgid.raw, 16));
+	}
+}
+
 /* A port of RoCE has LID 0, and an address needs a GRH (the kernel's rdma_check_ah_attr). */
 static void addresses_without_grh(void)
 {
@@ -560,7 +601,7 @@ int main(int argc, char **argv)
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
 		      { "receives of others", receives_of_others }, { "ports", ports }, { "errno", errno_after_success },
-		      { "no grh", addresses_without_grh },
+		      { "no grh", addresses_without_grh }, { "header of a datagram", header_of_a_datagram },
 		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
 		      { "null region", null_region }, { "_exit", ended_by_underscore_exit },
 		      { "threads", threads_of_a_closed_device },

@@ -152,6 +152,9 @@ impl Receiver {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     flow.traffic_class = number(data)? as u8;
                 }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    flow.hop_limit = number(data)? as u8;
+                }
                 // in_pktinfo ends with the header's destination address; in6_pktinfo begins with it.
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     dst = Some(IpAddr::from(*data.get(8..)?.first_chunk::<4>()?));

@@ -290,6 +290,7 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         // any process has joined.
         set(libc::IP_MULTICAST_ALL, 0)?;
         set(libc::IP_RECVTOS, 1)?;
+        set(libc::IP_RECVTTL, 1)?;
         set(libc::IP_PKTINFO, wildcard.into())
     } else {
         let set6 = |name, value| set(socket, libc::IPPROTO_IPV6, name, value);
@@ -300,6 +301,7 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set6(libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
         set6(IPV6_MULTICAST_ALL, 0)?;
         set6(libc::IPV6_RECVTCLASS, 1)?;
+        set6(libc::IPV6_RECVHOPLIMIT, 1)?;
         set6(libc::IPV6_RECVPKTINFO, wildcard.into())?;
         // Most RoCEv2 senders omit the UDP checksum, which IPv6 does not allow by default.
         set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
