@@ -23,7 +23,7 @@ use urxe::link::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds, Rule
 use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, Link, Middleware};
 use urxe::nic::ShardId;
-use urxe::transport::Counters;
+use urxe::transport::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{Congestion, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
@@ -144,8 +144,8 @@ struct Opened {
 pub struct FaultReport {
     /// Counters of each rule.
     rules: Vec<FaultCount>,
-    /// Number of packets that this side retransmitted.
-    retransmitted: u64,
+    /// Packets that this side retransmitted.
+    retransmitted: Retransmissions,
     /// Seed of the rules with a probability, if there are any.
     seed: Option<u64>,
 }
@@ -153,7 +153,7 @@ pub struct FaultReport {
 impl FaultReport {
     /// Returns the report as lines of text.
     pub fn lines(&self) -> impl Iterator<Item = String> {
-        let packets = format!("packets retransmitted: {}", self.retransmitted);
+        let packets = self.retransmitted.to_string();
         let seed = self.seed.map(|seed| format!("seed of random faults: {seed}"));
         self.rules.iter().map(FaultCount::to_string).chain([packets]).chain(seed)
     }
@@ -331,8 +331,8 @@ impl LinkArgs {
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
-        let retransmitted = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
-        let retransmitted = opened.faulty.iter().map(|context| retransmitted(context.counters())).sum();
+        let mut retransmitted = Retransmissions::default();
+        opened.faulty.iter().for_each(|context| retransmitted += context.counters().into());
         let packet_rules = RuleCount::sum(&opened.faults).into_iter().map(FaultCount::from);
         let seed = opened.seeds.as_ref().filter(|_| self.has_random_faults()).map(FaultSeeds::seed);
         let others = FaultCount::sum(opened.faulty.iter().flat_map(Context::fault_counts));

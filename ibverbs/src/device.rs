@@ -13,6 +13,7 @@ use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
+use urxe::transport::Retransmissions;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
 
@@ -64,8 +65,8 @@ struct FaultStats {
     objects: Vec<DeviceFaultCounters>,
     /// Number of retransmissions by NICs already closed; `current` is that of the open NIC, as of the last
     /// time one of its contexts was closed.
-    closed: u64,
-    current: u64,
+    closed: Retransmissions,
+    current: Retransmissions,
 }
 
 /// NIC shared by all contexts that a process has open, and the PID of that process. A forked child inherits a
@@ -171,7 +172,8 @@ extern "C" fn exit() {
 
 /// Reports the effect of each fault in this process: of packet rules if the process has opened a device.
 fn report_faults() {
-    let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
+    let (mut counters, mut retransmitted) = (Vec::new(), Retransmissions::default());
+    let process = std::process::id();
     let mut objects = Vec::new();
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
         // Locks are tried and waited for briefly only: their holder may never release them, as this exit may
@@ -182,11 +184,12 @@ fn report_faults() {
         });
         if let Some(mut fault_stats) = device.fault_stats.try_lock().filter(|d| d.process == process) {
             if let Some(now) = now {
-                fault_stats.current = now.retransmitted_pkts + now.ack_probe;
+                fault_stats.current = now.into();
             }
             counters.extend(fault_stats.counters.iter().cloned());
             objects.extend(fault_stats.objects.iter().flat_map(DeviceFaultCounters::counts));
-            retransmitted += fault_stats.closed + fault_stats.current;
+            retransmitted += fault_stats.closed;
+            retransmitted += fault_stats.current;
         }
     }
     let packet_rules = RuleCount::sum(&counters).into_iter().map(FaultCount::from);
@@ -194,7 +197,7 @@ fn report_faults() {
         packet_rules.chain(call_faults::counts()).chain(FaultCount::sum(objects)).collect();
     counts.iter().for_each(|count| warn(&count.to_string()));
     if !counters.is_empty() {
-        warn(&format!("packets retransmitted: {retransmitted}"));
+        warn(&retransmitted.to_string());
     }
     if !counts.is_empty() && all().iter().any(|device| device.settings.faults.iter().any(Fault::is_random)) {
         warn(&format!("seed of random faults: {}", call_faults::seeds().seed()));
@@ -349,7 +352,8 @@ impl Device {
             *fault_stats = FaultStats { process: std::process::id(), ..FaultStats::default() };
         }
         fault_stats.counters.extend(counters);
-        fault_stats.closed += std::mem::take(&mut fault_stats.current);
+        let last = std::mem::take(&mut fault_stats.current);
+        fault_stats.closed += last;
         drop(fault_stats);
         let options = ContextOptions::default()
             .personality(*personality)
@@ -371,8 +375,7 @@ impl Device {
     /// Records a NIC's retransmissions, because the NIC may be closed afterwards.
     pub(crate) fn record_retransmissions(&self, nic: &Nic) {
         if !self.settings.faults.is_empty() {
-            let counters = nic.counters();
-            self.fault_stats.lock().current = counters.retransmitted_pkts + counters.ack_probe;
+            self.fault_stats.lock().current = nic.counters().into();
         }
     }
 

@@ -144,3 +144,37 @@ counters! {
     /// Error completions of receives that were shorter than the message.
     resp_local_length_error,
 }
+
+/// Retransmitted packets by cause.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Retransmissions {
+    /// Packets retransmitted after a loss or a timeout ([`Counters::retransmitted_pkts`]).
+    pub after_loss: u64,
+    /// Tail loss probes ([`Counters::ack_probe`]). If the packet was lost, its probe repairs the loss.
+    pub probes: u64,
+}
+
+impl From<Counters> for Retransmissions {
+    fn from(counters: Counters) -> Retransmissions {
+        Retransmissions { after_loss: counters.retransmitted_pkts, probes: counters.ack_probe }
+    }
+}
+
+impl std::ops::AddAssign for Retransmissions {
+    fn add_assign(&mut self, other: Retransmissions) {
+        self.after_loss += other.after_loss;
+        self.probes += other.probes;
+    }
+}
+
+impl std::fmt::Display for Retransmissions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Retransmissions { after_loss, probes } = self;
+        write!(
+            f,
+            "packets retransmitted: {} ({after_loss} after a loss, {probes} as probes)",
+            after_loss + probes
+        )
+    }
+}

@@ -55,7 +55,7 @@ pub use congestion::{
 #[cfg(feature = "unstable-internals")]
 pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
-pub use counters::Counters;
+pub use counters::{Counters, Retransmissions};
 pub use direct::DirectPackets;
 pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;

@@ -171,7 +171,9 @@ fn perf_reports_fault_rule_matches_and_retransmissions_in_text_and_json() {
     // other opcodes.
     assert!(count("write-middle: matched ") >= 200 * 14, "{text}");
     assert_eq!(count(&format!("matched {} packets, affected ", count("write-middle: matched "))), 1);
-    assert!(count("packets retransmitted: ") >= 1, "{text}");
+    let causes = count("packets retransmitted: ");
+    let of = |cause: &str| count(&format!("packets retransmitted: {causes} ({cause}"));
+    assert!(causes >= 1 && text.contains(" after a loss, ") && of("") <= causes, "{text}");
     let warning = "urxe: warning: fault rule 'rx:dup=1,opcode=flush' matched no packet";
     assert!(String::from_utf8_lossy(&output.stderr).contains(warning), "{text}");
     assert_eq!(text.matches("warning").count(), 1, "{text}");
@@ -180,7 +182,9 @@ fn perf_reports_fault_rule_matches_and_retransmissions_in_text_and_json() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rules = json["faults"]["rules"].as_array().unwrap();
     assert_eq!((rules.len(), &rules[0]["struck"], &rules[1]["matched"]), (2, &1.into(), &0.into()), "{json}");
-    assert!(json["faults"]["retransmitted"].as_u64() >= Some(1), "{json}");
+    let of =
+        |cause: &str| json["faults"]["retransmitted"][cause].as_u64().unwrap_or_else(|| panic!("{json}"));
+    assert!(of("after_loss") + of("probes") >= 1, "{json}");
 }
 
 #[test]

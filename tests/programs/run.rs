@@ -345,8 +345,10 @@ fn run_captures_packets_and_injects_faults() {
         "{printed}"
     );
     // At least the dropped packet is retransmitted.
-    let retransmitted =
-        printed.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
+    let retransmitted = printed
+        .split("packets retransmitted: ")
+        .nth(1)
+        .and_then(|n| n.split(' ').next()?.parse::<u32>().ok());
     assert!(retransmitted >= Some(1), "{printed}");
     assert!(printed.contains(&format!("warning: fault rule '{never}' matched no packet")), "{printed}");
     let files: Vec<PathBuf> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
