@@ -322,7 +322,7 @@ impl DeviceArgs {
         }
         let link = self.link.as_ref().map(|chosen| chosen.text.clone());
         let min_timeout = self.min_ack_timeout.or(self.patient.then_some(PATIENT_ACK_TIMEOUT));
-        Ok(vec![
+        let variables = vec![
             ("LD_PRELOAD", Some(ld_preload(&library)?)),
             ("ASAN_OPTIONS", Some(asan_options())),
             ("LD_LIBRARY_PATH", Some(path)),
@@ -347,7 +347,20 @@ impl DeviceArgs {
             ("URXE_LID_ROUTING", self.lid_routing.then(|| "1".into())),
             ("URXE_EXPLAIN", self.explain.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
-        ])
+        ];
+        warn_of_ignored(&variables);
+        Ok(variables)
+    }
+}
+
+/// Warns of variables in the environment that are ignored, because only options set them. Those of an enclosing `urxe
+/// run` are meant for its program alone.
+fn warn_of_ignored(variables: &[(&'static str, Option<OsString>)]) {
+    if env::var_os("URXE_SYSFS").is_some() {
+        return;
+    }
+    for (name, _) in variables.iter().filter(|(name, value)| value.is_none() && env::var_os(name).is_some()) {
+        eprintln!("urxe: warning: the variable {name} is ignored: use the options of `urxe run` instead");
     }
 }
 

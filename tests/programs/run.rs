@@ -78,6 +78,10 @@ fn run_clears_inherited_variables_that_no_option_sets() {
         // Without the option, its variable applies.
         .env_remove("URXE_SHARED_MEMORY");
     let out = command.output().unwrap();
+    let warnings = String::from_utf8_lossy(&out.stderr);
+    for name in ["URXE_FAULTS", "URXE_CAPTURE"] {
+        assert!(warnings.contains(&format!("the variable {name} is ignored")), "{warnings}");
+    }
     let mut lines: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
     lines.sort();
     let names = ["LIBRARY", "LINK", "PRELOAD", "PROGRAM", "SEED", "SYSFS", "WARNINGS"]

@@ -59,7 +59,7 @@ fn error_for_an_invalid_call_fault_explains_the_cause() {
     assert!(error("call:ibv_reg_mr=ENOMEN").ends_with("similar: ENOMEM, ENODEV, ENOENT"));
     assert!(error("call:ibv_reg_mr=0").contains("unknown error '0'"));
     assert!(error("call:ibv_reg_mr=4096").contains("unknown error '4096'"));
-    assert!(error("call:ibv_reg_mr=EIO@0").contains("'0' is not a number of calls"));
+    assert!(error("call:ibv_reg_mr=EIO@0").contains("'0' is not a call count"));
     assert!(error("call:ibv_reg_mr=EIO@p:2").contains("from 0 to 1"));
     assert!(error("call:ibv_reg_mr=EIO@often:2").contains("'often:'"));
     assert!(error("call:ibv_reg_mr=EIO@2,when=3").contains("repeats"));
@@ -70,6 +70,10 @@ fn error_for_an_invalid_call_fault_explains_the_cause() {
     assert!(error("call:ibv_reg_mr=EIO,2").contains("KEY=VALUE"));
     // Text without a known prefix is a packet rule.
     assert!(error("lose=3").contains("unknown action 'lose'"));
+    assert!(error("lose=3").contains("call:NAME="));
+    assert!(error("drop=1%").contains("write 1 % as p:0.01"));
+    assert!(error("call:ibv_reg_mr=EIO@2.5%").contains("write 2.5 % as p:0.025"));
+    assert!(error("drop=1,opcode=write-onyl").contains("similar: write-only"));
     assert!(matches!("rx:drop=3".parse(), Ok(Fault::Packet(_))));
 }
 

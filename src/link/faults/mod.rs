@@ -11,6 +11,7 @@ mod counters;
 mod event;
 mod file;
 mod filter;
+mod hint;
 mod packet;
 mod parse;
 mod pipeline;
@@ -26,7 +27,8 @@ pub use applied::{AppliedRule, FailedPackets};
 pub use counters::{FaultCounters, FaultCounts, RuleCount};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
-pub(crate) use parse::{duration, number};
+pub(crate) use hint::hint;
+pub(crate) use parse::{duration, not_a_count, number};
 pub use rule::{Action, Direction, Rule, RuleError, When};
 pub use seeds::FaultSeeds;
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::alteration::{Alteration, Place};
 use super::filter::{Filter, PsnRange};
+use super::hint;
 use super::rule::{Action, Direction, Rule, RuleError, When};
 use crate::wire::mad::{MessageKind, RejReason};
 use crate::wire::{Ecn, NakCode, Opcode, Psn, Qpn, RnrTimer};
@@ -115,7 +116,8 @@ impl Parameters {
             _ => {
                 return Err(format!(
                     "unknown action '{name}': expected drop, dup, reorder, corrupt, mark, delay, replay, nak, rnr or \
-                     cm:rej, optionally after tx: or rx:"
+                     cm:rej, optionally after tx: or rx:; or a fault on calls (call:NAME=) or objects (qp:, cq:, mr:, \
+                     gid:, event:, port=, speed=, device=)"
                 ));
             }
         })
@@ -276,7 +278,15 @@ fn ecn(text: &str) -> Result<Ecn, String> {
 fn positive(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
-        _ => Err(format!("'{text}' is not a packet count: write an integer from 1")),
+        _ => Err(not_a_count(text, "packet")),
+    }
+}
+
+/// Returns the message that `text` is no number of packets or calls.
+pub(crate) fn not_a_count(text: &str, of: &str) -> String {
+    match text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok()) {
+        Some(percent) => format!("'{text}' is not a {of} count: write {percent} % as p:{}", percent / 100.0),
+        None => format!("'{text}' is not a {of} count: write an integer from 1"),
     }
 }
 
@@ -295,9 +305,10 @@ fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
         all().filter(|o| !wanted.is_empty() && names(*o).iter().any(|name| name.starts_with(&wanted)));
     let found = if equal.is_empty() { with_prefix.collect() } else { equal };
     if found.is_empty() {
+        let similar = hint(&wanted.join("-"), all().map(|opcode| words(opcode.row().name).join("-")));
         return Err(format!(
             "unknown opcode '{text}': write a number, or a name such as send-only, write-middle, \
-             read-request or ack"
+             read-request or ack{similar}"
         ));
     }
     Ok(found)

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::call_table::CallSet;
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
-use super::hint::hint;
 use super::{Call, Occurrence};
+use crate::link::faults::hint;
 use crate::link::faults::{RuleError, duration};
 use crate::link::rng::splitmix64;
 

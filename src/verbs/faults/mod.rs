@@ -20,7 +20,6 @@ mod call_table;
 mod count;
 mod device;
 mod errno_table;
-mod hint;
 mod injector;
 mod object;
 mod occurrence;

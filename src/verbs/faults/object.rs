@@ -4,8 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use super::hint::hint;
 use crate::driver::{ObjectChange, ObjectFault, Trigger};
+use crate::link::faults::hint;
 use crate::link::faults::{RuleError, duration, number};
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, CqId, SrqId};

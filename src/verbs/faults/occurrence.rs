@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::link::faults::not_a_count;
 use crate::link::rng::splitmix64;
 
 /// Selection among the calls with the names that a fault gives.
@@ -38,7 +39,7 @@ impl FromStr for Occurrence {
     fn from_str(text: &str) -> Result<Occurrence, String> {
         let positive = |text: &str| match text.parse() {
             Ok(n) if n > 0 => Ok(n),
-            _ => Err(format!("'{text}' is not a number of calls: write an integer from 1")),
+            _ => Err(not_a_count(text, "call")),
         };
         match text.split_once(':') {
             Some(("every", n)) => Ok(Occurrence::Every(positive(n)?)),

@@ -1,10 +1,10 @@
-//! Hints to similar names in errors of faults on calls and on objects.
+//! Hints to similar names in errors of faults.
 
 use std::fmt::Display;
 
 /// Returns the end of an error message that names the candidates most similar to `text`, at most three; empty
 /// if none is similar.
-pub(super) fn hint<T: Display>(text: &str, candidates: impl Iterator<Item = T>) -> String {
+pub(crate) fn hint<T: Display>(text: &str, candidates: impl Iterator<Item = T>) -> String {
     let limit = 2 + text.len() / 5;
     let mut near: Vec<(usize, String)> = candidates
         .map(|candidate| candidate.to_string())
