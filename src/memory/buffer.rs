@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::ShareableMemory;
+use super::guarded::{Racing, copy_racing};
 
 /// Page-aligned, initially zeroed memory for a region.
 ///
@@ -95,7 +96,7 @@ impl Buffer {
         let from = self.check(offset, out.len())?;
         // SAFETY: `check` has verified the source range; `out` is an exclusive borrow, and so cannot overlap
         // the buffer, to whose bytes no reference exists.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        unsafe { copy_racing(from, out.as_mut_ptr(), out.len(), Racing::Source) };
         Ok(())
     }
 
@@ -107,7 +108,7 @@ impl Buffer {
         let to = self.check(offset, bytes.len())?;
         // SAFETY: `check` has verified the target range; no reference to the bytes of the buffer exists, so
         // `bytes` cannot overlap it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe { copy_racing(bytes.as_ptr(), to, bytes.len(), Racing::Target) };
         Ok(())
     }
 
@@ -175,13 +176,28 @@ impl fmt::Debug for Buffer {
 
 // SAFETY: the buffer owns its allocation, which is not tied to a thread.
 unsafe impl Send for Buffer {}
-// SAFETY: the methods copy bytes, or access them by atomic operations, and never give out a
-// reference to them; unsynchronised accesses race as with DMA.
+// SAFETY: the methods access bytes by atomic operations or by instructions in assembly, and never give out a
+// reference to them; so threads that access the same bytes get some value, as with DMA, but no undefined behaviour.
 unsafe impl Sync for Buffer {}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_access_the_same_bytes_do_not_race() {
+        let buffer = Buffer::zeroed(4096);
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| (0..2000u32).for_each(|i| buffer.write(3, &[i as u8; 61]).unwrap()));
+            let mut out = [0; 100];
+            while !writing.is_finished() {
+                buffer.read(1, &mut out).unwrap();
+            }
+        });
+        let mut out = [0; 63];
+        buffer.read(2, &mut out).unwrap();
+        assert_eq!((out[0], &out[1..62], out[62]), (0, &[(1999 % 256) as u8; 61][..], 0));
+    }
 
     #[test]
     fn written_bytes_are_read_back_and_access_outside_the_buffer_fails() {

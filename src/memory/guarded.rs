@@ -21,6 +21,13 @@ pub enum CopySource {
     Unread,
 }
 
+/// Side of a copy that other threads may access at the same time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Racing {
+    Source,
+    Target,
+}
+
 /// Converts the fault flag of a guarded access to a `Result`.
 #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 #[inline(always)]
@@ -37,7 +44,7 @@ mod x86_64 {
     use std::arch::x86_64::_mm256_zeroupper;
     use std::sync::LazyLock;
 
-    use super::{CopySource, Faulted, check_fault};
+    use super::{CopySource, Faulted, Racing, check_fault};
 
     /// Expands to an `asm!` block with instructions that may fault. Every use must pass the operand `fault`,
     /// which is set to 1 on a fault.
@@ -312,6 +319,16 @@ mod x86_64 {
         *flag = fault;
     }
 
+    /// Copies bytes of a [`Buffer`](crate::memory::Buffer), which other threads may access at the same time.
+    ///
+    /// # Safety
+    /// As for [`copy`].
+    pub unsafe fn copy_racing(from: *const u8, to: *mut u8, len: usize, _: Racing) {
+        // Instructions in assembly are no data race: the result is whatever the processor reads.
+        // SAFETY: the caller guarantees both ranges, which are mapped, so there is no fault.
+        let _ = unsafe { copy(from, to, len) };
+    }
+
     #[cfg(test)]
     pub(super) unsafe fn copy_without_avx(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         let mut fault = 0;
@@ -328,7 +345,25 @@ pub(super) use plain::*;
 mod plain {
     use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-    use super::{CopySource, Faulted};
+    use super::{CopySource, Faulted, Racing};
+
+    /// Copies bytes of a [`Buffer`](crate::memory::Buffer), which other threads may access at the same time.
+    ///
+    /// # Safety
+    /// As for [`copy`].
+    pub unsafe fn copy_racing(from: *const u8, to: *mut u8, len: usize, racing: Racing) {
+        for at in 0..len {
+            // Byte by byte: atomic accesses of different sizes to the same bytes would race.
+            // SAFETY: the caller guarantees both ranges, and `at` is less than `len`.
+            unsafe {
+                let (from, to) = (from.add(at), to.add(at));
+                match racing {
+                    Racing::Source => *to = AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed),
+                    Racing::Target => AtomicU8::from_ptr(to).store(*from, Ordering::Relaxed),
+                }
+            }
+        }
+    }
 
     /// # Safety
     /// The 8 bytes at `from` are readable.
