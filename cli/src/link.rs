@@ -23,7 +23,7 @@ use urxe::link::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds, Rule
 use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, Link, Middleware};
 use urxe::nic::ShardId;
-use urxe::transport::Retransmissions;
+use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{Congestion, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 

@@ -13,7 +13,7 @@ use urxe::broker::SharingError;
 use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
-use urxe::transport::Retransmissions;
+use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
 

@@ -1,13 +1,16 @@
-//! Interposed `sigaction` and `signal`. The urxe library handles SIGSEGV and SIGBUS raised by its own
+//! Interposed `sigaction`, `signal` and the calls that set the signal mask. The urxe library handles SIGSEGV and SIGBUS raised by its own
 //! accesses to the program's memory, and forwards others to the program's handlers. With these functions, the
-//! program sets and queries its own handlers, not the library's.
+//! program sets and queries its own handlers, not the library's. A thread that blocks all signals does not block these
+//! two, because the kernel ends the process at a fault in a thread that does.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, SIGBUS, SIGSEGV, sighandler_t};
+use libc::{
+    SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, SIG_UNBLOCK, SIGBUS, SIGSEGV, sighandler_t, sigset_t,
+};
 
 use crate::next::{Next, fail};
 
@@ -93,4 +96,40 @@ signals! {
     ssignal: SA_RESTART;
     sysv_signal: SA_RESETHAND | SA_NODEFER;
     __sysv_signal: SA_RESETHAND | SA_NODEFER;
+}
+
+/// Defines the functions that change the signal mask of the calling thread; neither of them blocks SIGSEGV and SIGBUS.
+macro_rules! masks {
+    ($($name:ident,)*) => {
+        $(
+            /// # Safety
+            /// As for the C library's function.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int {
+                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
+                let next = NEXT.get();
+                if next.is_null() {
+                    return fail(libc::ENOSYS);
+                }
+                type Mask = unsafe extern "C" fn(c_int, *const sigset_t, *mut sigset_t) -> c_int;
+                // SAFETY: the next library's function of this name has this signature, and the caller's arguments satisfy
+                // its contract: `new` is null or readable.
+                unsafe {
+                    let next = std::mem::transmute::<*mut std::ffi::c_void, Mask>(next);
+                    if new.is_null() || how == SIG_UNBLOCK {
+                        return next(how, new, old);
+                    }
+                    let mut allowed = *new;
+                    libc::sigdelset(&mut allowed, SIGSEGV);
+                    libc::sigdelset(&mut allowed, SIGBUS);
+                    next(how, &allowed, old)
+                }
+            }
+        )*
+    };
+}
+
+masks! {
+    pthread_sigmask,
+    sigprocmask,
 }

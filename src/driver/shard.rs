@@ -17,7 +17,7 @@ use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::link::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters, NicEvent};
-use crate::memory::Table;
+use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
 use crate::transport::{Congestion, Counters, EgressRoom, Instant, TxQueue, earliest};
@@ -255,6 +255,7 @@ impl Shard {
     }
 
     fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
+        unblock_fault_signals();
         ShardGuard { shard: self, state: Some(state) }
     }
 

@@ -2,15 +2,21 @@
 //! other SIGSEGV or SIGBUS to the program.
 
 #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
-pub use x86_64::install_fault_handler;
+pub use x86_64::{install_fault_handler, unblock_fault_signals};
 
 /// Does nothing on this target: faults in the crate's accesses to user memory become work request errors on
 /// x86-64 only, and terminate the process elsewhere.
 #[cfg(not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))))]
 pub fn install_fault_handler() {}
 
+/// Does nothing on this target.
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, urxe_plain_access)))))]
+#[inline]
+pub fn unblock_fault_signals() {}
+
 #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
 mod x86_64 {
+    use std::cell::Cell;
     use std::ffi::{c_int, c_void};
     use std::mem::MaybeUninit;
     use std::ptr;
@@ -235,6 +241,26 @@ mod x86_64 {
                 install(signal, &new)
             })
         }
+    }
+
+    /// Makes sure that this thread does not block SIGSEGV and SIGBUS, when it accesses user memory for the first time: the
+    /// kernel ends the process at a fault in a thread that blocks the signal. Threads of servers often block all signals.
+    #[inline]
+    pub fn unblock_fault_signals() {
+        thread_local! {
+            static DONE: Cell<bool> = const { Cell::new(false) };
+        }
+        if !DONE.get() {
+            DONE.set(true);
+            unblock();
+        }
+    }
+
+    #[cold]
+    fn unblock() {
+        let signals = set_of(1 << (SIGSEGV - 1) | 1 << (SIGBUS - 1));
+        // SAFETY: the set is a local; no set is returned.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &signals, ptr::null_mut()) };
     }
 
     /// Installs a handler for SIGSEGV and SIGBUS in the process, which turns faults in the crate's accesses

@@ -24,7 +24,7 @@ mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
-pub use fault::install_fault_handler;
+pub use fault::{install_fault_handler, unblock_fault_signals};
 pub use guarded::{CopySource, Faulted};
 #[cfg(feature = "unstable-internals")]
 pub use mapped::{is_mapped, may_read, may_write, prefer_huge_pages};

@@ -51,8 +51,8 @@ pub use crate::transport::{
     CongestionAlgorithm, CongestionError, CongestionParameter, CountUnit, CountedOps, Counters, CqId,
     Destination, EventKind, FailedRequest, Failure, FailureCause, LastAck, LocalCheck, ModifyError,
     ParameterSet, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType, RecvCaps, RecvWr,
-    Refusal, RemoteAddr, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission, TransmissionEnd,
-    WcOpcode, WcStatus, WrData, WrOp,
+    Refusal, RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission,
+    TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};

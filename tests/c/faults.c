@@ -194,6 +194,43 @@ static void before(void)
 	all_losses();
 }
 
+static void block_all(void)
+{
+	sigset_t all, now;
+	sigfillset(&all);
+	CHECK(!pthread_sigmask(SIG_BLOCK, &all, NULL));
+	CHECK(!pthread_sigmask(SIG_SETMASK, NULL, &now) && sigismember(&now, SIGTERM) == 1);
+}
+
+static void *losses_with_all_blocked(void *unused)
+{
+	(void)unused;
+	block_all();
+	all_losses();
+	return NULL;
+}
+
+/* A new thread that blocks all signals, as the workers of servers do. */
+static void blocked_in_thread(void)
+{
+	pthread_t thread;
+	open_first();
+	CHECK(!pthread_create(&thread, NULL, losses_with_all_blocked, NULL) && !pthread_join(thread, NULL));
+}
+
+/* A thread that blocks all signals after it has used the device. */
+static void blocked_later(void)
+{
+	sigset_t all;
+	open_first();
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	block_all();
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	sigfillset(&all);
+	CHECK(!sigprocmask(SIG_SETMASK, &all, NULL));
+	all_losses();
+}
+
 /* Handlers that the program installs later are called, and sigaction shows no others. */
 static void after(void)
 {
@@ -351,6 +388,10 @@ int main(int argc, char **argv)
 		after();
 	else if (!strcmp(argv[1], "unhandled"))
 		unhandled();
+	else if (!strcmp(argv[1], "blocked in thread"))
+		blocked_in_thread();
+	else if (!strcmp(argv[1], "blocked later"))
+		blocked_later();
 	else if (!strcmp(argv[1], "stacks"))
 		stacks();
 	else if (!strcmp(argv[1], "vforks"))

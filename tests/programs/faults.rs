@@ -30,6 +30,17 @@ fn work_request_on_unmapped_memory_fails_even_if_a_handler_is_installed_later() 
 }
 
 #[test]
+fn work_request_on_unmapped_memory_fails_in_a_thread_that_blocks_all_signals() {
+    run("blocked in thread");
+    run_preloaded("blocked in thread");
+}
+
+#[test]
+fn work_request_on_unmapped_memory_fails_in_a_thread_that_blocks_all_signals_later() {
+    run_preloaded("blocked later");
+}
+
+#[test]
 fn program_handler_runs_on_the_alternate_stack_only_if_set_with_sa_onstack() {
     run_preloaded("stacks");
 }
