@@ -1,13 +1,14 @@
 //! Directories for socket files: one per user and network namespace, accessible only to that user.
 
 use std::fs::{self, DirBuilder, File};
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use super::status::statuses;
 
 /// Name of the lock file in each directory.
 const LOCK: &str = "lock";
@@ -57,10 +58,23 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))
 }
 
-/// Returns the directory for this user's sockets in this thread's network namespace; creates it if necessary.
+/// Returns the directory for this user's sockets in this thread's network namespace: the one that sockets of urxe are in,
+/// as the kernel's table of sockets says, so that all processes agree on it whatever other users create; otherwise the
+/// first candidate, which is created if necessary.
 pub fn own() -> io::Result<PathBuf> {
-    create(&candidates())
+    let (user, candidates) = (nix::unistd::geteuid().as_raw(), candidates());
+    let is_candidate =
+        |directory: &PathBuf| candidates.contains(directory) && is_private(directory, user, 0o077);
+    let in_use = statuses().unwrap_or_default().into_iter().filter_map(|status| status.directory);
+    match in_use.filter(is_candidate).min_by_key(|directory| candidates.iter().position(|of| of == directory))
+    {
+        Some(directory) => Ok(directory),
+        None => create(&candidates),
+    }
 }
+
+/// Number of entries of `/tmp` among which [`remove_unused`] searches, as anybody can create many.
+const MAX_ENTRIES: usize = 4096;
 
 /// Removes the socket files that killed processes have left in the directory, and the directory itself if it
 /// is then empty. Does the same with the user's directories for other network namespaces, which may no longer
@@ -71,7 +85,7 @@ pub fn remove_unused(own: &Path) {
     }
     let Some(parent) = own.parent() else { return };
     let user = nix::unistd::geteuid().as_raw();
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(parent).into_iter().flatten().take(MAX_ENTRIES).flatten() {
         let path = entry.path();
         if path != own
             && entry.file_name().to_str().is_some_and(is_directory_name)
@@ -103,7 +117,7 @@ fn remove_if_unused(directory: &Path, _lock: &DirLock) {
 }
 
 /// Reports whether `name` has the form of the directory names that [`candidates`] returns: `urxe-`, two or
-/// three hexadecimal numbers, and possibly a suffix.
+/// three hexadecimal numbers, and possibly a further number.
 fn is_directory_name(name: &str) -> bool {
     let is_number = |field: &str| !field.is_empty() && field.bytes().all(|b| b.is_ascii_hexdigit());
     let fields = name.strip_prefix("urxe-").unwrap_or_default().split(['-', '.']);
@@ -117,52 +131,47 @@ pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
     Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
-/// Returns the candidates for this user's socket directory, in order of preference. All processes of a user
-/// must always choose the same directory, so no candidate depends on environment variables, and
-/// `/run/user/UID`, which exists only during login sessions, is not among them.
+/// Number of further names that a user tries in `/tmp` if another user has taken the first.
+const FURTHER_NAMES: usize = 8;
+
+/// Returns the candidates for this user's socket directory, in order of preference. All processes of a user must choose the
+/// same directory, so no candidate depends on environment variables, and `/run/user/UID`, which exists only during
+/// login sessions, comes after `/tmp`.
 fn candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
     // Two network namespaces may have the same address. In another user namespace, the same number is another
     // user.
     let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
-    let mut candidates = Vec::new();
-    let run = Path::new("/run");
-    if is_private(run, user, 0o022) {
-        candidates.push(run.join(format!("urxe-{namespaces}")));
-    }
-    candidates.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
-    candidates
+    let session = PathBuf::from(format!("/run/user/{user}"));
+    let private = |directory: &Path| {
+        is_private(directory, user, 0o022).then(|| directory.join(format!("urxe-{namespaces}")))
+    };
+    let in_tmp = format!("/tmp/urxe-{user}-{namespaces}");
+    let further = (1..=FURTHER_NAMES).map(|n| format!("{in_tmp}.{n}").into());
+    private(Path::new("/run"))
+        .into_iter()
+        .chain([in_tmp.clone().into()])
+        .chain(private(&session))
+        .chain(further)
+        .collect()
 }
 
 /// Returns the first candidate that already belongs to this user or that can be created, creating it if
-/// necessary. If another user has taken the last candidate, uses a directory with a random suffix instead.
+/// necessary.
 pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
+    let mut result = Err(io::Error::from_raw_os_error(libc::ENOENT));
     for candidate in candidates {
-        if create_private(candidate, user).is_ok() {
-            return Ok(candidate.clone());
+        match create_private(candidate, user) {
+            Ok(()) => return Ok(candidate.clone()),
+            Err(e) => {
+                let text = format!("{}: {e} (another user may have created it)", candidate.display());
+                result = Err(io::Error::new(e.kind(), text));
+            }
         }
     }
-    // Another user has created the last candidate. Falls back to a directory with a random suffix,
-    // which its owner finds by searching.
-    let Some((parent, name)) =
-        candidates.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
-    else {
-        return Err(io::Error::from_raw_os_error(libc::ENOENT));
-    };
-    let prefix = format!("{name}.");
-    let own = || -> io::Result<Option<PathBuf>> {
-        let entries = fs::read_dir(parent)?.flatten();
-        let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-        Ok(named.map(|entry| entry.path()).filter(|path| is_private(path, user, 0o077)).min())
-    };
-    if let Some(own) = own()? {
-        return Ok(own);
-    }
-    let random = RandomState::new().hash_one(std::process::id());
-    create_private(&parent.join(format!("{prefix}{random:016x}")), user)?;
-    own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+    result
 }
 
 /// Creates a directory that only `user` can access, or accepts an existing one.
@@ -320,14 +329,35 @@ mod tests {
         ];
         for squat in squats {
             let dir = tempfile::tempdir().unwrap();
-            let candidate = dir.path().join("urxe-0");
-            squat(&candidate);
-            let candidates = [candidate.clone()];
+            let candidates = ["urxe-0", "urxe-0.1"].map(|name| dir.path().join(name));
+            squat(&candidates[0]);
             let own = create(&candidates).unwrap();
-            assert!(own != candidate && own.parent() == candidate.parent(), "{own:?}");
+            assert_eq!(own, candidates[1]);
             assert!(is_private(&own, nix::unistd::geteuid().as_raw(), 0o077));
             assert_eq!(create(&candidates).unwrap(), own);
+            let error = create(&candidates[..1]).unwrap_err().to_string();
+            assert!(error.contains("urxe-0: ") && error.contains("another user"), "{error}");
         }
+    }
+
+    /// Another user may give up the first name while processes use the second.
+    #[test]
+    fn directory_in_use_is_chosen_although_an_earlier_candidate_is_free() {
+        if !crate::netns::is_available() {
+            return;
+        }
+        crate::netns::Netns::new().run(|| {
+            let candidates = candidates();
+            let last = candidates.last().unwrap();
+            create(std::slice::from_ref(last)).unwrap();
+            let socket = bound(&last.join("urxe-broker-127.0.0.1"));
+            assert_eq!(&own().unwrap(), last);
+            drop(socket);
+            assert_eq!(own().unwrap(), candidates[0]);
+            remove_unused(last);
+            remove_unused(&candidates[0]);
+            assert!(!last.exists() && !candidates[0].exists());
+        });
     }
 
     #[test]
