@@ -142,6 +142,10 @@ pub struct DeviceArgs {
     /// addresses differ in these bits alone. Ports of RoCE have LID 0, and such programs fail on them
     #[arg(long)]
     lid_routing: bool,
+    /// Support registration of DMA-bufs (`ibv_reg_dmabuf_mr`), as with `--personality mlx5`. Programs then assume GPUDirect,
+    /// although the memory of a GPU cannot be registered
+    #[arg(long)]
+    dma_buf: bool,
     /// Number of shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -344,6 +348,7 @@ impl DeviceArgs {
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
             ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),
+            ("URXE_DMA_BUF", self.dma_buf.then(|| "1".into())),
             ("URXE_LID_ROUTING", self.lid_routing.then(|| "1".into())),
             ("URXE_EXPLAIN", self.explain.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),

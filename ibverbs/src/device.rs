@@ -15,7 +15,7 @@ use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Middleware};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
-use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, WeakContext};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, Personality, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::call_faults;
@@ -305,6 +305,12 @@ impl Device {
     /// Reports whether addresses may consist of a LID.
     pub(crate) fn has_lid_routing(&self) -> bool {
         self.settings.lid_routing
+    }
+
+    /// Reports whether DMA-bufs can be registered. Programs (NCCL) take that for support of GPUDirect, so it has to be asked
+    /// for: memory of a GPU cannot be mapped.
+    pub(crate) fn has_dma_buf(&self) -> bool {
+        self.settings.dma_buf || self.settings.personality == Personality::MLX5
     }
 
     /// Warns once of an address without a GRH.

@@ -48,6 +48,8 @@ pub(crate) struct Settings {
     pub min_ack_timeout: Option<Duration>,
     /// `URXE_WARNINGS`: whether configurations that will cause trouble are warned of on standard error.
     pub warnings: bool,
+    /// `URXE_DMA_BUF`: whether DMA-bufs can be registered.
+    pub dma_buf: bool,
     /// `URXE_LID_ROUTING`: whether the port has a LID, by which programs for InfiniBand address neighbours.
     pub lid_routing: bool,
     /// `URXE_EXPLAIN`: whether failed work requests are explained on standard error.
@@ -93,6 +95,7 @@ impl Settings {
             })?,
             elide_icrcs: !parse_with("URXE_ALWAYS_ICRC", "0 or 1", boolean)?.unwrap_or(false),
             warnings: parse_with("URXE_WARNINGS", "0 or 1", boolean)?.unwrap_or(false),
+            dma_buf: parse_with("URXE_DMA_BUF", "0 or 1", boolean)?.unwrap_or(false),
             lid_routing: parse_with("URXE_LID_ROUTING", "0 or 1", boolean)?.unwrap_or(false),
             explain: parse_with("URXE_EXPLAIN", "0 or 1", boolean)?.unwrap_or(false),
             sharing: sharing()?,

@@ -260,7 +260,14 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         .union(Access::RELAXED_ORDERING);
     let access = access(bits as c_uint);
     let page = page_size() as u64;
-    if !ProtectionDomain::is_live(pd) || !PERMITTED.contains(access) || offset % page != iova % page {
+    if !ProtectionDomain::is_live(pd) {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
+    if !unsafe { Context::from_raw_ref((*pd).context) }.device.has_dma_buf() {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    if !PERMITTED.contains(access) || offset % page != iova % page {
         return errno::null(libc::EINVAL);
     }
     let mapping = match Mapping::new(fd, offset, length, access.allows(Access::LOCAL_WRITE)) {

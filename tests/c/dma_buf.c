@@ -1,4 +1,4 @@
-/* ibv_reg_dmabuf_mr. "refused": descriptors that are no DMA-bufs. "udmabuf": registers a udmabuf of a memfd, writes to
+/* ibv_reg_dmabuf_mr. "unsupported": with any descriptor. "refused": descriptors that are no DMA-bufs. "udmabuf": registers a udmabuf of a memfd, writes to
  * it and reads from it by RDMA, and compares with the memfd; needs /dev/udmabuf. */
 
 #define _GNU_SOURCE
@@ -98,6 +98,11 @@ int main(int argc, char **argv)
 	}
 	int memory = memfd_create("memory", 0), pipes[2];
 	CHECK(memory >= 0 && !ftruncate(memory, page) && !pipe(pipes));
+	if (!strcmp(argv[1], "unsupported")) {
+		refused(EOPNOTSUPP, 0, page, 0, -1, RDWR);
+		refused(EOPNOTSUPP, 0, page, 0, memory, RDWR);
+		return 0;
+	}
 	refused(EBADF, 0, page, 0, -1, RDWR);
 	refused(EBADF, 0, page, 0, 1 << 20, RDWR);
 	refused(EINVAL, 0, page, 0, memory, RDWR);

@@ -35,7 +35,8 @@ fn udmabuf_is_written_and_read_by_rdma_from_its_offset_on() {
     for (file, name) in files {
         guest.install(file, &format!("/opt/urxe/{name}")).unwrap();
     }
-    let run = "/opt/urxe/urxe run --ip 127.0.0.1 -- /opt/urxe/dma_buf udmabuf";
+    let run = "URXE_LIBRARY=/opt/urxe/libibverbs.so URXE_PRELOAD=/opt/urxe/liburxe_preload.so \
+               /opt/urxe/urxe run --ip 127.0.0.1 --dma-buf -- /opt/urxe/dma_buf udmabuf";
     // Port 4791 of all addresses belongs to rxe.
     let out = guest.check(&format!("unshare -n sh -c 'ip link set lo up && {run}'"), LIMIT).unwrap();
     assert_eq!(out.stdout, "ok\n", "{}", out.stderr);

@@ -60,8 +60,20 @@ fn address_with_another_port_than_1_is_refused() {
 
 #[test]
 fn reg_dmabuf_mr_of_a_closed_or_another_descriptor_fails_with_ebadf_or_einval() {
+    let (library, program) = (Library::new(), CProgram::build("dma_buf"));
+    for (variable, value) in [("URXE_DMA_BUF", "1"), ("URXE_PERSONALITY", "mlx5")] {
+        let mut command = library.program(program.program(), &addresses()[0]);
+        command.arg("refused").env(variable, value);
+        let out = Running::new(command).finish(Duration::from_secs(60));
+        assert!(out.status.success(), "{variable}: {}", text(&out));
+    }
+}
+
+/// Programs take any other error for support of GPUDirect.
+#[test]
+fn reg_dmabuf_mr_is_unsupported_unless_asked_for() {
     let [address, _] = addresses();
-    CProgram::build("dma_buf").run(&address, &["refused"]);
+    CProgram::build("dma_buf").run(&address, &["unsupported"]);
 }
 
 #[test]
