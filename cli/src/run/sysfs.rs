@@ -34,6 +34,8 @@ const PCI_CLASS: u32 = 0x02_0000;
 /// Speed and width of the PCI link: 252 Gb/s, above the rate of the port.
 const PCI_SPEED: &str = "16.0 GT/s PCIe";
 const PCI_WIDTH: &str = "16";
+/// Vendor (Red Hat), device (QEMU's PCIe root port) and class (PCI bridge) of a root port.
+const ROOT_PORT: (u16, u16, u32) = (0x1b36, 0x000c, 0x06_0400);
 
 /// Prefix of a tree's directory name.
 const PREFIX: &str = "sysfs-";
@@ -88,7 +90,7 @@ impl Tree {
             );
             tree.link(
                 format!("{}/infiniband/{name}/subsystem", slot.path()),
-                "../../../../../class/infiniband",
+                "../../../../../../class/infiniband",
             );
             tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
             tree.uverbs(n, &name, &slot);
@@ -107,19 +109,39 @@ impl Tree {
     }
 
     fn pci_function(&mut self, slot: &Slot, identity: &Identity, adapter: &Adapter) {
-        let (vendor, device) = (identity.pci_vendor, identity.pci_device);
         let locality = Locality::of(&adapter.interface);
+        let device = (identity.pci_vendor, identity.pci_device, PCI_CLASS);
+        self.pci_entries(&slot.port_path(), &slot.port(), ROOT_PORT, &locality);
+        self.pci_entries(&slot.path(), &slot.address(), device, &locality);
+        let (bus, port) = (slot.bus(), slot.port_path());
+        self.line(format!("{port}/pci_bus/{bus}/cpulistaffinity"), &*locality.local_cpulist);
+        self.link(format!("class/pci_bus/{bus}"), format!("../../{port}/pci_bus/{bus}"));
+        if !adapter.interface.is_empty() {
+            self.link(
+                format!("{}/net/{}", slot.path(), adapter.interface),
+                format!("/sys/class/net/{}", adapter.interface),
+            );
+        }
+    }
+
+    /// Adds the files of a PCI function, given its vendor, device and class.
+    fn pci_entries(
+        &mut self,
+        path: &str,
+        address: &str,
+        (vendor, device, class): (u16, u16, u32),
+        locality: &Locality,
+    ) {
         let uevent = format!(
-            "PCI_CLASS={PCI_CLASS:X}\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SUBSYS_ID={vendor:04X}:{device:04X}\n\
-             PCI_SLOT_NAME={}",
-            slot.address()
+            "PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{device:04X}\nPCI_SUBSYS_ID={vendor:04X}:{device:04X}\n\
+             PCI_SLOT_NAME={address}"
         );
         for (file, text) in [
             ("vendor", &*format!("{vendor:#06x}")),
             ("device", &format!("{device:#06x}")),
             ("subsystem_vendor", &format!("{vendor:#06x}")),
             ("subsystem_device", &format!("{device:#06x}")),
-            ("class", &format!("{PCI_CLASS:#08x}")),
+            ("class", &format!("{class:#08x}")),
             ("revision", "0x00"),
             ("uevent", &uevent),
             ("current_link_speed", PCI_SPEED),
@@ -130,21 +152,11 @@ impl Tree {
             ("local_cpus", &locality.local_cpus),
             ("local_cpulist", &locality.local_cpulist),
         ] {
-            self.line(format!("{}/{file}", slot.path()), text);
+            self.line(format!("{path}/{file}"), text);
         }
-        let bus = slot.bus();
-        // Several devices may share the bus.
-        let all = Locality::of("").local_cpulist;
-        self.line(format!("devices/pci{bus}/pci_bus/{bus}/cpulistaffinity"), all);
-        self.link(format!("class/pci_bus/{bus}"), format!("../../devices/pci{bus}/pci_bus/{bus}"));
-        self.link(format!("bus/pci/devices/{}", slot.address()), format!("../../../{}", slot.path()));
-        self.link(format!("{}/subsystem", slot.path()), "../../../bus/pci");
-        if !adapter.interface.is_empty() {
-            self.link(
-                format!("{}/net/{}", slot.path(), adapter.interface),
-                format!("/sys/class/net/{}", adapter.interface),
-            );
-        }
+        self.link(format!("bus/pci/devices/{address}"), format!("../../../{path}"));
+        let up = "../".repeat(path.split('/').count());
+        self.link(format!("{path}/subsystem"), format!("{up}bus/pci"));
     }
 
     fn adapter(
@@ -391,6 +403,13 @@ fn hex_groups(bytes: &[u8]) -> String {
 }
 
 /// NUMA node and local CPUs of a device, taken from its network interface if the kernel reports them.
+/// Returns the first NUMA node of the machine; -1 if the kernel knows none.
+fn first_node() -> String {
+    let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
+    let digits: String = online.chars().take_while(char::is_ascii_digit).collect();
+    if digits.is_empty() { "-1".into() } else { digits }
+}
+
 struct Locality {
     numa_node: String,
     local_cpus: String,
@@ -407,7 +426,7 @@ impl Locality {
         let all = || read("/sys/devices/system/cpu/online".into()).unwrap_or_else(|| "0".into());
         let local_cpulist = own("local_cpulist").unwrap_or_else(all);
         Locality {
-            numa_node: own("numa_node").unwrap_or_else(|| "-1".into()),
+            numa_node: own("numa_node").filter(|node| node != "-1").unwrap_or_else(first_node),
             local_cpus: own("local_cpus").unwrap_or_else(|| mask(&local_cpulist)),
             local_cpulist,
         }
@@ -474,7 +493,8 @@ mod tests {
             !root.join(port).join("gids/2").exists() && !root.join(port).join("gid_attrs/ndevs").exists()
         );
         assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "urxe0\n");
-        assert_eq!(read("class/infiniband_verbs/uverbs0/device/numa_node"), "-1\n");
+        let node = read("class/infiniband_verbs/uverbs0/device/numa_node");
+        assert!(node == format!("{}\n", first_node()) && node != "\n", "{node:?}");
         assert_eq!(fs::read_link(root.join("dev/infiniband/uverbs0")).unwrap(), Path::new("/dev/null"));
         let entries = fs::read_dir(dir.path()).unwrap().count();
         assert_eq!(entries, 1, "only the tree remains");
@@ -569,9 +589,18 @@ mod tests {
             );
             assert_eq!(read("device/class"), "0x020000");
             let target = fs::read_link(&ib).unwrap().to_str().unwrap().to_owned();
-            let address =
-                target.strip_prefix("../../devices/pci0000:00/").unwrap().split('/').next().unwrap();
-            assert_eq!(target, format!("../../devices/pci0000:00/{address}/infiniband/{name}"));
+            let mut parts = target.strip_prefix("../../devices/pci0000:00/").unwrap().split('/');
+            let (port, address) = (parts.next().unwrap(), parts.next().unwrap());
+            assert_eq!(target, format!("../../devices/pci0000:00/{port}/{address}/infiniband/{name}"));
+            // The root port, whose link NCCL compares with that of the device.
+            assert_eq!(
+                (read("device/../class"), read("device/../max_link_width")),
+                ("0x060400".into(), "16".into())
+            );
+            assert_eq!(
+                fs::canonicalize(ib.join("subsystem")).unwrap(),
+                root.join("class/infiniband").canonicalize().unwrap()
+            );
             let function = fs::canonicalize(ib.join("device")).unwrap();
             assert_eq!(function.file_name().unwrap(), address);
             assert_eq!(
