@@ -5,7 +5,15 @@ use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 
-use crate::object::Identity;
+/// The fields of a C struct by which the kernel finds an object: the context, that is, the file to which a
+/// system call goes, and the handle. Programs can overwrite both.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Address of the `ibv_context`, or 0 for a struct without one.
+    pub context: usize,
+    /// The `handle` field, or 0 for a struct without one.
+    pub handle: u32,
+}
 
 /// Content of the registry.
 struct Registry {

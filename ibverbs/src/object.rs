@@ -13,7 +13,7 @@ use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::live_objects;
+use crate::live_objects::{self, Identity};
 
 /// A Rust type that begins with a C struct to which programs hold pointers. Use [`ffi_object!`] to implement
 /// it.
@@ -82,16 +82,6 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     }
 }
 
-/// The fields of a C struct by which the kernel finds an object: the context, that is, the file to which a
-/// system call goes, and the handle. Programs can overwrite both.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
-    /// Address of the `ibv_context`, or 0 for a struct without one.
-    pub context: usize,
-    /// The `handle` field, or 0 for a struct without one.
-    pub handle: u32,
-}
-
 /// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or `Object {
 /// c: Longer as C }` if programs see the beginning of a longer C struct. A list of the fields that make the
 /// [`Identity`] follows for objects that are recorded in [`live_objects`]. Compilation fails if `c` is not the
@@ -115,8 +105,8 @@ macro_rules! ffi_object {
             type C = $c;
             const OFFSET: usize = std::mem::offset_of!($object, c);
             $(
-                fn identity(_c: &$c) -> Option<$crate::object::Identity> {
-                    Some($crate::object::Identity {
+                fn identity(_c: &$c) -> Option<$crate::live_objects::Identity> {
+                    Some($crate::live_objects::Identity {
                         context: $crate::object::ffi_object!(@context _c $($context)?),
                         handle: $crate::object::ffi_object!(@handle _c $($($handle)?)?),
                     })

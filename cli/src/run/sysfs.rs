@@ -60,7 +60,7 @@ enum Entry {
     Link(String),
 }
 
-/// What all ports have in common.
+/// Properties that all ports have in common.
 #[derive(Clone, Copy)]
 pub struct PortView {
     pub speed: PortSpeed,
