@@ -286,6 +286,22 @@ static void signals(void)
 	sets(SIGUSR2);
 }
 
+// A thread that blocks all signals blocks neither SIGSEGV nor SIGBUS, with the library.
+static void masks(void)
+{
+	sigset_t all, before, now;
+	int blocks = !urxe_route_fault_signals;
+	sigfillset(&all);
+	CHECK(!pthread_sigmask(SIG_BLOCK, &all, &before) && !pthread_sigmask(SIG_BLOCK, NULL, &now));
+	CHECK(sigismember(&now, SIGTERM) == 1 && sigismember(&now, SIGSEGV) == blocks && sigismember(&now, SIGBUS) == blocks);
+	CHECK(!pthread_sigmask(SIG_SETMASK, &before, NULL) && !sigprocmask(SIG_SETMASK, &all, NULL));
+	CHECK(!sigprocmask(SIG_UNBLOCK, NULL, &now));
+	CHECK(sigismember(&now, SIGTERM) == 1 && sigismember(&now, SIGSEGV) == blocks && sigismember(&now, SIGBUS) == blocks);
+	CHECK(!sigprocmask(SIG_UNBLOCK, &all, NULL) && !sigprocmask(SIG_SETMASK, &before, &now) && !sigismember(&now, SIGTERM));
+	errno = 0;
+	CHECK(pthread_sigmask(99, &all, NULL) == EINVAL && sigprocmask(99, &all, NULL) == -1 && errno == EINVAL);
+}
+
 extern char **environ;
 
 // Executes a shell script with one of the interposed functions, and returns its status.
@@ -363,6 +379,7 @@ int main(int argc, char **argv)
 		CHECK(holds_guid(open(GUID, O_RDONLY)));
 	}
 	signals();
+	masks();
 	executes(is_served);
 	opens();
 	return failures != 0;
