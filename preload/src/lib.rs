@@ -8,6 +8,12 @@
 //! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open themselves
 //! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`).
 
+#![allow(unknown_lints, reason = "Rust 1.101 introduces the next one")]
+#![allow(
+    invalid_runtime_symbol_definitions,
+    reason = "stable Rust cannot define variadic functions; both ABIs pass the mode of `open` like any third argument"
+)]
+
 mod bundled;
 mod calls;
 #[cfg(target_arch = "x86_64")]
