@@ -117,13 +117,6 @@ pub struct LinkArgs {
     opened: Arc<Mutex<Opened>>,
 }
 
-impl Opened {
-    /// Returns the seeds of random faults, which are derived from `seed` or drawn at the first call.
-    fn fault_seeds(&mut self, seed: Option<u64>) -> &FaultSeeds {
-        self.seeds.get_or_insert_with(|| FaultSeeds::new(seed))
-    }
-}
-
 /// Maximum wait for the UDP port of an address that is in use.
 const MAX_PORT_WAIT: Duration = Duration::from_secs(1);
 
@@ -137,6 +130,13 @@ struct Opened {
     seeds: Option<FaultSeeds>,
     /// NICs with fault rules, whose retransmission counters the fault report includes.
     faulty: Vec<Context>,
+}
+
+impl Opened {
+    /// Returns the seeds of random faults, which are derived from `seed` or drawn at the first call.
+    fn fault_seeds(&mut self, seed: Option<u64>) -> &FaultSeeds {
+        self.seeds.get_or_insert_with(|| FaultSeeds::new(seed))
+    }
 }
 
 /// Counters of the `--fault` rules, printed at the end of a command.
@@ -266,7 +266,7 @@ impl LinkArgs {
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
         opened.nics += 1;
-        // With random faults, the seed that is reported repeats everything.
+        // With random faults, the reported seed reproduces queue pair numbers and PSNs too.
         let seed = opened.fault_seeds(self.seed).seed();
         let seed = self.seed.or(self.has_random_faults().then_some(seed));
         let seed = seed.map(|s| s.wrapping_add(opened.nics - 1));

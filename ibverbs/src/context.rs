@@ -37,7 +37,7 @@ impl Deref for Context {
 }
 
 impl Context {
-    /// Returns the LID of the port, if addresses may consist of one.
+    /// Returns the LID of the port with `--lid-routing`, otherwise `None`.
     pub(crate) fn substitute_lid(&self) -> Option<u16> {
         let gid = || self.nic.query_gid(self.nic.main_gid()?.into());
         self.device.has_lid_routing().then(|| gid().map_or(0, lid_of))

@@ -52,14 +52,14 @@ unsafe fn make(
         return null(libc::EOPNOTSUPP);
     }
     let cap = &mut init.cap;
-    // A hardware queue stores inline data in the space of the scatter/gather elements, and some programs rely
-    // on at least that much.
-    const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
-    const MIN_INLINE: u32 = 16 * SGE_LEN;
     let has_no_receive_queue = !init.srq.is_null() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
     if has_no_receive_queue {
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
     }
+    // A hardware queue stores inline data in the space of the scatter/gather elements, and some programs rely
+    // on at least that much.
+    const SGE_LEN: u32 = size_of::<ibv_sge>() as u32;
+    const MIN_INLINE: u32 = 16 * SGE_LEN;
     cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(SGE_LEN).min(MIN_INLINE));
     let options = QpOptions::default()
         .qp_type(qp_type)

@@ -302,7 +302,7 @@ impl Device {
         Identity::of(&self.settings.names, &self.settings.personality)
     }
 
-    /// Reports whether addresses may consist of a LID.
+    /// Reports whether an address vector without a GRH is accepted, with the LID of a neighbour.
     pub(crate) fn has_lid_routing(&self) -> bool {
         self.settings.lid_routing
     }

@@ -28,7 +28,7 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
     /// Offset of the C struct in the object. Each conversion asserts at compile time that it is 0.
     const OFFSET: usize;
 
-    /// Returns what identifies the object in its C struct. `None` means that objects of this type are not
+    /// Returns the identity of the object, from its C struct. `None` means that objects of this type are not
     /// recorded in [`live_objects`].
     fn identity(_: &Self::C) -> Option<Identity> {
         None

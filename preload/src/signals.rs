@@ -1,4 +1,4 @@
-//! Interposed `sigaction`, `signal` and the calls that set the signal mask. The urxe library handles SIGSEGV and SIGBUS raised by its own
+//! Interposed `sigaction`, `signal`, and the calls that set the signal mask. The urxe library handles SIGSEGV and SIGBUS raised by its own
 //! accesses to the program's memory, and forwards others to the program's handlers. With these functions, the
 //! program sets and queries its own handlers, not the library's. A thread that blocks all signals does not block these
 //! two, because the kernel ends the process at a fault in a thread that does.
@@ -98,7 +98,7 @@ signals! {
     __sysv_signal: SA_RESETHAND | SA_NODEFER;
 }
 
-/// Defines the functions that change the signal mask of the calling thread; neither of them blocks SIGSEGV and SIGBUS.
+/// Defines the functions that change the signal mask of the calling thread; SIGSEGV and SIGBUS stay unblocked.
 macro_rules! masks {
     ($($name:ident,)*) => {
         $(

@@ -243,8 +243,8 @@ mod x86_64 {
         }
     }
 
-    /// Makes sure that this thread does not block SIGSEGV and SIGBUS, when it accesses user memory for the first time: the
-    /// kernel ends the process at a fault in a thread that blocks the signal. Threads of servers often block all signals.
+    /// Unblocks SIGSEGV and SIGBUS at the first call in a thread. The kernel kills the process at a fault in a thread that
+    /// blocks the signal, and threads of servers often block all signals. Call it before an access to user memory.
     #[inline]
     pub fn unblock_fault_signals() {
         thread_local! {

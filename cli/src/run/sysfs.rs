@@ -402,7 +402,6 @@ fn hex_groups(bytes: &[u8]) -> String {
     groups.join(":")
 }
 
-/// NUMA node and local CPUs of a device, taken from its network interface if the kernel reports them.
 /// Returns the first NUMA node of the machine; -1 if the kernel knows none.
 fn first_node() -> String {
     let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
@@ -410,6 +409,7 @@ fn first_node() -> String {
     if digits.is_empty() { "-1".into() } else { digits }
 }
 
+/// NUMA node and local CPUs of a device, taken from its network interface if the kernel reports them.
 struct Locality {
     numa_node: String,
     local_cpus: String,

@@ -282,7 +282,7 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns the message that `text` is no number of packets or calls.
+/// Returns the error message for a text that is not a number of packets or calls, as named by `of`.
 pub(crate) fn not_a_count(text: &str, of: &str) -> String {
     match text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok()) {
         Some(percent) => format!("'{text}' is not a {of} count: write {percent} % as p:{}", percent / 100.0),
