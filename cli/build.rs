@@ -19,10 +19,11 @@ fn main() {
     let features = if features.is_empty() { "none".into() } else { features.join(" ") };
     println!("cargo::rustc-env=URXE_BUILD_FEATURES={features}");
     println!("cargo::rustc-env=URXE_BUILD_TARGET={}", env::var("TARGET").expect("cargo sets it"));
-    // OUT_DIR is PROFILE/build/PACKAGE/out; libraries are written to PROFILE/deps.
+    // OUT_DIR is PROFILE/build/PACKAGE-HASH/out, or from Cargo 1.101 on PROFILE/build/PACKAGE/HASH/out.
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let profile = out.ancestors().nth(3).expect("OUT_DIR is below the directory of the profile");
-    println!("cargo::rustc-env=URXE_LIBRARIES={}", profile.join("deps").display());
+    let build =
+        out.ancestors().find(|dir| dir.ends_with("build")).expect("OUT_DIR is below a directory 'build'");
+    println!("cargo::rustc-env=URXE_BUILD_DIRECTORY={}", build.display());
 }
 
 /// Converts the name of a feature's environment variable, without `CARGO_FEATURE_`, to the feature's name.

@@ -5,13 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-
-/// Returns the path of the library that cargo has built for the tests.
-fn library_path() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let found = test.ancestors().map(|dir| dir.join("liburxe_preload.so")).find(|path| path.is_file());
-    found.expect("cargo builds the library before its tests")
-}
+use urxe_test_support::programs;
 
 fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
@@ -64,7 +58,7 @@ impl Fixture {
 
     fn program(&self) -> Command {
         let mut command = Command::new(self.dir.path().join("looks"));
-        command.arg(self.dir.path()).env("LD_PRELOAD", library_path()).env_remove("URXE_SYSFS");
+        command.arg(self.dir.path()).env("LD_PRELOAD", programs::preload()).env_remove("URXE_SYSFS");
         command
     }
 }
@@ -98,7 +92,7 @@ fn fortified_and_sanitised_programs_run_with_the_preload_library() {
 
 #[test]
 fn every_exported_function_is_tested() {
-    let out = Command::new("nm").args(["-D", "--defined-only"]).arg(library_path()).output();
+    let out = Command::new("nm").args(["-D", "--defined-only"]).arg(programs::preload()).output();
     let out = text(&out.expect("nm (apt-get install binutils)"));
     let names: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().last()).collect();
     assert!(names.contains(&"open") && names.len() > 40, "{names:?}");

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::process::Command;
+use urxe_test_support::programs;
 
 /// Returns `name@@version` of every symbol that the library exports.
 fn exported() -> BTreeSet<String> {
-    let test = std::env::current_exe().unwrap();
-    let library = test.ancestors().map(|dir| dir.join("libibverbs.so")).find(|path| path.exists());
-    let library = library.expect("cargo builds the library before its tests");
-    let out = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output();
+    let out = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(programs::library()).output();
     let out = out.expect("this test needs readelf (apt-get install binutils)");
     let text = String::from_utf8(out.stdout).unwrap();
     // Columns: number, value, size, type, binding, visibility, section, name. The section of an undefined

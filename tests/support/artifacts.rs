@@ -2,10 +2,26 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns the path of a build product in the directory of this executable or in a parent of it.
+/// Returns the newest of the files `name` that Cargo has compiled with this executable's profile. Cargo writes libraries and
+/// programs to PROFILE/deps, or from 1.101 on to PROFILE/build/PACKAGE/HASH/out, and links those that it was asked for to PROFILE.
 pub fn built(name: &str) -> Option<PathBuf> {
+    let profile = profile();
+    let outputs =
+        entries(&profile.join("build")).flat_map(|package| entries(&package)).map(|hash| hash.join("out"));
+    let files = outputs.chain([profile.join("deps"), profile.clone()]).map(|dir| dir.join(name));
+    files.filter(|path| path.is_file()).max_by_key(|path| path.metadata().unwrap().modified().unwrap())
+}
+
+/// Returns the directory of the profile, TARGET/PROFILE.
+fn profile() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
+    let outputs = test.ancestors().find(|dir| dir.ends_with("deps") || dir.ends_with("build"));
+    outputs.and_then(Path::parent).expect("a program in a target directory").to_owned()
+}
+
+/// Returns the paths in a directory; none if it is not one.
+fn entries(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(directory).into_iter().flatten().map(|entry| entry.unwrap().path())
 }
 
 /// Returns the path of the `urxe` command.
@@ -15,10 +31,7 @@ pub fn urxe_program() -> PathBuf {
 
 /// Returns the directory `tmp` of Cargo's target directory, which Cargo names `CARGO_TARGET_TMPDIR` to test programs only.
 pub fn directory() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    // TARGET/PROFILE/deps/PROGRAM
-    let target = test.ancestors().nth(3).expect("a program in a target directory");
-    let directory = target.join("tmp");
+    let directory = profile().with_file_name("tmp");
     std::fs::create_dir_all(&directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
     directory
 }
