@@ -24,7 +24,7 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{PdId, Table};
 use urxe::nic::{CqHandle, Nic, NicConfig, PortAddresses};
 use urxe::transport::state::accepted_attrs;
-use urxe::transport::{Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
+use urxe::transport::{AckRequests, Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{
     Aeth, Bth, Flow, Headers, IpIdent, MAX_HEADERS_LEN, NakCode, Opcode, ROCE_PORT, Reth, Syndrome, icrc,
@@ -514,7 +514,12 @@ impl DrivenNic {
             signal_all: false,
             srq: Option::None,
             domain: Option::None,
-            quirks: Quirks::STRICT,
+            quirks: Quirks {
+                ack_requests: AckRequests::Needed,
+                tail_loss_probes: true,
+                send_places_until_polled: false,
+                ..Quirks::STRICT
+            },
             port_mtu: Mtu::Mtu4096,
         };
         let qpn = nic.create_qp(&init, CqHandle(0), CqHandle(0))?;

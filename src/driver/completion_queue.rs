@@ -1,11 +1,14 @@
 //! Completion queues.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
+
 use super::cq_ring::{Entry, Place, Ring};
-use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
+use crate::transport::{Completion, CqId, Instant, PolledSends, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
 /// Arming state: no completion raises an event. Arming states are ordered: a larger value covers more
@@ -54,6 +57,8 @@ pub struct CompletionQueue {
     /// Number of completions ever added, as of the last event.
     notified: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
+    /// Queue pairs whose send queues have room once their completions are polled; not used by most devices.
+    senders: OnceLock<RwLock<HashMap<Qpn, PolledSends>>>,
 }
 
 /// A completion with its timestamp.
@@ -88,6 +93,7 @@ impl CompletionQueue {
             armed: AtomicU8::new(NOT_ARMED),
             notified: AtomicU64::new(0),
             listener: OnceLock::new(),
+            senders: OnceLock::new(),
         }
     }
 
@@ -150,7 +156,7 @@ impl CompletionQueue {
                     return Pushed::Overflow { first: self.mark_overflow() };
                 }
                 // Another shard may be about to fill the oldest entry.
-                None if self.ring.pop().is_none() => std::thread::yield_now(),
+                None if self.pop().is_none() => std::thread::yield_now(),
                 None => {}
             }
         };
@@ -209,9 +215,9 @@ impl CompletionQueue {
         // Completions that arrive meanwhile are left for the next call; otherwise a call might never end.
         let max = max.min(self.len());
         while out.len() - before < max
-            && let Some(entry) = self.ring.pop()
+            && let Some(entry) = self.pop()
         {
-            out.push(unpack(&entry).completion);
+            out.push(entry.completion);
         }
         match out.len() - before {
             0 => self.check_overflow().map(|()| 0),
@@ -224,9 +230,33 @@ impl CompletionQueue {
     /// # Errors
     /// [`CqOverflow`] as for [`poll`](Self::poll).
     pub fn take(&self) -> Result<Option<TimestampedCompletion>, CqOverflow> {
-        match self.ring.pop() {
+        match self.pop() {
             None => self.check_overflow().map(|()| None),
-            Some(entry) => Ok(Some(unpack(&entry))),
+            entry => Ok(entry),
+        }
+    }
+
+    #[inline]
+    fn pop(&self) -> Option<TimestampedCompletion> {
+        let entry = unpack(&self.ring.pop()?);
+        if let Some(senders) = self.senders.get()
+            && !entry.completion.opcode.is_receive()
+            && let Some(polled) = senders.read().get(&entry.completion.qpn)
+        {
+            polled.count();
+        }
+        Some(entry)
+    }
+
+    /// Counts the completions of a queue pair's send queue that are polled from now on.
+    pub fn count_polled_sends(&self, qpn: Qpn, polled: PolledSends) {
+        self.senders.get_or_init(RwLock::default).write().insert(qpn, polled);
+    }
+
+    /// Stops counting the completions of a queue pair that is destroyed.
+    pub fn forget_polled_sends(&self, qpn: Qpn) {
+        if let Some(senders) = self.senders.get() {
+            senders.write().remove(&qpn);
         }
     }
 

@@ -27,7 +27,16 @@ impl ShardState {
         recv_cq: &Arc<CompletionQueue>,
     ) -> Result<Qpn, TooManyQps> {
         let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        self.nic.create_qp(init, cqs.0, cqs.1).inspect_err(|_| self.outputs.queues.release_both(cqs))
+        let made = self.nic.create_qp(init, cqs.0, cqs.1);
+        match made {
+            Ok(qpn) => {
+                if let Some(polled) = self.nic.polled_sends(qpn) {
+                    send_cq.count_polled_sends(qpn, polled.clone());
+                }
+            }
+            Err(_) => self.outputs.queues.release_both(cqs),
+        }
+        made
     }
 
     /// Creates QP1. Returns `None` if it already exists.
@@ -49,6 +58,9 @@ impl ShardState {
     pub fn destroy_qp(&mut self, qpn: Qpn) {
         self.leave_groups(qpn);
         if let Some(cqs) = self.nic.destroy_qp(qpn) {
+            if let Some(send_cq) = self.outputs.queues.get(cqs.0) {
+                send_cq.forget_polled_sends(qpn);
+            }
             self.outputs.queues.release_both(cqs);
         }
         self.outputs.events.forget(EventSubject::Qp(qpn));

@@ -69,7 +69,7 @@ struct Slot {
 
 impl CqTable {
     #[inline]
-    fn get(&self, cq: CqHandle) -> Option<&CompletionQueue> {
+    pub fn get(&self, cq: CqHandle) -> Option<&CompletionQueue> {
         Some(&self.slots.get(cq.0 as usize)?.as_ref()?.queue)
     }
 

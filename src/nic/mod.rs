@@ -68,9 +68,9 @@ use std::net::IpAddr;
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, PostError, PostListError,
-    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
-    Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, PolledSends, PostError,
+    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
+    TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -349,6 +349,11 @@ impl Nic {
     /// [`UnknownQp`].
     pub fn query_qp(&self, qpn: Qpn) -> Result<(QpAttr, &QueuePair), UnknownQp> {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
+    }
+
+    /// Returns a queue pair's counter of polled completions, if they free the places of its send queue.
+    pub fn polled_sends(&self, qpn: Qpn) -> Option<&PolledSends> {
+        self.table.get(qpn)?.qp.polled_sends()
     }
 
     /// Returns the record of a queue pair's failure; `None` if it has not failed or does not exist.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::PortSpeed;
 use crate::sys::setters::setters;
-use crate::transport::{CnpScope, EarlySends, Quirks};
+use crate::transport::{AckRequests, CnpScope, EarlySends, Quirks};
 use crate::wire::NakCode;
 
 /// Limits of a NIC.
@@ -108,7 +108,13 @@ impl Personality {
     /// leniently as real devices do, and that lost packets are retransmitted selectively.
     pub const DEFAULT: Personality = Personality {
         name: "default",
-        quirks: Quirks { selective_repeat: true, ..Quirks::LENIENT },
+        quirks: Quirks {
+            selective_repeat: true,
+            ack_requests: AckRequests::Needed,
+            tail_loss_probes: true,
+            send_places_until_polled: false,
+            ..Quirks::LENIENT
+        },
         ..Personality::STRICT
     };
 
@@ -186,6 +192,7 @@ impl Personality {
             early_sends: EarlySends::RefusedAndHeld,
             send_queue_errors: false,
             cnp_scope: None,
+            send_places_until_polled: false,
             ..Quirks::LENIENT
         },
     };
@@ -223,6 +230,7 @@ impl Personality {
             early_sends: EarlySends::Held,
             early_receives: true,
             cnp_scope: Some(CnpScope::Port),
+            ack_requests: AckRequests::Signaled,
             ..Quirks::LENIENT
         },
     };
@@ -320,6 +328,34 @@ impl Personality {
             words("packets of a long WRITE", h.equal_packets, "WRITE Only each", "First, Middle, Last"),
             words("requests of a READ of 8 packets", h.equal_packets, "one for two packets", "one"),
             words("requests behind a lost one", h.selective_repeat, "kept", "dropped"),
+            words(
+                "last packet is lost: sent again after",
+                h.tail_loss_probes,
+                "a tail loss probe",
+                "the ACK timeout",
+            ),
+            of(
+                "AckReq at the end of a message",
+                match h.ack_requests {
+                    AckRequests::Needed => "if signaled, or the queue fills up",
+                    AckRequests::Signaled => "if signaled, or nothing is posted behind",
+                    AckRequests::Messages => "always",
+                },
+            ),
+            of(
+                "AckReq within a message",
+                match h.ack_requests {
+                    AckRequests::Needed => "each 64 packets",
+                    AckRequests::Signaled => "each 256 packets",
+                    AckRequests::Messages => "each 66 packets",
+                },
+            ),
+            words(
+                "place of an unsignaled work request is free",
+                h.send_places_until_polled,
+                "when a later one is polled",
+                "when it is acknowledged",
+            ),
             of(
                 "least time between CNPs applies to",
                 match h.cnp_scope {

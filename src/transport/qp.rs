@@ -9,8 +9,8 @@ use super::slow_event::EventKind;
 use super::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
     Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PayloadRun,
-    PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
-    earliest, state,
+    PolledSends, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode,
+    WcStatus, earliest, state,
 };
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
 
@@ -50,7 +50,7 @@ impl QueuePair {
     pub fn new(qpn: Qpn, init: &QpInit) -> QueuePair {
         QueuePair {
             conn: Connection::new(init, qpn),
-            requester: Requester::new(init.send),
+            requester: Requester::new(init.send, &init.quirks),
             responder: Responder::new(init.recv, init.srq.is_some() || init.domain.is_some()),
             pacer: Pacer::default(),
             requests_first: false,
@@ -62,6 +62,11 @@ impl QueuePair {
     /// Returns the queue pair number (QPN).
     pub fn qpn(&self) -> Qpn {
         self.conn.qpn
+    }
+
+    /// Returns the counter of polled completions, if they free the places of the send queue.
+    pub fn polled_sends(&self) -> Option<&PolledSends> {
+        self.requester.polled_sends()
     }
 
     /// Returns the queue pair's state.

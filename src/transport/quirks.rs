@@ -59,6 +59,26 @@ pub struct Quirks {
     /// arrives, and the requester retransmits only the packet that a sequence error NAK reports. It goes back to everything
     /// in flight if the peer turns out to keep nothing.
     pub selective_repeat: bool,
+    /// Packets of reliable services that carry AckReq.
+    pub ack_requests: AckRequests,
+    /// Whether the requester sends tail loss probes. Without them, a loss that no later packet reveals is repaired after the
+    /// local ACK timeout.
+    pub tail_loss_probes: bool,
+    /// Whether a work request occupies its place in the send queue until its completion, or that of a later one, is polled
+    /// (IBA 10.7.3.1). Otherwise until it is acknowledged.
+    pub send_places_until_polled: bool,
+}
+
+/// Packets of reliable services that carry AckReq, in addition to READs, atomics and those that fill the congestion window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AckRequests {
+    /// Packets on whose acknowledgement something depends: a completion, room in the congestion window or in the send queue.
+    Needed,
+    /// The last packet of each message that is signaled or behind which none is posted, and each 256th PSN. The driver of mlx5
+    /// sets `log_ack_req_freq` to 8.
+    Signaled,
+    /// The last packet of each message, and each 66th packet of it, as in rxe.
+    Messages,
 }
 
 /// Scope of the minimum interval between congestion notification packets (CNPs).
@@ -107,6 +127,9 @@ impl Quirks {
         cnp_scope: Some(CnpScope::Qp),
         equal_packets: false,
         selective_repeat: false,
+        ack_requests: AckRequests::Messages,
+        tail_loss_probes: false,
+        send_places_until_polled: true,
     };
 
     /// Conformance to the specification, except that posted work requests are checked as leniently as on

@@ -4,9 +4,10 @@ use super::congestion::packet_cost;
 use super::connection::Connection;
 use super::fifo::Fifo;
 use super::received::ReceivedPayload;
+use super::send_places::SendPlaces;
 use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
-use super::{Destination, Env, PostError, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
+use super::{Destination, Env, PostError, Quirks, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
@@ -129,12 +130,15 @@ pub(super) struct SendQueue {
     pub messages: u32,
     /// Flight cost of everything posted since the queue was created.
     pub cost: u64,
+    /// Occupied places, if they are not those of the incomplete work requests.
+    pub places: Option<Box<SendPlaces>>,
 }
 
 impl SendQueue {
-    pub fn new(caps: SendCaps) -> SendQueue {
+    pub fn new(caps: SendCaps, quirks: &Quirks) -> SendQueue {
         SendQueue {
             caps,
+            places: quirks.send_places_until_polled.then(Box::default),
             wqes: Fifo::default(),
             sges: Fifo::default(),
             inline: Fifo::default(),
@@ -154,7 +158,7 @@ impl SendQueue {
         fails: bool,
         conn: &Connection,
     ) -> Result<(), PostError> {
-        if self.wqes.len() >= self.caps.max_wr as usize {
+        if self.occupied_places() >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
         let len = match wr.data {
@@ -263,6 +267,20 @@ impl SendQueue {
         }
         self.wqes = wqes;
         before
+    }
+
+    fn occupied_places(&mut self) -> usize {
+        match &mut self.places {
+            None => self.wqes.len(),
+            Some(places) => (self.wqes.end() - places.start()) as usize,
+        }
+    }
+
+    /// Records that the oldest work request has completed with a completion, before it is retired.
+    pub fn on_completion(&mut self) {
+        if let Some(places) = &mut self.places {
+            places.on_completion(self.wqes.start());
+        }
     }
 
     /// Returns the current end of the queue, for use with [`roll_back`](Self::roll_back).
@@ -385,6 +403,9 @@ impl SendQueue {
 
     pub fn clear(&mut self) {
         self.wqes.clear();
+        if let Some(places) = &mut self.places {
+            places.clear(self.wqes.end());
+        }
         self.sges.clear();
         self.inline.clear();
         self.destinations.clear();
@@ -411,7 +432,8 @@ mod tests {
             port_mtu: Mtu::Mtu1024,
             quirks: Quirks::STRICT,
         };
-        let (conn, mut queue) = (Connection::new(&init, Qpn::new(7)), SendQueue::new(init.send));
+        let (conn, mut queue) =
+            (Connection::new(&init, Qpn::new(7)), SendQueue::new(init.send, &init.quirks));
         let sges = [Sge { length: 5000, ..Sge::default() }, Sge::default()];
         let word = [Sge { length: 8, ..Sge::default() }];
         let atomic = WrOp::Atomic { va: 0, rkey: RKey(0), op: AtomicOp::FetchAdd(1) };

@@ -588,6 +588,13 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
+impl WcOpcode {
+    /// Reports whether the work request was a receive.
+    pub fn is_receive(self) -> bool {
+        matches!(self, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
+    }
+}
+
 from_repr! {
     WcOpcode: Send RdmaWrite RdmaRead CompSwap FetchAdd BindMw LocalInv Flush AtomicWrite RegMr Recv RecvRdmaWithImm
 }

@@ -13,8 +13,9 @@ use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowK
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, Quirks,
-    RecvCaps, RecvWr, RxBurst, SendCaps, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrOp, XrcdId,
+    AckRequests, AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState,
+    QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrOp,
+    XrcdId,
 };
 use urxe::wire::{
     AckTimeout, Aeth, AtomicEth, Bth, Deth, Feth, Flow, Headers, IpIdent, LKey, Mtu, Opcode, PKey, Psn, QKey,
@@ -113,7 +114,12 @@ impl Target {
                 signal_all: true,
                 srq: t.srq.filter(|_| i == VICTIM),
                 domain: (i == VICTIM && service == QpType::XrcRecv).then_some(DOMAIN),
-                quirks: Quirks::STRICT,
+                quirks: Quirks {
+                    ack_requests: AckRequests::Needed,
+                    tail_loss_probes: true,
+                    send_places_until_polled: false,
+                    ..Quirks::STRICT
+                },
                 port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].handle, t.cqs[i].handle).unwrap();

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use plan::{Carrier, Params};
 use proptest::prelude::*;
-use urxe::transport::Quirks;
+use urxe::transport::{AckRequests, Quirks};
 use urxe_test_support::ring;
 use wire::Faults;
 use world::run;
@@ -128,9 +128,24 @@ proptest! {
         credits: bool,
         equal_packets: bool,
         selective_repeat: bool,
+        tail_loss_probes: bool,
+        signaled: bool,
     ) {
         let equal_packets = equal_packets && !errors;
-        let quirks = Quirks { credits, equal_packets, selective_repeat, ..Quirks::STRICT };
+        let ack_requests = match (tail_loss_probes, signaled) {
+            (true, _) => AckRequests::Needed,
+            (false, true) => AckRequests::Signaled,
+            (false, false) => AckRequests::Messages,
+        };
+        let quirks = Quirks {
+            credits,
+            equal_packets,
+            selective_repeat,
+            ack_requests,
+            tail_loss_probes,
+            send_places_until_polled: false,
+            ..Quirks::STRICT
+        };
         let mtu = Some(mtu);
         let params = Params {
             carrier, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6,

@@ -9,7 +9,7 @@ use urxe::nic::{CqHandle, Nic, NicConfig, NicOutput, Personality, PortAddresses}
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AddressVector, BurstLimits, Completion, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType,
-    Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
+    AckRequests, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
     WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Qpn, RKey, RnrTimer, icrc};
@@ -152,7 +152,12 @@ impl Side {
             signal_all: false,
             srq: None,
             domain: None,
-            quirks: Quirks::STRICT,
+            quirks: Quirks {
+                ack_requests: AckRequests::Needed,
+                tail_loss_probes: true,
+                send_places_until_polled: false,
+                ..Quirks::STRICT
+            },
             port_mtu: Mtu::Mtu256,
         };
         let mut create = |qp: usize| {

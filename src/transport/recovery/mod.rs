@@ -116,12 +116,21 @@ pub(super) struct Recovery {
     rnr_nakked: Option<Psn>,
     /// PSN of a missing response that has already triggered a retransmission.
     missing_response: Option<Psn>,
+    /// Whether tail loss probes are sent. Without them, only packets with AckReq start the local ACK timer.
+    sends_probes: bool,
+    /// PSN of the newest packet sent with AckReq.
+    ack_requested: Psn,
 }
 
 impl Recovery {
     /// Creates the loss recovery state of a connection that enters RTS.
     pub fn new(conn: &Connection) -> Recovery {
-        Recovery { retries: Retries::new(conn), ..Recovery::default() }
+        Recovery {
+            retries: Retries::new(conn),
+            sends_probes: conn.quirks().tail_loss_probes,
+            ack_requested: conn.sq_psn.prev(),
+            ..Recovery::default()
+        }
     }
 
     /// Stops all timers and discards a pending probe, because nothing is in flight any longer.
@@ -136,12 +145,19 @@ impl Recovery {
     /// Records packets sent without AckReq, and starts the ACK silence timer if it is not running.
     #[inline]
     pub fn on_sent_without_ack_req(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
-        if !self.timers.is_armed(Timer::AckSilence) {
-            let silence = ack_silence(conn.timeout, tuning);
+        if self.sends_probes {
+            if !self.timers.is_armed(Timer::AckSilence) {
+                let silence = ack_silence(conn.timeout, tuning);
+                self.prober.overdue = Some(now + silence / 2);
+                self.timers.arm(Timer::AckSilence, now + silence);
+            }
+            self.start_ack_timer(conn, now, tuning);
+        } else if !self.awaits_ack_request() {
+            // Sending may stop before the packet that is to carry AckReq, in SQD for example.
+            let silence = self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence);
             self.prober.overdue = Some(now + silence / 2);
             self.timers.arm(Timer::AckSilence, now + silence);
         }
-        self.start_ack_timer(conn, now, tuning);
     }
 
     /// Records a packet sent with AckReq, and starts the probe timer if it is not running. Only the first
@@ -149,6 +165,7 @@ impl Recovery {
     #[inline]
     pub fn on_sent_with_ack_req(&mut self, psn: Psn, conn: &Connection, now: Instant, tuning: &Tuning) {
         self.on_ack_requested(now, tuning);
+        self.ack_requested = psn;
         if !self.is_retransmission(psn) {
             self.rtt.on_sent(psn, now);
         }
@@ -159,7 +176,7 @@ impl Recovery {
     fn on_ack_requested(&mut self, now: Instant, tuning: &Tuning) {
         self.timers.stop(Timer::AckSilence);
         (self.prober.overdue, self.prober.due) = (None, None);
-        if !self.timers.is_armed(Timer::ProbeTimeout) {
+        if self.sends_probes && !self.timers.is_armed(Timer::ProbeTimeout) {
             self.restart_probe_timer(now, tuning);
         }
     }
@@ -223,7 +240,8 @@ impl Recovery {
             }
         }
         self.retries = Retries::new(conn);
-        if flight.snd_una.is_before(flight.snd_max) && !self.is_in_rnr_wait() {
+        let awaits_ack = self.sends_probes || !self.ack_requested.is_before(flight.snd_una);
+        if flight.snd_una.is_before(flight.snd_max) && awaits_ack && !self.is_in_rnr_wait() {
             self.restart_ack_timer(conn, now, tuning);
         } else {
             self.timers.stop(Timer::LocalAck);
@@ -394,9 +412,19 @@ impl Recovery {
     }
 
     /// Takes the pending probe, if any, for the requester to send.
-    pub fn take_probe(&mut self, now: Instant, tuning: &Tuning) -> Option<Probe> {
+    pub fn take_probe(
+        &mut self,
+        flight: &Flight,
+        conn: &Connection,
+        now: Instant,
+        tuning: &Tuning,
+    ) -> Option<Probe> {
         let due = self.prober.due?;
         self.on_ack_requested(now, tuning);
+        if !self.sends_probes {
+            self.ack_requested = flight.snd_nxt.prev();
+            self.start_ack_timer(conn, now, tuning);
+        }
         Some(due)
     }
 
@@ -411,10 +439,10 @@ impl Recovery {
         self.prober.due.is_some() || self.prober.overdue.is_some_and(|at| at <= now)
     }
 
-    /// Reports whether the probe timer is running, which means that a requested acknowledgement is
-    /// outstanding.
+    /// Reports whether a requested acknowledgement is outstanding, as the probe timer tells, or without probes the local ACK
+    /// timer.
     pub fn awaits_ack(&self) -> bool {
-        self.timers.is_armed(Timer::ProbeTimeout)
+        self.timers.is_armed(if self.sends_probes { Timer::ProbeTimeout } else { Timer::LocalAck })
     }
 
     /// Reports whether nothing may be sent because of an RNR NAK.

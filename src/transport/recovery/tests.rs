@@ -18,7 +18,7 @@ fn conn() -> Connection {
         srq: None,
         domain: None,
         port_mtu: Mtu::Mtu1024,
-        quirks: Quirks::STRICT,
+        quirks: Quirks { tail_loss_probes: true, ..Quirks::STRICT },
     };
     let mut conn = Connection::new(&init, Qpn::new(2));
     (conn.retry_cnt, conn.rnr_retry, conn.timeout) = (2, 1, AckTimeout::new(14));

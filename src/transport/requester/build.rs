@@ -8,7 +8,7 @@ use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
 use crate::transport::send_queue::SendWqe;
-use crate::transport::{Env, Output, Payload, QpState, Tuning, WcStatus, WrOp};
+use crate::transport::{AckRequests, Env, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// Maximum number of PSNs in flight: less than half of the PSN space, so that old and new PSNs can be
@@ -55,7 +55,7 @@ impl Requester {
                 _ => self.send_one(conn, env),
             };
             if matches!(sent, Err(Blocked::Idle | Blocked::Probe))
-                && let Some(probe) = self.next_probe(env)
+                && let Some(probe) = self.next_probe(conn, env)
             {
                 (at, sent) = (probe, self.retransmit_one(probe, conn, env));
             }
@@ -145,7 +145,8 @@ impl Requester {
 
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
-        let marked = closes || ack_request::is_marked(start_cost, end_cost, env.window, conn.mtu);
+        let position = ack_request::Position { start_cost, packet, psn };
+        let marked = closes || conn.quirks().ack_requests.is_marked(position, end_cost, env.window, conn.mtu);
         let ack_request = self.requests_ack(wqe, packet + psns, index, conn)
             || marked
             || limited && packet == 0
@@ -199,13 +200,21 @@ impl Requester {
     /// Reports whether a packet of a work request must carry AckReq. `end` is the number of PSNs from the
     /// start of the work request through the packet.
     fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection) -> bool {
+        let next = || self.queue.get(index + 1);
+        let by_rule = || match conn.quirks().ack_requests {
+            AckRequests::Needed => ack_request::fills_a_part(index, self.queue.caps.max_wr),
+            AckRequests::Signaled => {
+                next().is_none_or(|n| n.op.takes_receive() && self.credit.excludes(n.number))
+            }
+            AckRequests::Messages => true,
+        };
         end == wqe.packets
             && (wqe.flags.signaled
                 || conn.signal_all
                 || wqe.first_psn.is_before(self.snd_una)
                 || self.recovery.is_retransmission(wqe.first_psn)
-                || ack_request::fills_a_part(index, self.queue.caps.max_wr)
-                || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all()))
+                || by_rule()
+                || next().is_some_and(|next| next.waits_for_all()))
     }
 
     /// Returns the position of the packet to retransmit as a probe, if such a packet is in flight.
@@ -227,8 +236,9 @@ impl Requester {
     /// packet is no longer in flight. The probe detects a loss that no later packet reveals, and frees send
     /// queue slots even if no thread waits for a completion.
     #[inline]
-    fn next_probe(&mut self, env: &mut Env<'_>) -> Option<Cursor> {
-        let probe = self.recovery.take_probe(env.now, env.tuning)?;
+    fn next_probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Option<Cursor> {
+        let flight = self.flight();
+        let probe = self.recovery.take_probe(&flight, conn, env.now, env.tuning)?;
         let at = self.position_of_probe(probe);
         if probe != Probe::Newest && self.position_of_probe(Probe::Newest) != at {
             self.recovery.schedule_probe(Probe::Newest);

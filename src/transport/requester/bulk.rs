@@ -39,7 +39,9 @@ impl Requester {
         let window =
             self.congestion.window(env.window as u64).min((env.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
-        let until_marked = ack_request::until_mark(start, env.window, conn.mtu) / each;
+        let position = ack_request::Position { start_cost: start, packet, psn };
+        let until_marked =
+            conn.quirks().ack_requests.packets_until_mark(position, each, env.window, conn.mtu);
         let middle = wqe.packets.saturating_sub(packet + 1);
         let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.snd_una) as u32));
         let count = until_closed.min(until_marked).min(middle.into()).min(budget as u64);

@@ -23,7 +23,8 @@ use super::credits::CreditLimit;
 use super::recovery::Recovery;
 use super::send_queue::{Datagram, Mark, SendQueue};
 use super::{
-    Completion, CountedOps, Destination, Env, Instant, Output, PostError, QpState, SendCaps, SendWr, WcStatus,
+    Completion, CountedOps, Destination, Env, Instant, Output, PolledSends, PostError, QpState, Quirks,
+    SendCaps, SendWr, WcStatus,
 };
 use crate::memory::withdraw_payloads;
 use crate::wire::{Flow, Mtu, Psn};
@@ -72,9 +73,9 @@ pub(super) struct Requester {
 }
 
 impl Requester {
-    pub fn new(caps: SendCaps) -> Requester {
+    pub fn new(caps: SendCaps, quirks: &Quirks) -> Requester {
         Requester {
-            queue: SendQueue::new(caps),
+            queue: SendQueue::new(caps, quirks),
             snd_nxt: Cursor { wqe: 0, packet: 0 },
             snd_una: Psn::default(),
             snd_max: Psn::default(),
@@ -99,6 +100,11 @@ impl Requester {
         self.snd_una = conn.sq_psn;
         self.snd_max = conn.sq_psn;
         self.recovery = Recovery::new(conn);
+    }
+
+    /// Returns the counter of polled completions, if they free the places of the send queue.
+    pub fn polled_sends(&self) -> Option<&PolledSends> {
+        self.queue.places.as_ref().map(|places| places.polled())
     }
 
     /// Queues a work request.
@@ -217,6 +223,7 @@ impl Requester {
                 opcode: wqe.op.completion_opcode(),
                 ..conn.completion(wqe.wr_id, WcStatus::WrFlushErr)
             }));
+            self.queue.on_completion();
             self.queue.retire();
         }
         self.quiesce();
@@ -254,6 +261,7 @@ impl Requester {
             let opcode = wqe.op.completion_opcode();
             conn.op_counters.failed(CountedOps::of(&wqe.op));
             env.out.push(Output::Sent(Completion { opcode, ..conn.completion(wqe.wr_id, status) }));
+            self.queue.on_completion();
             self.queue.retire();
         }
         Fatal

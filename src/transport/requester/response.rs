@@ -124,6 +124,7 @@ impl Requester {
                 solicited: false,
                 ..conn.completion(wqe.wr_id, WcStatus::Success)
             }));
+            self.queue.on_completion();
         }
         self.queue.retire();
     }

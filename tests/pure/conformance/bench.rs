@@ -10,9 +10,10 @@ use urxe::memory::{Access, Accessor, HostSlice, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets, EgressRoom,
-    Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
-    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    AckRequests, AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets,
+    EgressRoom, Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
+    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
+    XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -156,7 +157,13 @@ impl Bench {
             max_dest_rd: 4,
             signal_all: false,
             tuning: Tuning { min_probe_timeout: NEVER, ..Tuning::default() },
-            quirks: Quirks { credits: false, ..Quirks::STRICT },
+            quirks: Quirks {
+                credits: false,
+                ack_requests: AckRequests::Needed,
+                tail_loss_probes: true,
+                send_places_until_polled: false,
+                ..Quirks::STRICT
+            },
             qps: 1,
             state: QpState::Rts,
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urxe::memory::AtomicOp;
-use urxe::transport::{QpType, Quirks, SendFlags, WcOpcode, WrOp};
+use urxe::transport::{QpType, SendFlags, WcOpcode, WrOp};
 use urxe::wire::{NakCode, RKey, Syndrome};
 
 use crate::bench::{Bench, RQ, SQ, Setup, ok};
@@ -11,7 +11,7 @@ use crate::pkt::*;
 
 fn bench(change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {
-        s.quirks = Quirks::STRICT;
+        s.quirks.credits = true;
         change(s);
     })
 }

@@ -11,7 +11,7 @@ use urxe::transport::{
     WcOpcode, WcStatus, WrOp,
 };
 use urxe::verbs::{
-    self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, TestEndpoint,
+    self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, QpOptions, TestEndpoint,
 };
 use urxe::wire::{Ecn, Opcode, RKey};
 
@@ -50,6 +50,8 @@ fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(),
     b.post_on(0, &SendWr::new(wr_id, op, &sges).to(to))
 }
 
+/// Local ACK timeout of the bench (14).
+const ACK_TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
 const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
 
 cases! {
@@ -241,6 +243,66 @@ cases! {
         );
     }
 
+    full_send_queue_of_mlx5_has_room_when_a_completion_is_polled_and_none_before => "personality.send_places" {
+        for p in [Personality::MLX5, Personality::STRICT] {
+            let fabric = virtual_fabric();
+            let (a, b) = pair(&fabric, p);
+            let mr = b.pd.reg_mr(8, Access::ALL).unwrap();
+            let places = QpOptions::default().send.max_wr;
+            let signaled = |wr_id| SendWr::write(wr_id, &[], mr.remote(0));
+            (1..places).for_each(|i| a.qp.post_send(&signaled(i.into()).flags(UNSIGNALED)).unwrap());
+            a.qp.post_send(&signaled(77)).unwrap();
+            fabric.advance(Duration::from_secs(2));
+            let is_full = || matches!(a.qp.post_send(&signaled(1)), Err(PostError::QueueFull(_)));
+            assert!(is_full(), "acknowledged, but not polled");
+            assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 77);
+            fill_with_unsignaled(&a, &mr, &fabric);
+            assert!(is_full());
+            // The queue is empty after RESET, as are its places.
+            [&a, &b].iter().for_each(|end| end.qp.modify(&QpAttr::new(Reset)).unwrap());
+            urxe_test_support::nic::connect_with(&a.qp, &b.qp, &ConnectOptions::default());
+            a.qp.post_send(&signaled(2)).unwrap();
+        }
+    }
+
+    lost_unsignaled_send_is_repaired_after_the_ack_timeout_without_probes => "personality.no_probes" {
+        for p in [Personality::MLX5, Personality::RXE, Personality::STRICT] {
+            let quirks = Quirks { credits: false, ..p.quirks };
+            let mut b = Bench::with(|s| (s.quirks, s.tuning.min_probe_timeout) = (quirks, Duration::from_millis(1)));
+            post_unsignaled(&mut b, 1, 1);
+            assert_eq!(b.sent().len(), 1);
+            b.advance(ACK_TIMEOUT - Duration::from_nanos(1));
+            b.expect_nothing();
+            b.advance(Duration::from_nanos(1));
+            let again = b.sent().iter().map(|p| (p.h.bth.psn.get(), p.h.bth.ack_req)).collect::<Vec<_>>();
+            assert_eq!(again, [(SQ, true)]);
+            assert_eq!((b.count().ack_probe, b.count().local_ack_timeout_err), (0, 1), "{}", p.name);
+            b.exchange(&[ack(SQ, 1)], &[]);
+            b.advance(20 * ACK_TIMEOUT);
+            b.expect_nothing();
+        }
+    }
+
+    acknowledgement_not_requested_before_sqd_is_requested_after_the_ack_timeout => "personality.no_probes" {
+        let mut b = bench(Personality::MLX5, |s| (s.quirks.credits, s.max_rd) = (false, 1));
+        let op = WrOp::Read { va: 0, rkey: RKey(1) };
+        b.post(1, op, 0, 4);
+        post_unsignaled(&mut b, 2, 1);
+        b.post(3, op, 0, 4);
+        let (from, byte) = ((0, RKey(1), 4), send(Only, SQ + 1, &b.mr.read(0, 1)));
+        b.expect(&[read(SQ, from), byte.clone().ackreq(false)]);
+        b.set_state(Sqd);
+        b.exchange(&[resp(Only, SQ, 1, &[0; 4])], &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 4)]);
+        b.advance(ACK_TIMEOUT);
+        b.expect(&[byte]);
+        assert_eq!((b.count().ack_probe, b.count().local_ack_timeout_err), (1, 0));
+        b.exchange(&[ack(SQ + 1, 2)], &[]);
+        b.sends(&[]);
+        b.advance(20 * ACK_TIMEOUT);
+        b.expect_nothing();
+    }
+
     observed_result_matches_every_row_of_the_personality_table => "personality.rows" {
         for (row, (name, _)) in Personality::STRICT.properties().iter().enumerate() {
             let all = Personality::ALL.map(|p| (p.properties().swap_remove(row).1, observe(name, p)));
@@ -340,6 +402,31 @@ fn observe(row: &str, p: Personality) -> String {
             });
             format!("{states:?}")
         }
+        "last packet is lost: sent again after" => sends_probe(p).to_string(),
+        "AckReq at the end of a message" => {
+            let mut b = bench(p, |_| {});
+            // The second is posted behind the first before either is sent.
+            (1..3).for_each(|i| post_unsignaled(&mut b, i, 1));
+            let requests: Vec<_> = b.sent().iter().map(|p| p.h.bth.ack_req).collect();
+            discard(b);
+            format!("{requests:?}")
+        }
+        "AckReq within a message" => {
+            let mut b = bench(p, |_| {});
+            post_unsignaled(&mut b, 1, 200 * 256);
+            let packets = b.sent();
+            let requests = packets.iter().enumerate().filter(|(_, p)| p.h.bth.ack_req).map(|(i, _)| i);
+            let requests: Vec<_> = requests.filter(|i| i + 1 < packets.len()).collect();
+            discard(b);
+            format!("{requests:?}")
+        }
+        "place of an unsignaled work request is free" => {
+            let fabric = virtual_fabric();
+            let (a, b) = pair(&fabric, p);
+            let mr = b.pd.reg_mr(8, Access::ALL).unwrap();
+            fill_with_unsignaled(&a, &mr, &fabric);
+            a.qp.post_send(&SendWr::write(1, &[], mr.remote(0))).is_ok().to_string()
+        }
         "least time between CNPs applies to" => {
             let mut b = bench(p, |s| {
                 s.qps = 2;
@@ -385,6 +472,46 @@ fn discard(mut b: Bench) {
     b.send_cq.poll(usize::MAX, &mut done).unwrap();
     b.recv_cq.poll(usize::MAX, &mut done).unwrap();
     while b.next_event().is_some() {}
+}
+
+/// Posts an unsignaled SEND.
+fn post_unsignaled(b: &mut Bench, wr_id: u64, len: u32) {
+    let sge = [b.mr.sge(0, len)];
+    b.post_sges(wr_id, WrOp::Send, &sge, UNSIGNALED).unwrap();
+}
+
+const UNSIGNALED: SendFlags = SendFlags { signaled: false, ..SendFlags::SIGNALED };
+
+/// Reports whether a NIC with personality `p` sends a SEND again 10 ms after the peer has acknowledged one in 0.1 ms, with an ACK
+/// timeout of 67 ms.
+fn sends_probe(p: Personality) -> bool {
+    let mut b = bench(p, |s| s.tuning.min_probe_timeout = Duration::from_millis(1));
+    b.post(0, WrOp::Send, 0, 1);
+    b.sent();
+    b.advance(Duration::from_micros(100));
+    b.deliver(&[ack(SQ, 1)]);
+    b.post(1, WrOp::Send, 0, 1);
+    b.sent();
+    b.advance(Duration::from_millis(10));
+    let sent = b.sent().len();
+    discard(b);
+    sent > 0
+}
+
+/// Returns two connected endpoints with personality `p`.
+fn pair(fabric: &Fabric, p: Personality) -> (TestEndpoint, TestEndpoint) {
+    let [a, b] = [(); 2].map(|()| TestEndpoint::new(context(fabric, p)).unwrap());
+    urxe_test_support::nic::connect_with(&a.qp, &b.qp, &ConnectOptions::default());
+    (a, b)
+}
+
+/// Fills a send queue with unsignaled WRITEs, and lets two seconds pass, in which the peer acknowledges them.
+fn fill_with_unsignaled(a: &TestEndpoint, mr: &verbs::Mr, fabric: &Fabric) {
+    let places = QpOptions::default().send.max_wr;
+    for i in 0..places {
+        a.qp.post_send(&SendWr::write(i.into(), &[], mr.remote(0)).flags(UNSIGNALED)).unwrap();
+    }
+    fabric.advance(Duration::from_secs(2));
 }
 
 /// Returns the response of a NIC with personality `p` to a SEND of `data` that consumes a receive of 4 bytes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use urxe::transport::Quirks;
+use urxe::transport::{AckRequests, Quirks};
 use urxe::wire::{Mtu, QKey};
 
 use super::exchange::{Exchange, Message, Part};
@@ -58,6 +58,12 @@ impl Params {
         let equal_packets = !errors && rng.percent(50);
         let (credits, coalesces_acks) = (rng.percent(70), rng.percent(70));
         let selective_repeat = rng.percent(50);
+        let tail_loss_probes = rng.percent(70);
+        // Without probes, unsignaled requests must ask for their acknowledgement.
+        let ack_requests = match tail_loss_probes {
+            true => AckRequests::Needed,
+            false => rng.pick(&[AckRequests::Signaled, AckRequests::Messages]),
+        };
         Params {
             carrier: Carrier::Wire(faults),
             mtu: None,
@@ -72,7 +78,16 @@ impl Params {
             share: rng.percent(40),
             errors,
             ipv6: rng.percent(30),
-            quirks: Quirks { credits, coalesces_acks, equal_packets, selective_repeat, ..Quirks::STRICT },
+            quirks: Quirks {
+                credits,
+                coalesces_acks,
+                equal_packets,
+                selective_repeat,
+                ack_requests,
+                tail_loss_probes,
+                send_places_until_polled: false,
+                ..Quirks::STRICT
+            },
         }
     }
 }
