@@ -412,20 +412,16 @@ impl Recovery {
     }
 
     /// Takes the pending probe, if any, for the requester to send.
-    pub fn take_probe(
-        &mut self,
-        flight: &Flight,
-        conn: &Connection,
-        now: Instant,
-        tuning: &Tuning,
-    ) -> Option<Probe> {
+    pub fn take_probe(&mut self, now: Instant, tuning: &Tuning) -> Option<Probe> {
         let due = self.prober.due?;
         self.on_ack_requested(now, tuning);
-        if !self.sends_probes {
-            self.ack_requested = flight.snd_nxt.prev();
-            self.start_ack_timer(conn, now, tuning);
-        }
         Some(due)
+    }
+
+    /// Records that a probe requests the acknowledgement of the packets before `snd_nxt`.
+    pub fn on_probe_sent(&mut self, snd_nxt: Psn, conn: &Connection, now: Instant, tuning: &Tuning) {
+        self.ack_requested = snd_nxt.prev();
+        self.start_ack_timer(conn, now, tuning);
     }
 
     /// Reports whether a packet is in flight for which no acknowledgement has been requested.

@@ -237,8 +237,8 @@ impl Requester {
     /// queue slots even if no thread waits for a completion.
     #[inline]
     fn next_probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Option<Cursor> {
-        let flight = self.flight();
-        let probe = self.recovery.take_probe(&flight, conn, env.now, env.tuning)?;
+        let probe = self.recovery.take_probe(env.now, env.tuning)?;
+        self.recovery.on_probe_sent(self.next_psn(), conn, env.now, env.tuning);
         let at = self.position_of_probe(probe);
         if probe != Probe::Newest && self.position_of_probe(Probe::Newest) != at {
             self.recovery.schedule_probe(Probe::Newest);
