@@ -8,7 +8,7 @@ use super::fd_message::MAX_FDS;
 use crate::nic::QpnPartition;
 
 /// Protocol version, the first word of every line. Peers with another version are refused.
-const VERSION: &str = "urxe-broker-4";
+const VERSION: &str = "urxe-broker-5";
 
 /// Words for the users whose processes the broker serves: any user, or only its own user.
 const ANY_USER: &str = "any";
@@ -19,7 +19,7 @@ const OWN_USER: &str = "own";
 pub struct Request {
     /// First partition that the client already has, in a request to a new broker (`reattach`). That request
     /// also carries the keepalive descriptors for the addresses, in the order of `bind_addrs`. `None`
-    /// requests any free partitions (`acquire`).
+    /// requests any free partitions (`acquire`). Before them, both carry the descriptor of the last acknowledgements.
     pub partition: Option<usize>,
     /// Number of shards, a power of two. The client has one partition per shard, with consecutive numbers.
     pub shards: usize,
@@ -154,25 +154,25 @@ mod tests {
     #[test]
     fn malformed_lines_are_rejected() {
         for line in [
-            "urxe-broker-4 acquire 3 10.0.0.1",
-            "urxe-broker-4 acquire 1",
-            "urxe-broker-4 acquire 0 10.0.0.1",
-            "urxe-broker-4 acquire 64 10.0.0.1 fd00::1 fd00::2",
-            "urxe-broker-4 acquire 1 ten",
-            "urxe-broker-4 reattach 64 1 10.0.0.1",
-            "urxe-broker-4 reattach 18446744073709551615 1 10.0.0.1",
-            "urxe-broker-4 release",
-            "urxe-broker-4",
+            "urxe-broker-5 acquire 3 10.0.0.1",
+            "urxe-broker-5 acquire 1",
+            "urxe-broker-5 acquire 0 10.0.0.1",
+            "urxe-broker-5 acquire 64 10.0.0.1 fd00::1 fd00::2",
+            "urxe-broker-5 acquire 1 ten",
+            "urxe-broker-5 reattach 64 1 10.0.0.1",
+            "urxe-broker-5 reattach 18446744073709551615 1 10.0.0.1",
+            "urxe-broker-5 release",
+            "urxe-broker-5",
         ] {
             assert!(line.parse::<Request>().unwrap_err().contains("invalid request"), "{line}");
         }
-        for version in ["urxe-broker-5", "urxe-broker", "urxe"] {
+        for version in ["urxe-broker-4", "urxe-broker", "urxe"] {
             let request = format!("{version} acquire 1 10.0.0.1").parse::<Request>().unwrap_err();
             let response = format!("{version} granted 1 own").parse::<Response>().unwrap_err();
             assert!([request, response].iter().all(|error| error.contains("another version")), "{version}");
         }
         for line in ["granted x own", "granted 5", "granted 5 all", "granted 5 own 6"] {
-            assert!(format!("urxe-broker-4 {line}").parse::<Response>().is_err(), "{line}");
+            assert!(format!("urxe-broker-5 {line}").parse::<Response>().is_err(), "{line}");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, PeerWindow, TxQueue};
+use crate::transport::{BurstLimits, Instant, LastAcks, PeerWindow, TxQueue};
 use crate::wire::mad::ServiceId;
 
 /// Time without traffic after which a member is considered idle, unless it is the one used last.
@@ -26,6 +26,7 @@ pub struct Multihomed<L> {
     members: Vec<Member<L>>,
     info: LinkInfo,
     /// QPN partition that all members share.
+    last_acks: Option<LastAcks>,
     partition: QpnPartition,
     /// Index of the member that was used last.
     last: usize,
@@ -69,6 +70,7 @@ impl<L: Link> Multihomed<L> {
             speed: infos().map(|i| i.speed).fold(first.speed, u64::min),
         };
         let first = links[0].shared_address();
+        let last_acks = first.as_ref().and_then(|shared| shared.last_acks());
         let partition = first.map_or(QpnPartition::WHOLE, |shared| shared.partition());
         let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
         let scratch = TxQueue::new(burst);
@@ -76,6 +78,7 @@ impl<L: Link> Multihomed<L> {
             members,
             info,
             partition,
+            last_acks,
             last: 0,
             next: 0,
             last_idle_poll: Instant(0),
@@ -290,6 +293,10 @@ impl<L: Link> SharedAddress for Multihomed<L> {
 
     fn partition(&self) -> QpnPartition {
         self.partition
+    }
+
+    fn last_acks(&self) -> Option<LastAcks> {
+        self.last_acks.clone()
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::nic::QpnPartition;
+use crate::transport::LastAcks;
 use crate::wire::mad::ServiceId;
 
 /// Link whose addresses other processes may share ([`Link::shared_address`](super::Link::shared_address)).
@@ -22,6 +23,11 @@ pub trait SharedAddress {
 
     /// Withdraws a [`claim`](Self::claim) on the same service and address.
     fn release(&mut self, service: ServiceId, address: Option<IpAddr>);
+
+    /// Returns the record of the last acknowledgements, which are sent when this process has ended, if anybody keeps it.
+    fn last_acks(&self) -> Option<LastAcks> {
+        None
+    }
 }
 
 /// Reason why requests for a service cannot be directed to this process.

@@ -68,9 +68,9 @@ use std::net::IpAddr;
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, ModifyError, Output, PayloadSource, PeerWindow, PolledSends, PostError,
-    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
-    TimerDeferral, Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PayloadSource, PeerWindow, PolledSends,
+    PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
+    SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -128,6 +128,7 @@ struct Scratch {
     bytes: Vec<u8>,
     /// Buffers for requests that are kept behind a gap.
     spare: Vec<Vec<u8>>,
+    last_acks: Option<LastAcks>,
 }
 
 impl Scratch {
@@ -152,6 +153,7 @@ impl Scratch {
             payload: PayloadSource::Packet(CopySource::Read),
             counters: &mut self.counters,
             tuning,
+            last_acks: self.last_acks.as_ref(),
             window,
             others_in_flight: 0,
         }
@@ -256,6 +258,11 @@ impl Nic {
     /// pair numbers, whichever is lower.
     pub fn max_qp(&self) -> u32 {
         self.table.max()
+    }
+
+    /// Records the last acknowledgements from now on.
+    pub fn record_last_acks(&mut self, records: LastAcks) {
+        self.state.last_acks = Some(records);
     }
 
     /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`.

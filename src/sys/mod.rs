@@ -7,5 +7,6 @@
 pub mod fork;
 pub(crate) mod memfd;
 pub(crate) mod setters;
+pub(crate) mod shared_words;
 pub mod signals;
 pub mod thread;

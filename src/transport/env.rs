@@ -1,7 +1,7 @@
 //! Context in which a queue pair executes a step ([`Env`]).
 
 use super::received::{PayloadSource, ReceivedPayload};
-use super::{Counters, Instant, Output, SharedReceives, Tuning, TxQueue};
+use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning, TxQueue};
 use crate::memory::{HostSlice, Table};
 use crate::wire::Packet;
 
@@ -30,6 +30,8 @@ pub struct Env<'a> {
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
+    /// Record of the last acknowledgements, if anybody keeps it.
+    pub last_acks: Option<&'a LastAcks>,
     /// Window of the queue pair's peer.
     pub window: usize,
     /// Total flight cost of the packets that other queue pairs have in flight to the same peer.

@@ -23,6 +23,7 @@ mod fifo;
 mod history;
 mod ids;
 mod init;
+mod last_acks;
 mod migration;
 mod output;
 mod pacer;
@@ -67,6 +68,7 @@ pub use failure::{
 };
 pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
+pub use last_acks::LastAcks;
 pub use output::Output;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{AckRequests, CnpScope, EarlySends, Quirks};

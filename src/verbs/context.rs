@@ -292,7 +292,14 @@ impl Context {
             seed,
         };
         let events = Arc::new(EventSignal::new()?);
-        let nics: Vec<Nic> = mailbox.iter().map(|mailbox| Nic::shard(config.clone(), mailbox.id())).collect();
+        let new_nic = |(mailbox, link): (&ShardMailbox, &mut Box<dyn Link>)| {
+            let mut nic = Nic::shard(config.clone(), mailbox.id());
+            if let Some(records) = link.shared_address().and_then(|shared| shared.last_acks()) {
+                nic.record_last_acks(records);
+            }
+            nic
+        };
+        let nics: Vec<Nic> = mailbox.iter().zip(&mut links).map(new_nic).collect();
         let asynchronous = Events::default();
         asynchronous.set_listener(events.clone());
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();

@@ -1,5 +1,5 @@
-/* A process receives a message and exits at once, with nothing closed. Hardware has acknowledged the message
- * by then, so its peer must see a success. */
+/* A process receives a message and ends at once, with nothing closed, in the way that the argument names. Hardware has
+ * acknowledged the message by then, so its peer must see a success. */
 
 #include "common.h"
 
@@ -36,31 +36,38 @@ static struct ibv_wc next(void)
 	return wc;
 }
 
-static int leave_with_a_message(void)
+static int leave_with_a_message(const char *way)
 {
 	struct ibv_qp *qp = meet(to_child[0], to_parent[1]);
 	struct ibv_recv_wr recv = { .wr_id = 1 }, *bad;
 	CHECK(!ibv_post_recv(qp, &recv, &bad));
 	tell(to_parent[1], 0);
 	CHECK(next().status == IBV_WC_SUCCESS);
+	if (!strcmp(way, "_exit"))
+		_exit(0);
+	if (!strcmp(way, "SIGKILL"))
+		kill(getpid(), SIGKILL);
+	if (!strcmp(way, "exec"))
+		execl("/bin/true", "true", NULL);
+	CHECK(!strcmp(way, "return"));
 	return 0;
 }
 
 int main(int argc, char **argv)
 {
 	int status;
-	CHECK(argc == 1 && argv[0]);
+	CHECK(argc == 2);
 	CHECK(!pipe(to_child) && !pipe(to_parent));
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (!child)
-		return leave_with_a_message();
+		return leave_with_a_message(argv[1]);
 	struct ibv_qp *qp = meet(to_parent[0], to_child[1]);
 	hear(to_parent[0]);
 	struct ibv_send_wr send = { .wr_id = 2, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
 	CHECK(!ibv_post_send(qp, &send, &bad));
 	struct ibv_wc wc = next();
-	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(waitpid(child, &status, 0) == child && status == (strcmp(argv[1], "SIGKILL") ? 0 : SIGKILL));
 	printf("%s\n", ibv_wc_status_str(wc.status));
 	CHECK(wc.status == IBV_WC_SUCCESS);
 	return 0;

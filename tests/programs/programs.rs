@@ -126,10 +126,16 @@ fn fork_while_the_device_is_busy_leaves_parent_and_child_working() {
 }
 
 #[test]
-fn received_message_is_acknowledged_although_the_process_exits_at_once() {
+fn received_message_is_acknowledged_although_the_process_ends_at_once() {
     let (leaving, [address, _]) = (CProgram::build("leaving"), addresses());
-    for _ in 0..5 {
-        leaving.run(&address, &[]);
+    for way in ["return", "_exit", "SIGKILL", "exec"] {
+        for shared_memory in ["auto", "off"] {
+            for _ in 0..5 {
+                leaving.run_with(&address, &[way], |command| {
+                    command.env("URXE_SHARED_MEMORY", shared_memory);
+                });
+            }
+        }
     }
 }
 

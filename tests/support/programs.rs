@@ -258,10 +258,16 @@ impl CProgram {
 
     /// Runs the program on a device with the given address, and returns its output. The program must succeed.
     pub fn run(&self, address: &str, args: &[&str]) -> String {
+        self.run_with(address, args, |_| {})
+    }
+
+    /// Runs the program like [`run`](Self::run), with a changed environment.
+    pub fn run_with(&self, address: &str, args: &[&str], change: impl FnOnce(&mut Command)) -> String {
         let library = Library::new();
         let mut command = library.program(self.program(), address);
         // Freed memory is overwritten, so that a use after free is likely to be noticed.
         command.args(args).env("MALLOC_PERTURB_", "85");
+        change(&mut command);
         let out = Running::new(command).finish(Duration::from_secs(60));
         assert!(out.status.success(), "{} {args:?}: {:?}\n{}", self.program(), out.status, text(&out));
         text(&out)

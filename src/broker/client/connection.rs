@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, 
 
 use super::SharingError;
 use super::spawn::spawn_broker;
-use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
 use crate::broker::{BindAddr, Sharing, SocketNames, fd_message, is_trusted, peer_user};
 use crate::link::udp::PortOwner;
@@ -50,7 +49,7 @@ pub struct LeaseGrant {
 /// processes of any user if `any_user` is set, and only those of this user otherwise.
 pub fn request_lease(
     request: &Request,
-    keepalives: &[FdKeepalive],
+    fds: &[BorrowedFd<'_>],
     sharing: &Sharing,
     any_user: bool,
     ip: IpAddr,
@@ -58,7 +57,6 @@ pub fn request_lease(
 ) -> Result<LeaseGrant, SharingError> {
     let primary = BindAddr::primary(&request.bind_addrs).expect("a link has an address");
     let system = |what| move |source| SharingError::System { ip, what, source };
-    let fds: Vec<BorrowedFd<'_>> = keepalives.iter().map(AsFd::as_fd).collect();
     let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
     let start_time = Instant::now();
     let mut started: Option<Instant> = None;
@@ -67,7 +65,7 @@ pub fn request_lease(
         match connect_to(primary, &private, sharing).map_err(system("connecting to the broker"))? {
             Some(connection) => {
                 // A broker that ended just now does not respond; then another one is needed.
-                let response = exchange(&connection, request, &fds);
+                let response = exchange(&connection, request, fds);
                 if let Some((line, fds)) =
                     response.map_err(system("requesting a QPN partition from the broker"))?
                 {

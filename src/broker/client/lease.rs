@@ -1,7 +1,7 @@
 //! A process's lease of QPN partitions, which survives the death of the broker.
 #![forbid(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -16,7 +16,9 @@ use crate::broker::protocol::Request;
 use crate::broker::{BindAddr, Sharing, fd_message};
 use crate::nic::QpnPartition;
 use crate::sys::fork::ForkGeneration;
+use crate::sys::shared_words::SharedWords;
 use crate::sys::thread::spawn_background;
+use crate::transport::LastAcks;
 
 /// Lease of QPN partitions, one per shard, with its resources.
 pub struct Lease {
@@ -38,6 +40,8 @@ struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
+    /// Memory of the last acknowledgements, one part for each shard, and its descriptor for the broker.
+    last_acks: (Arc<SharedWords>, OwnedFd),
     sharing: Sharing,
     /// Whether the broker serves processes of any user.
     any_user: bool,
@@ -68,8 +72,12 @@ impl Lease {
             );
             return Err(SharingError::Refused { ip, errno: libc::EINVAL, reason });
         }
+        let system = |what| move |source| SharingError::System { ip, what, source };
+        let (last_acks, last_acks_fd) =
+            SharedWords::create("urxe acknowledgements", shards * LastAcks::WORDS)
+                .map_err(system("creating the memory of acknowledgements"))?;
         let LeaseGrant { connection, partition: first, mut fds, any_user } =
-            request_lease(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
+            request_lease(&request, &[last_acks_fd.as_fd()], sharing, sharing.any_user, ip, &|| false)?;
         let invalid = |reason| SharingError::Refused {
             ip,
             errno: libc::EPROTO,
@@ -85,13 +93,13 @@ impl Lease {
             sockets.push(per_address.by_ref().take(shards).collect());
             keepalives.extend(per_address.next().map(FdKeepalive::from_fd));
         }
-        let system = |what| move |source| SharingError::System { ip, what, source };
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
         let request = Request { partition: Some(first), ..request };
         let sharing = sharing.clone();
-        let shared =
-            Arc::new(Shared { request, keepalives, sharing, any_user, stop, mixed: AtomicBool::new(false) });
+        let last_acks = (Arc::new(last_acks), last_acks_fd);
+        let mixed = AtomicBool::new(false);
+        let shared = Arc::new(Shared { request, keepalives, last_acks, sharing, any_user, stop, mixed });
         let monitored = shared.clone();
         let watcher = spawn_background("urxe lease".into(), move || monitored.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
@@ -102,6 +110,11 @@ impl Lease {
 
     pub fn partition(&self) -> QpnPartition {
         self.partition
+    }
+
+    /// Returns the record of the last acknowledgements of a shard.
+    pub fn last_acks(&self, shard: usize) -> LastAcks {
+        LastAcks::new(self.shared.last_acks.0.clone(), shard)
     }
 
     /// Reports whether the broker serves processes of any user, and therefore uses abstract socket names.
@@ -144,9 +157,10 @@ impl Shared {
         while self.wait_for_end(&connection) {
             let ip = self.request.bind_addrs[0].ip();
             // A new broker must serve the same users as the last one.
-            match request_lease(&self.request, &self.keepalives, &self.sharing, self.any_user, ip, &|| {
-                self.is_stopping()
-            }) {
+            let keepalives = self.keepalives.iter().map(AsFd::as_fd);
+            let fds: Vec<BorrowedFd<'_>> = [self.last_acks.1.as_fd()].into_iter().chain(keepalives).collect();
+            match request_lease(&self.request, &fds, &self.sharing, self.any_user, ip, &|| self.is_stopping())
+            {
                 Ok(granted) => connection = granted.connection,
                 // Without a broker, this process continues as before; processes that start later get no
                 // partition.

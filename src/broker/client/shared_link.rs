@@ -20,7 +20,7 @@ use crate::link::{
     SharedAddress, boxed, default_address,
 };
 use crate::nic::QpnPartition;
-use crate::transport::{Instant, PeerWindow, TxQueue};
+use crate::transport::{Instant, LastAcks, PeerWindow, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 
@@ -76,6 +76,7 @@ pub struct SharedUdpLink {
     /// Registry of the services that this process has claimed; present only in the link of the shard that has
     /// QP1.
     registry: Option<ServiceRegistry>,
+    last_acks: LastAcks,
     /// Bursts without a ring.
     to_socket: TxQueue,
     /// Time at which the socket was last polled.
@@ -147,7 +148,7 @@ fn share(
         let mut links = Vec::new();
         for (shard, socket) in sockets.into_iter().enumerate() {
             let has_qp1 = shard == Qpn::GSI.get() as usize & (count - 1);
-            let mut link = new_link(bind_addr, options, socket, &lease, (shard == 0, has_qp1), sharing)?;
+            let mut link = new_link(bind_addr, options, socket, &lease, (shard, has_qp1), sharing)?;
             // The first link monitors the state of the port for all shards and addresses.
             if n > 0 || shard > 0 {
                 link.inner.ignore_link_state();
@@ -164,7 +165,7 @@ fn new_link(
     options: &UdpOptions,
     socket: OwnedFd,
     lease: &Arc<Lease>,
-    (is_first, has_qp1): (bool, bool),
+    (shard, has_qp1): (usize, bool),
     sharing: &Sharing,
 ) -> Result<SharedUdpLink, SharingError> {
     let ip = bind_addr.ip();
@@ -174,7 +175,7 @@ fn new_link(
     // The queue pair numbers of all shards begin with the first partition, so one link has the rings of all.
     let shared_memory = sharing.shared_memory;
     let rings =
-        Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), is_first, shared_memory);
+        Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), shard == 0, shared_memory);
     let add = |rings: Option<Rings>| match rings {
         Some(rings) => inner.add_to_group_fd(&rings).map(|()| Some(rings)),
         None => Ok(None),
@@ -203,6 +204,7 @@ fn new_link(
     Ok(SharedUdpLink {
         inner,
         lease: lease.clone(),
+        last_acks: lease.last_acks(shard),
         registry,
         rings,
         to_socket,
@@ -340,6 +342,10 @@ impl Link for SharedUdpLink {
 impl SharedAddress for SharedUdpLink {
     fn partition(&self) -> QpnPartition {
         self.lease.partition()
+    }
+
+    fn last_acks(&self) -> Option<LastAcks> {
+        Some(self.last_acks.clone())
     }
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {

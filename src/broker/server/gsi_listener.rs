@@ -46,6 +46,22 @@ impl GsiListener {
         Ok(GsiListener { link, verifier: Verifier::default(), responses, recent_reqs: RecentReqs::default() })
     }
 
+    /// Sends packets without payload.
+    pub fn send(&mut self, packets: impl Iterator<Item = (Flow, Headers)>) {
+        for (flow, headers) in packets {
+            self.responses.push(&flow, headers, Payload::Bytes(&[]));
+            if self.responses.is_full() {
+                let _ = self.link.transmit(NOW, &self.responses);
+                self.responses.clear();
+            }
+        }
+        if !self.responses.is_empty() {
+            // Ignored errors: failures to send, which count as lost datagrams.
+            let _ = self.link.transmit(NOW, &self.responses);
+            self.responses.clear();
+        }
+    }
+
     /// Handles a batch of received packets. Also reads the sockets of `orphaned` partitions, which processes
     /// have released, because peers may still send packets to connections in them.
     pub fn serve<'s>(

@@ -5,12 +5,14 @@
 //! | this one | the loop: connections, messages, idle timeout |
 //! | [`grants`] | grants of partitions, reattaching clients, release |
 //! | [`served_address`] | sockets of an address |
+//! | [`last_acks`] | acknowledgements sent for processes that have ended |
 //! | [`gsi_listener`] | MADs for no process's partition: forwarded or answered |
 //! | [`mailboxes`] | delivery of forwarded MADs |
 //! | [`recent_reqs`] | services that clients requested recently |
 
 mod grants;
 mod gsi_listener;
+mod last_acks;
 mod mailboxes;
 mod recent_reqs;
 mod served_address;
@@ -195,6 +197,8 @@ struct Client {
     bind_addrs: Vec<BindAddr>,
     /// Request received while the port was in use.
     pending: Option<Request>,
+    /// Descriptor of the process's last acknowledgements, which are sent when it has disconnected.
+    last_acks: Option<OwnedFd>,
 }
 
 impl Client {
@@ -219,6 +223,7 @@ impl Server {
                         partitions: None,
                         bind_addrs: Vec::new(),
                         pending: None,
+                        last_acks: None,
                     }),
                     // Best effort: the process may have closed the connection.
                     Err(refusal) => drop(fd_message::send(&connection, &refusal, &[])),
@@ -275,7 +280,8 @@ impl Server {
 
     /// Handles a message from a client. Returns false if the client has disconnected.
     fn handle_message(&mut self, i: usize) -> bool {
-        let Ok(Some((line, fds))) = fd_message::receive(&self.clients[i].connection, false) else {
+        let Ok(Some((line, mut fds))) = fd_message::receive(&self.clients[i].connection, false) else {
+            self.send_last_acks(i);
             self.release(i);
             return false;
         };
@@ -284,12 +290,26 @@ impl Server {
             Ok(_) if self.clients[i].partitions.is_some() => {
                 Some(Err(Response::protocol_error("the connection already has a lease")))
             }
-            Ok(request) => self.grant(i, request, fds),
+            Ok(_) if fds.is_empty() => Some(Err(Response::protocol_error("a request has a descriptor"))),
+            Ok(request) => {
+                self.clients[i].last_acks = Some(fds.remove(0));
+                self.grant(i, request, fds)
+            }
             Err(refusal) => Some(Err(refusal)),
         };
         match response {
             None | Some(Ok(())) => true,
             Some(Err(refusal)) => self.refuse(i, &refusal),
+        }
+    }
+
+    /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not have sent them.
+    fn send_last_acks(&mut self, i: usize) {
+        let client = &self.clients[i];
+        let (Some(records), Some((_, shards))) = (&client.last_acks, client.partitions) else { return };
+        let words = last_acks::read(records, shards);
+        for served in self.served.iter_mut().filter(|served| client.bind_addrs.contains(&served.bind_addr)) {
+            last_acks::send(&words, served);
         }
     }
 

@@ -118,7 +118,7 @@ pub(super) struct Recovery {
     missing_response: Option<Psn>,
     /// Whether tail loss probes are sent. Without them, only packets with AckReq start the local ACK timer.
     sends_probes: bool,
-    /// PSN of the newest packet sent with AckReq.
+    /// Last PSN that the newest packet sent with AckReq covers.
     ack_requested: Psn,
 }
 
@@ -160,12 +160,19 @@ impl Recovery {
         }
     }
 
-    /// Records a packet sent with AckReq, and starts the probe timer if it is not running. Only the first
-    /// transmission of a packet is timed.
+    /// Records a packet sent with AckReq, and starts the probe timer if it is not running. `last` is the last PSN that the packet
+    /// covers: that of the response, for a READ. Only the first transmission of a packet is timed.
     #[inline]
-    pub fn on_sent_with_ack_req(&mut self, psn: Psn, conn: &Connection, now: Instant, tuning: &Tuning) {
+    pub fn on_sent_with_ack_req(
+        &mut self,
+        psn: Psn,
+        last: Psn,
+        conn: &Connection,
+        now: Instant,
+        tuning: &Tuning,
+    ) {
         self.on_ack_requested(now, tuning);
-        self.ack_requested = psn;
+        self.ack_requested = last;
         if !self.is_retransmission(psn) {
             self.rtt.on_sent(psn, now);
         }

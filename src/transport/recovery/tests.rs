@@ -33,10 +33,10 @@ fn flight(snd_una: u32, snd_nxt: u32, snd_max: u32) -> Flight {
 /// work request, the last with AckReq.
 fn in_flight(now: Instant, conn: &Connection) -> Recovery {
     let (mut recovery, tuning) = (Recovery::new(conn), Tuning::default());
-    recovery.on_sent_with_ack_req(Psn::new(0), conn, now - MS, &tuning);
+    recovery.on_sent_with_ack_req(Psn::new(0), Psn::new(0), conn, now - MS, &tuning);
     recovery.on_progress(&flight(1, 1, 1), 1, conn, now, &tuning);
     (1..9).for_each(|_| recovery.on_sent_without_ack_req(conn, now, &tuning));
-    recovery.on_sent_with_ack_req(Psn::new(9), conn, now, &tuning);
+    recovery.on_sent_with_ack_req(Psn::new(9), Psn::new(9), conn, now, &tuning);
     recovery
 }
 
@@ -216,7 +216,7 @@ fn local_ack_timeout_is_1_5_times_as_long_after_an_expiry() {
     assert_eq!(recovery.on_ack_timeout(), Loss::OnPath);
     assert_eq!(recovery.on_loss(Loss::OnPath, &conn), Action::GoBackN);
     recovery.on_go_back_n(&flight(1, 10, 10));
-    recovery.on_sent_with_ack_req(Psn::new(1), &conn, now, &tuning);
+    recovery.on_sent_with_ack_req(Psn::new(1), Psn::new(1), &conn, now, &tuning);
     assert_eq!(local_ack(&recovery), Some(now + timeout * 3 / 2));
     recovery.on_progress(&flight(2, 2, 10), 2, &conn, now, &tuning);
     assert_eq!(local_ack(&recovery), Some(now + timeout));

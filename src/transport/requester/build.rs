@@ -158,7 +158,7 @@ impl Requester {
             self.reads.push_back(psn + (psns - 1));
         }
         if awaits_response || ack_request {
-            self.recovery.on_sent_with_ack_req(psn, conn, env.now, env.tuning);
+            self.recovery.on_sent_with_ack_req(psn, psn + (psns - 1), conn, env.now, env.tuning);
         } else {
             self.recovery.on_sent_without_ack_req(conn, env.now, env.tuning);
         }

@@ -43,7 +43,7 @@ impl Responder {
         self.expected = bth.psn.next();
         self.nak_outstanding = NakOutstanding::No;
         if bth.ack_req {
-            self.acknowledge(bth.psn, self.msn, conn);
+            self.acknowledge(bth.psn, self.msn, conn, env);
         }
         true
     }
@@ -132,7 +132,7 @@ impl Responder {
         }
         self.expected = packet.bth().psn.next();
         if packet.bth().ack_req && conn.qp_type.is_reliable() {
-            self.acknowledge(packet.bth().psn, self.msn, conn);
+            self.acknowledge(packet.bth().psn, self.msn, conn, env);
         }
         Ok(())
     }

@@ -287,7 +287,7 @@ impl Responder {
         if self.nak_outstanding == NakOutstanding::No {
             // The acknowledgement tells the requester which packets need no retransmission. The requester's newest packet, which
             // follows the missing one, triggers the NAK for the next gap.
-            self.acknowledge(self.expected.prev(), self.msn, conn);
+            self.acknowledge(self.expected.prev(), self.msn, conn, env);
         }
         Ok(())
     }
@@ -399,8 +399,8 @@ impl Responder {
                 // of that response.
                 let inside = |r: &&Resource| r.first.is_after(psn) && r.first.is_before(self.expected);
                 match self.resources.iter().find(inside) {
-                    Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff, conn),
-                    None => self.acknowledge(self.expected.prev(), self.msn, conn),
+                    Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff, conn, env),
+                    None => self.acknowledge(self.expected.prev(), self.msn, conn, env),
                 }
             }
             Operation::ReadRequest => {
@@ -467,7 +467,10 @@ impl Responder {
     }
 
     /// Queues an acknowledgement of everything up to `psn`, or merges it with one not yet sent.
-    fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
+    fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection, env: &Env<'_>) {
+        if let Some(last_acks) = env.last_acks {
+            last_acks.record(psn, msn, conn, env.now);
+        }
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
         match self.replies.back_mut().filter(|_| conn.quirks().coalesces_acks) {
             Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, psn: due, .. })
