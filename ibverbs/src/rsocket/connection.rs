@@ -232,7 +232,7 @@ impl Connection {
                     // A peer that sends is ready to receive, even if its RTU was lost.
                     let _ = self.id.notify(AsyncEvent::CommunicationEstablished(self.qp.qpn()));
                 }
-                match completion.imm.map(|imm| self.on_message(imm)) {
+                match completion.imm.map(|imm| self.on_message(imm, completion.byte_len)) {
                     Some(Ok(())) if posted.is_ok() => {}
                     Some(Ok(())) => self.fail(libc::ECONNRESET),
                     // No immediate data, or a violation of the protocol.
@@ -245,13 +245,15 @@ impl Connection {
         }
     }
 
-    /// Processes a message from the peer, which arrives as immediate data.
-    fn on_message(&mut self, imm: u32) -> Result<(), ProtocolError> {
+    /// Processes a message from the peer, which arrives as immediate data, with a WRITE of `len` bytes.
+    fn on_message(&mut self, imm: u32, len: u32) -> Result<(), ProtocolError> {
         match Message::decode(imm)? {
             Message::Data(len) => self.inc.on_data(len)?,
             Message::Credits(limit) => {
                 self.out.set_limit(limit);
-                self.read_targets()?;
+                if len > 0 {
+                    self.read_target()?;
+                }
             }
             Message::Mapped(index) => {
                 self.remote_map.check(index)?;
@@ -268,17 +270,14 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the targets that the peer has written to this end's target SGL. The peer reuses an entry once
-    /// the target announced in it is full.
-    fn read_targets(&mut self) -> Result<(), ProtocolError> {
-        for _ in 0..TARGET_SGL_LEN {
-            let (at, mut bytes) = (self.next_target * TARGET_SGE_LEN, [0; TARGET_SGE_LEN]);
-            // Cannot fail: `next_target` is below the length of the table.
-            let _ = self.tables.read(at, &mut bytes);
-            let target = TargetSge::decode(bytes, Order::OWN);
-            if target.len == 0 {
-                break;
-            }
+    /// Takes the target that the peer has written to this end's target SGL with the message. The peer may be writing the entry
+    /// behind it, and reuses an entry once the target announced in it is full.
+    fn read_target(&mut self) -> Result<(), ProtocolError> {
+        let (at, mut bytes) = (self.next_target * TARGET_SGE_LEN, [0; TARGET_SGE_LEN]);
+        // Cannot fail: `next_target` is below the length of the table.
+        let _ = self.tables.read(at, &mut bytes);
+        let target = TargetSge::decode(bytes, Order::OWN);
+        if target.len > 0 {
             let _ = self.tables.write(at, &[0; TARGET_SGE_LEN]);
             self.out.add_target(target)?;
             self.next_target = (self.next_target + 1) % TARGET_SGL_LEN;
