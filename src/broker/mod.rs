@@ -29,8 +29,8 @@
 //!
 //! | message | direction | fields | descriptors |
 //! | --- | --- | --- | --- |
-//! | `acquire` | client to broker | number of shards, addresses | none |
-//! | `reattach` | client to a new broker | first partition, number of shards, addresses | the keepalive descriptor of each address |
+//! | `acquire` | client to broker | number of shards, addresses | the memory of the last acknowledgements |
+//! | `reattach` | client to a new broker | first partition, number of shards, addresses | the memory of the last acknowledgements, then the keepalive descriptor of each address |
 //! | `granted` | broker to client | first partition; `any` or `own`: users that the broker serves | for `acquire`: a token for each shard; then for each address the sockets of all shards and the keepalive descriptor. For `reattach`: none |
 //! | `refused` | broker to client | errno value, reason | none |
 //! | `ForwardedMad` | broker to the socket of a service | version (1 byte), traffic class (1), source port (2), source and destination address (16 each), packet from BTH to ICRC | none |
@@ -53,6 +53,13 @@
 //! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one of them
 //! forbids it (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
 //! partition.
+//!
+//! # Death of a client
+//!
+//! A program may end as soon as it has polled a receive completion, before the acknowledgement has left: it waits for a response to
+//! carry it. An adapter has acknowledged by then. Therefore a client records its last acknowledgements in memory of which the
+//! broker has the descriptor ([`LastAcks`](crate::transport::LastAcks)), and the broker sends them when the connection ends. A
+//! link without a broker (packet sockets, frames) loses them.
 //!
 //! # Death of the broker
 //!

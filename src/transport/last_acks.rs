@@ -124,3 +124,62 @@ fn words_of(ip: IpAddr) -> [u64; 2] {
 fn address_of([high, low]: [u64; 2]) -> IpAddr {
     Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)).to_canonical()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PdId;
+    use crate::transport::{QpInit, QpType, Quirks, RecvCaps, SendCaps};
+    use crate::wire::Mtu;
+
+    struct Words(Vec<AtomicU64>);
+
+    impl AsRef<[AtomicU64]> for Words {
+        fn as_ref(&self) -> &[AtomicU64] {
+            &self.0
+        }
+    }
+
+    fn connection(src: &str, dst: &str) -> Connection {
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send: SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 },
+            recv: RecvCaps::default(),
+            signal_all: false,
+            srq: None,
+            domain: None,
+            port_mtu: Mtu::Mtu1024,
+            quirks: Quirks::STRICT,
+        };
+        let mut conn = Connection::new(&init, Qpn::new(0x12_3456));
+        let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 50_000);
+        conn.set_flow(Flow { traffic_class: 0x68, hop_limit: 7, flow_label: 0xf_0001, ..flow });
+        (conn.dest_qpn, conn.pkey) = (Qpn::new(0xab_cdef), PKey(0x8001));
+        conn
+    }
+
+    #[test]
+    fn recorded_acknowledgement_becomes_a_packet_until_it_is_old() {
+        for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let (conn, now) = (connection(src, dst), Instant(5_000_000_000));
+            let memory = Arc::new(Words((0..2 * LastAcks::WORDS).map(|_| AtomicU64::new(0)).collect()));
+            let shard = LastAcks::new(memory.clone(), 1);
+            shard.record(Psn::new(0x99_0001), 0x77_0002, &conn, now);
+            let words: Vec<u64> = memory.0.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            let sent: Vec<_> = LastAcks::packets(&words, now).collect();
+            let bth = conn.bth(Operation::Acknowledge, Position::Only, HeaderSet::NONE, Psn::new(0x99_0001));
+            let aeth = Aeth { syndrome: Syndrome::ACK, msn: 0x77_0002 };
+            assert_eq!(sent, [(conn.flow.unwrap(), Headers { bth, aeth, ..Headers::default() })]);
+            let late = Instant(now.0 + MAX_AGE.as_nanos() as u64 + 1);
+            assert_eq!(LastAcks::packets(&words, late).count(), 0);
+        }
+    }
+
+    #[test]
+    fn words_that_a_process_has_changed_become_no_other_packet() {
+        let any = [1, 2, 3, 4, 5, 6, 7, 8];
+        let to_a_group = [1, 0, 0x11 << 24, 0, 0, 0xffff_0a00_0001, 0, 0xffff_e000_0001];
+        assert_eq!(LastAcks::packets(&[any, to_a_group].concat(), Instant(2)).count(), 0);
+    }
+}

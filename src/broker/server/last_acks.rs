@@ -6,16 +6,22 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use nix::time::{ClockId, clock_gettime};
+use rustix::fs::fcntl_get_seals;
 
 use super::served_address::ServedAddress;
 use crate::transport::{Instant, LastAcks};
 
-/// Reads the records of a process. The process may have changed the file, which therefore is not mapped.
+/// Reads the records of a process; none if the descriptor is not that of a memfd with them. A process of another user may have
+/// passed a file whose reads block, or truncate the file, which therefore is not mapped.
 pub fn read(records: &OwnedFd, shards: usize) -> Vec<u64> {
     let mut bytes = vec![0; shards * LastAcks::WORDS * size_of::<u64>()];
-    let read = records.try_clone().is_ok_and(|fd| File::from(fd).read_exact_at(&mut bytes, 0).is_ok());
+    let is_memory = fcntl_get_seals(records).is_ok();
+    let file = records.try_clone().ok().filter(|_| is_memory).map(File::from);
+    if file.is_none_or(|file| file.read_exact_at(&mut bytes, 0).is_err()) {
+        return Vec::new();
+    }
     let (words, _) = bytes.as_chunks();
-    if read { words.iter().map(|word| u64::from_ne_bytes(*word)).collect() } else { Vec::new() }
+    words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
 
 /// Sends the recorded acknowledgements whose source is the address.
@@ -25,4 +31,20 @@ pub fn send(words: &[u64], served: &mut ServedAddress) {
     let ip = served.bind_addr.ip();
     let packets = LastAcks::packets(words, now).filter(|(flow, _)| ip.is_unspecified() || flow.src == ip);
     served.gsi_listener.send(packets);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::memfd;
+
+    #[test]
+    fn descriptor_without_records_has_none() {
+        let (pipe, _writer) = nix::unistd::pipe().unwrap();
+        let short = memfd::create("short", LastAcks::WORDS * 8 - 1).unwrap();
+        assert!(read(&pipe, 1).is_empty() && read(&short, 1).is_empty());
+        let records = memfd::create("records", LastAcks::WORDS * 8).unwrap();
+        assert_eq!(read(&records, 1), [0; LastAcks::WORDS]);
+        assert!(read(&records, 2).is_empty());
+    }
 }
