@@ -207,6 +207,7 @@ table! {
         Self::PortInUse(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
         // As in the kernel's `cma_check_port`.
         Self::PortInUseByWildcard(_) => EADDRNOTAVAIL,
+        Self::NoRoute { source, .. } => source.raw_os_error().unwrap_or(ENETUNREACH),
         Self::Claim { addr, source } => match source {
             ClaimError::InUse { .. } if addr.ip().is_unspecified() => EADDRNOTAVAIL,
             other => other.number(),

@@ -37,9 +37,13 @@ pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`.
+/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`: `URXE_PRELOAD` if it is set, as
+/// for ThreadSanitizer, which runs no instrumented code in its own initialisation.
 pub fn preload() -> PathBuf {
-    built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
+    std::env::var_os("URXE_PRELOAD")
+        .map(PathBuf::from)
+        .or_else(|| built("liburxe_preload.so"))
+        .expect("urxe-preload is not built: run cargo build --workspace")
 }
 
 /// Copies a build product to a path with `cp`. If this process wrote the copy itself, a child forked by

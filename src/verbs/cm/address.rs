@@ -128,9 +128,12 @@ impl State {
             Some(ip) => {
                 let (device, sgid_index) = self.device_of(ip).ok_or(IdError::NoDevice(ip))?;
                 let dgid = self.destination_gid(device, sgid_index, dst.ip());
+                if self.devices[device].has_system_routes() && self.device_of(dst.ip()).is_none() {
+                    source_towards(dst).map_err(|source| IdError::NoRoute { dst: dst.ip(), source })?;
+                }
                 Some(Route { device, sgid_index, dgid })
             }
-            None => self.route_to(dst),
+            None => self.route_to(dst)?,
         };
         let Some(Route { device, sgid_index, dgid }) = route else {
             self.id(number)?.report(CmEventKind::AddrError, -libc::ENODEV, EventParam::None);
@@ -168,23 +171,34 @@ impl State {
         }
     }
 
-    /// Returns the route to `dst`. The source is the device that has `dst` itself; otherwise the address that
-    /// the system's routes select or, if no device has that address, the GID most similar to `dst`.
-    fn route_to(&self, dst: SocketAddr) -> Option<Route> {
+    /// Returns the route to `dst`; `None` if no device has one. The source is the device that has `dst` itself; otherwise the
+    /// address that the system's routes select or, if no device has that address, the GID most similar to `dst` of a device that
+    /// does not send by those routes.
+    ///
+    /// # Errors
+    /// [`IdError::NoRoute`] if all devices send by the system's routes, and none leads to `dst`.
+    fn route_to(&self, dst: SocketAddr) -> Result<Option<Route>, IdError> {
         let ip = dst.ip().to_canonical();
-        let routed = || {
-            let source = source_towards(dst).ok()?;
+        let has_address = |source| {
             self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(source)?)))
         };
+        let routed = source_towards(dst);
         let any = || {
             let towards = |device: &Device| match ip.is_unspecified() {
                 true => device.context.main_gid(),
+                false if device.has_system_routes() => None,
                 false => device.context.gid_towards(ip.into()),
             };
             self.present_devices().find_map(|(i, device)| Some((i, towards(device)?)))
         };
-        let (device, sgid_index) = self.device_of(ip).or_else(routed).or_else(any)?;
-        Some(Route { device, sgid_index, dgid: self.destination_gid(device, sgid_index, ip) })
+        let found = self.device_of(ip).or_else(|| has_address(*routed.as_ref().ok()?)).or_else(any);
+        match (found, routed) {
+            (Some((device, sgid_index)), _) => {
+                Ok(Some(Route { device, sgid_index, dgid: self.destination_gid(device, sgid_index, ip) }))
+            }
+            (None, Err(source)) => Err(IdError::NoRoute { dst: ip, source }),
+            (None, Ok(_)) => Ok(None),
+        }
     }
 
     pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
@@ -239,6 +253,12 @@ impl State {
 }
 
 impl Device {
+    /// Reports whether the routing table of the system applies to what the device sends: its link is a socket, and therefore has
+    /// one source port.
+    fn has_system_routes(&self) -> bool {
+        self.context.0.info.src_port.is_some()
+    }
+
     fn pkey(&self) -> PKey {
         self.context.query_pkey(0).unwrap_or_default()
     }

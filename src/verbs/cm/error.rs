@@ -33,6 +33,14 @@ pub enum IdError {
     /// No device has the address.
     #[error("no device has the address {0}")]
     NoDevice(IpAddr),
+    /// The system has no route to the destination.
+    #[error("no route to {dst}: {source}")]
+    NoRoute {
+        /// Destination address.
+        dst: IpAddr,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
     /// The port could not be claimed, for example because another process uses it.
     #[error("cannot claim port {addr}: {source}")]
     Claim {
