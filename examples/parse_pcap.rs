@@ -1,36 +1,55 @@
-//! Parsing: prints the RoCEv2 packets in a pcap file, and verifies each packet's ICRC.
+//! Parsing: prints the RoCEv2 packets in a pcap or pcapng file, and verifies each packet's ICRC.
 //!
-//! Shows the `wire` module: frames, packets, the opcode table and the ICRC. Reading the file takes twenty
-//! lines. Run it with `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the
-//! kernel's rxe.
+//! Shows the `wire` module: frames, packets, the opcode table and the ICRC. Run it with
+//! `cargo run --example parse_pcap [FILE]`; without FILE, it reads a capture of the kernel's rxe.
 
+use std::error::Error;
+
+use pcap_file::DataLink;
+use pcap_file::pcap::PcapReader;
+use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, icrc};
 
-/// Returns the frames in a little-endian pcap file.
-fn frames(file: &[u8]) -> Result<Vec<&[u8]>, &'static str> {
-    const MICROSECONDS: u32 = 0xa1b2_c3d4;
-    const NANOSECONDS: u32 = 0xa1b2_3c4d;
-    let word = |at: usize| file.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
-    if !matches!(word(0), Some(MICROSECONDS | NANOSECONDS)) {
-        return Err("this is not a little-endian pcap file");
-    }
-    let (mut at, mut frames) = (24, Vec::new());
-    while at < file.len() {
-        let len = word(at + 8).ok_or("the file ends in a record header")? as usize;
-        frames.push(file.get(at + 16..at + 16 + len).ok_or("the file ends in a record")?);
-        at += 16 + len;
+/// Returns the Ethernet frames in a pcap or pcapng file. Captures of urxe contain IP packets, which get an Ethernet header.
+fn frames(file: &[u8]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
+    const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+    let (mut links, mut frames) = (Vec::new(), Vec::new());
+    let mut add = |link, data: &[u8]| match (link, data.first().map(|byte| byte >> 4)) {
+        (DataLink::RAW, Some(4)) => frames.push([[0; 12].as_slice(), &[0x08, 0x00], data].concat()),
+        (DataLink::RAW, _) => frames.push([[0; 12].as_slice(), &[0x86, 0xdd], data].concat()),
+        _ => frames.push(data.to_vec()),
+    };
+    if file.starts_with(&SECTION_HEADER) {
+        let mut reader = PcapNgReader::new(file)?;
+        while let Some(block) = reader.next_block() {
+            match block? {
+                Block::InterfaceDescription(interface) => links.push(interface.linktype),
+                Block::EnhancedPacket(packet) => {
+                    let link =
+                        links.get(packet.interface_id as usize).ok_or("a packet without an interface")?;
+                    add(*link, &packet.data);
+                }
+                _ => {}
+            }
+        }
+    } else {
+        let mut reader = PcapReader::new(file)?;
+        let link = reader.header().datalink;
+        while let Some(packet) = reader.next_packet() {
+            add(link, &packet?.data);
+        }
     }
     Ok(frames)
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
     let rxe = concat!(env!("CARGO_MANIFEST_DIR"), "/pcaps/cm_rping.pcap");
     let path = std::env::args().nth(1).unwrap_or_else(|| rxe.into());
     let file = std::fs::read(&path)?;
     let (mut packets, mut valid) = (0, 0);
     for bytes in frames(&file)? {
-        let Content::Roce(roce) = frame::parse(bytes, Checksums::Verify)?.content else { continue };
+        let Content::Roce(roce) = frame::parse(&bytes, Checksums::Verify)?.content else { continue };
         let payload = &bytes[roce.payload];
         let packet = Packet::parse(payload)?;
         let is_valid = icrc::verify(&roce.flow, roce.ident, 0, payload);

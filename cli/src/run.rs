@@ -5,6 +5,7 @@ mod congestion_files;
 mod libraries;
 mod pci;
 mod sysfs;
+mod wait_port;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -27,6 +28,7 @@ use object::{Endianness, FileKind, elf};
 use self::libraries::find_library;
 pub use self::libraries::{Libraries, Library};
 use self::sysfs::{PortView, Tree};
+use self::wait_port::wait_for_port;
 use super::CliError;
 use super::link::{STANDARD_OUTPUT, parse_shared_memory};
 use super::oob::parse_seconds;
@@ -52,6 +54,9 @@ the library that redirects accesses to /sys/class/infiniband and /dev/infiniband
 pub struct Run {
     #[command(flatten)]
     device: DeviceArgs,
+    /// Start the program when a server listens on this TCP port, or port of the connection manager, at most a minute later
+    #[arg(long, value_name = "PORT")]
+    wait_port: Option<u16>,
     /// Program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -201,6 +206,7 @@ impl Run {
         let path = find_program(program)?;
         let details = format!("(`urxe doctor -- {}` shows what it would load)", program.display());
         check_loads_libraries(&path).map_err(|e| CliError::Usage(format!("{e} {details}")))?;
+        self.wait_port.map_or(Ok(()), wait_for_port)?;
         let mut command = Command::new(&path);
         command.arg0(program).args(arguments);
         // The program inherits this descriptor, which has to stay open until exec.

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with, socketpair,
@@ -49,8 +50,8 @@ fn message(p: &mut Input<'_>) -> Vec<u8> {
     let mut line = match p.below(8) {
         0 => return (0..p.u16() % 9000).map(|_| p.u8()).collect(),
         1 => format!("urxe-broker-{} acquire 1 {}", p.u8(), address(p)),
-        2 | 3 => format!("urxe-broker-4 acquire {} {}", number(p), address(p)),
-        _ => format!("urxe-broker-4 reattach {} {} {}", number(p), number(p), address(p)),
+        2 | 3 => format!("urxe-broker-5 acquire {} {}", number(p), address(p)),
+        _ => format!("urxe-broker-5 reattach {} {} {}", number(p), number(p), address(p)),
     };
     for _ in 0..[0, 0, 0, 1, 2, 200, 0, 0][p.below(8)] {
         line += " ";
@@ -79,7 +80,17 @@ fn descriptors(p: &mut Input<'_>) -> Vec<OwnedFd> {
         }
         _ => std::fs::File::open("/dev/null").ok().map(OwnedFd::from),
     };
-    (0..count).map_while(|_| make()).collect()
+    let first = (!p.chance(8)).then(|| memory(p)).flatten();
+    first.into_iter().chain((0..count).map_while(|_| make())).collect()
+}
+
+/// Returns memory like that of the last acknowledgements of a process with up to 32 shards.
+fn memory(p: &mut Input<'_>) -> Option<OwnedFd> {
+    let fd = memfd_create("fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).ok()?;
+    let records: Vec<u8> = (0..p.u8()).map(|_| p.u8()).collect();
+    rustix::io::write(&fd, &records).ok()?;
+    rustix::fs::ftruncate(&fd, [0, 1 << 14, 1 << 19][p.below(3)]).ok()?;
+    Some(fd)
 }
 
 fn send(to: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) -> bool {

@@ -231,7 +231,8 @@ impl ToVictim {
         }
         let fields = u32::from(p.u16()) | ELIDES_ICRCS | LEAVES_OUT;
         let epoch = if p.chance(8) { EPOCH + 1 } else { EPOCH };
-        let header = [count * segment, 4791 << 16 | segment, fields, bytes.len() as u32, words.len() as u32, epoch];
+        let header =
+            [count * segment, 4791 << 16 | segment, fields, bytes.len() as u32, words.len() as u32, epoch];
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         let mut record: Vec<u8> = header.into_iter().flat_map(u32::to_ne_bytes).collect();
         record.extend(bytes);
@@ -297,7 +298,8 @@ impl ToVictim {
             let Some(last) = left_out.iter().rposition(Option::is_some) else { continue };
             let first = left_out.iter().position(Option::is_some).expect("there is a last");
             let pad = usize::from(packet[1] >> 4 & 3);
-            if left_out[first..=last].iter().any(Option::is_none) || last + 1 + pad + ICRC_LEN != packet.len() {
+            if left_out[first..=last].iter().any(Option::is_none) || last + 1 + pad + ICRC_LEN != packet.len()
+            {
                 return None;
             }
         }

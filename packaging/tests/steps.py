@@ -1,6 +1,6 @@
 """Executor of the steps of GitHub workflows and composite actions, as far as the recipes of this repository need it: `run` with its
 shell, environment and condition, local actions, stand-ins for others, the files behind GITHUB_ENV, GITHUB_PATH and GITHUB_OUTPUT,
-and expressions of contexts, literals, comparisons, `&&`, `||` and `hashFiles`."""
+and expressions of contexts, literals, comparisons, `&&`, `||`, `hashFiles` and `failure` (no step is run after one that failed)."""
 import os
 import re
 import subprocess
@@ -38,7 +38,7 @@ class Job:
         """Returns the value of an expression without its `${{ }}`."""
         def lookup(match):
             word = match[0]
-            if word[0] == "'" or re.fullmatch(r"[0-9]+|&&|\|\||==|!=|!|[(),]|hashFiles|\s+", word):
+            if word[0] == "'" or re.fullmatch(r"[0-9]+|&&|\|\||==|!=|!|[(),]|hashFiles|failure|\s+", word):
                 return {"&&": " and ", "||": " or ", "!": " not "}.get(word, word)
             if word in ("true", "false", "null"):
                 return {"true": "True", "false": "False", "null": "None"}[word]
@@ -50,7 +50,7 @@ class Job:
         tokens = re.compile(r"'(?:[^']|'')*'|&&|\|\||==|!=|!|[(),]|[A-Za-z0-9_.-]+|\s+")
         if "".join(tokens.findall(expression)) != expression:
             raise ValueError(f"expression: {expression}")
-        return eval(tokens.sub(lookup, expression), {"__builtins__": {}, "hashFiles": lambda *patterns: "0" * 64})
+        return eval(tokens.sub(lookup, expression), {"__builtins__": {}, "hashFiles": lambda *patterns: "0" * 64, "failure": lambda: False})
 
     def expand(self, value, contexts):
         """Returns a text with its expressions replaced."""
@@ -60,7 +60,7 @@ class Job:
         """Runs steps and returns the outputs of those with an ID. `within` precedes each shell, such as `unshare`."""
         contexts = {
             "inputs": inputs or {},
-            "runner": {"os": "Linux", "temp": self.temporary},
+            "runner": {"os": "Linux", "arch": "X64", "temp": self.temporary},
             "github": {**self.github, "action_path": action_path or ""},
             "steps": {},
         }

@@ -75,7 +75,7 @@ mod shared_address;
 pub(crate) mod shared_memory;
 #[cfg(feature = "unstable-internals")]
 pub mod shared_memory;
-mod socket_calls;
+pub(crate) mod socket_calls;
 mod system_udp;
 pub mod trace;
 pub mod udp;

@@ -1,10 +1,21 @@
-//! Source address selection: the local address that the routing table selects for a destination.
+//! Routes of the system: the local address that the routing table selects for a destination, and whether the next hop answers.
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::socket_calls::unsent_bytes;
 use super::system_udp;
+
+/// Port to which the datagram is sent that makes the system resolve the next hop (RFC 863).
+const DISCARD_PORT: u16 = 9;
+
+/// Interval at which the result of a resolution is checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Returns the source address that the routing table selects for packets to `dst`, without sending any.
 ///
@@ -12,12 +23,64 @@ use super::system_udp;
 /// The error of the system if there is no route to `dst`.
 pub fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = system_udp::bound((any, 0).into())?;
-    // `connect` needs a port; its value does not affect the route.
-    let mut dst = dst;
-    dst.set_port(dst.port().max(1));
+    Ok(connected(any, dst)?.local_addr()?.ip())
+}
+
+fn connected(src: IpAddr, mut dst: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = system_udp::bound((src, 0).into())?;
+    // The port does not affect the route.
+    dst.set_port(DISCARD_PORT);
     socket.connect(dst)?;
-    Ok(socket.local_addr()?.ip())
+    Ok(socket)
+}
+
+/// Resolution of the link-layer address of the next hop (ARP, neighbour discovery) by the system, which holds a datagram
+/// until it ends.
+pub struct NextHopResolution(UdpSocket);
+
+impl NextHopResolution {
+    /// Sends an empty datagram from `src` to `dst`. Returns `None` if it has left, because the system knows the next hop.
+    ///
+    /// # Errors
+    /// The error of the system if there is no route to `dst`.
+    pub fn start(src: IpAddr, dst: SocketAddr) -> io::Result<Option<NextHopResolution>> {
+        let socket = connected(src, dst)?;
+        match src {
+            IpAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
+            IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
+        }
+        socket.send(&[])?;
+        Ok(Some(NextHopResolution(socket)).filter(|resolution| resolution.result().is_none()))
+    }
+
+    /// Returns the result, or `None` if there is none yet.
+    fn result(&self) -> Option<io::Result<()>> {
+        if unsent_bytes(&self.0) > 0 {
+            return None;
+        }
+        Some(match self.0.take_error() {
+            // A host without a service at this port is a host, too.
+            Ok(Some(error)) if error.kind() != io::ErrorKind::ConnectionRefused => Err(error),
+            _ => Ok(()),
+        })
+    }
+
+    /// Waits for the end of the resolution.
+    ///
+    /// # Errors
+    /// `EHOSTUNREACH` if the next hop does not answer; `ETIMEDOUT` if the system still tries after `timeout`.
+    pub fn wait(self, timeout: Duration) -> io::Result<()> {
+        let begin = Instant::now();
+        loop {
+            match self.result() {
+                Some(result) => return result,
+                None if begin.elapsed() > timeout => {
+                    return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+                }
+                None => thread::sleep(CHECK_INTERVAL),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

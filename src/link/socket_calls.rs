@@ -43,6 +43,15 @@ pub(super) fn set_program(
     set_option(socket, level, name, &program)
 }
 
+/// Returns the memory of what was sent from a socket and has not left it, in bytes: for a Unix socket, of what is unread. 0 if
+/// the kernel does not report it.
+pub(crate) fn unsent_bytes(socket: impl AsFd) -> usize {
+    let mut bytes: c_int = 0;
+    // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 /// Attaches a classic BPF program to a socket as its filter.
 pub(super) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::Result<()> {
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)

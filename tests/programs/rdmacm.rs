@@ -225,6 +225,31 @@ fn rdmacm_programs_succeed_over_ipv6() {
     assert_eq!(printed.matches("return status 0").count(), 2, "{printed}");
 }
 
+#[test]
+fn address_without_a_route_or_a_neighbour_is_not_resolved() {
+    let program = CProgram::build("unreachable");
+    // The other end of the pair has no address, so it does not answer for 10.77.0.99; 10.77.0.2 is a neighbour by hand.
+    let script = r#"
+        ip link set lo up
+        ip link add e0 type veth peer name e1
+        ip addr add 10.77.0.1/24 dev e0
+        ip link set e0 up && ip link set e1 up
+        ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev e0
+        run 10.77.0.1 "$PROGRAM" 203.0.113.9 10.77.0.99 10.77.0.2 10.77.0.1
+        run 127.0.0.1 "$PROGRAM" 10.77.0.2
+    "#;
+    let printed = in_namespace(script, &[("PROGRAM", program.program())]);
+    for line in [
+        "203.0.113.9: Network is unreachable",
+        "10.77.0.99: RDMA_CM_EVENT_ADDR_ERROR, status -110",
+        "10.77.0.2: RDMA_CM_EVENT_ADDR_RESOLVED, status 0",
+        "10.77.0.1: RDMA_CM_EVENT_ADDR_RESOLVED, status 0",
+        "10.77.0.2: RDMA_CM_EVENT_ADDR_ERROR, status -19",
+    ] {
+        assert!(printed.contains(line), "{line}\n{printed}");
+    }
+}
+
 /// Runs one case of `c/connections.c`.
 fn run_case(name: &str) {
     let [address, _] = addresses();

@@ -37,13 +37,9 @@ pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`: `URXE_PRELOAD` if it is set, as
-/// for ThreadSanitizer, which runs no instrumented code in its own initialisation.
+/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`.
 pub fn preload() -> PathBuf {
-    std::env::var_os("URXE_PRELOAD")
-        .map(PathBuf::from)
-        .or_else(|| built("liburxe_preload.so"))
-        .expect("urxe-preload is not built: run cargo build --workspace")
+    built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
 }
 
 /// Copies a build product to a path with `cp`. If this process wrote the copy itself, a child forked by

@@ -52,7 +52,13 @@ pub struct Crafted {
 
 impl Crafted {
     pub fn as_burst(&self) -> RxBurst<'_> {
-        RxBurst { flow: self.flow, ident: self.ident, segment: self.segment, data: &self.data, payloads: None }
+        RxBurst {
+            flow: self.flow,
+            ident: self.ident,
+            segment: self.segment,
+            data: &self.data,
+            payloads: None,
+        }
     }
 }
 

@@ -8,9 +8,9 @@ use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, MrExtent, PdId, Regi
 use urxe::nic::{CqHandle, Nic, NicConfig, NicOutput, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType,
-    AckRequests, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
-    WcStatus, WrData, WrOp, XrcdId,
+    AckRequests, AddressVector, BurstLimits, Completion, Destination, Instant, Placement, QpAttr, QpInit,
+    QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning,
+    TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Qpn, RKey, RnrTimer, icrc};
 

@@ -3,13 +3,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sendto};
 
 use crate::broker::{SocketNames, datagram_socket};
+use crate::link::socket_calls::unsent_bytes;
 
 /// Maximum number of datagrams queued per name, in addition to the ten or so that the kernel queues
 /// (`net.unix.max_dgram_qlen`).
@@ -188,22 +189,13 @@ impl Mailboxes {
             Err(Errno::NOENT) => Err(Errno::CONNREFUSED),
             outcome => outcome,
         };
-        if outcome == Err(Errno::AGAIN) && unread(&self.socket) > SEND_BUFFER_FULL {
+        if outcome == Err(Errno::AGAIN) && unsent_bytes(&self.socket) > SEND_BUFFER_FULL {
             // Datagrams that the old socket has sent stay queued at their receivers.
             self.socket = datagram_socket()?;
             return sendto(&self.socket, datagram, flags, &name).map(drop);
         }
         outcome.map(drop)
     }
-}
-
-/// Returns the memory occupied by datagrams that were sent from a Unix socket and are still unread, in bytes,
-/// or 0 if the kernel does not report it.
-fn unread(socket: &OwnedFd) -> usize {
-    let mut bytes: libc::c_int = 0;
-    // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
-    if result == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
 #[cfg(test)]

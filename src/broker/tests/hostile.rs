@@ -1,11 +1,14 @@
 //! Broker tests with hostile programs, which bind other processes' names, send malformed messages, pass
 //! unwanted descriptors, or connect without sending anything.
 
+use std::os::fd::AsFd;
+
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
 use super::*;
 use crate::link::ClaimError;
 use crate::link::udp::steer;
+use crate::sys::memfd;
 use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort};
 use crate::wire::mad::{CommId, Mad, Req, ServiceId};
 
@@ -63,7 +66,9 @@ fn address_on_which_no_process_has_a_lease_any_more_is_released() {
     let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
     let connection = stream();
     connect(&connection, &address).unwrap();
-    send(&connection, b"urxe-broker-4 acquire 1 127.18.247.1 127.18.247.2", SendFlags::NOSIGNAL).unwrap();
+    let memory = memfd::create("acknowledgements", 1).unwrap();
+    let request = "urxe-broker-5 acquire 1 127.18.247.1 127.18.247.2";
+    fd_message::send(&connection, &request, &[memory.as_fd()]).unwrap();
     let (line, fds) = fd_message::receive(&connection, false).unwrap().unwrap();
     assert!(line.contains("granted"), "{line}");
     let is_free = |ip: &str| UdpSocket::bind((ip, crate::wire::ROCE_PORT)).is_ok();
@@ -86,12 +91,12 @@ fn broker_rejects_malformed_messages_and_continues() {
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
     let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
     let long = [b'x'; 9000];
-    let with_nul = b"urxe-broker-4 acquire 1 127.18.241.1\0";
+    let with_nul = b"urxe-broker-5 acquire 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
         b"GET / HTTP/1.0",
-        b"urxe-broker-4 acquire 0 127.18.241.1",
-        b"urxe-broker-4 reattach 1 1 127.18.241.1",
-        b"urxe-broker-3 acquire 1 127.18.241.1",
+        b"urxe-broker-5 acquire 0 127.18.241.1",
+        b"urxe-broker-5 reattach 1 1 127.18.241.1",
+        b"urxe-broker-4 acquire 1 127.18.241.1",
         &[0xff, 0xfe, 0],
         &long,
         with_nul,
@@ -114,8 +119,8 @@ fn broker_rejects_malformed_messages_and_continues() {
     let connection = stream();
     connect(&connection, &address).unwrap();
     let sockets: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
-    let fds: Vec<_> = sockets.iter().map(std::os::fd::AsFd::as_fd).collect();
-    fd_message::send(&connection, &"urxe-broker-4 reattach 1 1 127.18.241.1", &fds).unwrap();
+    let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    fd_message::send(&connection, &"urxe-broker-5 reattach 1 1 127.18.241.1", &fds).unwrap();
     let (response, _) = fd_message::receive(&connection, false).unwrap().unwrap();
     assert!(response.contains("refused"), "{response}");
     // An idle connection delays no other.
@@ -148,9 +153,11 @@ fn reattaching_to_a_partition_without_its_token_fails_despite_the_same_pid() {
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
-    fd_message::send(&connection, &format!("urxe-broker-4 reattach {partition} 1 {ip}"), &[]).unwrap();
+    let (memory, keepalive) = (memfd::create("acknowledgements", 1).unwrap(), datagram_socket().unwrap());
+    let fds = [memory.as_fd(), keepalive.as_fd()];
+    fd_message::send(&connection, &format!("urxe-broker-5 reattach {partition} 1 {ip}"), &fds).unwrap();
     let (response, _) = fd_message::receive(&connection, false).unwrap().unwrap();
-    assert!(response.contains("refused"), "{response}");
+    assert!(response.contains("has no lease on partition"), "{response}");
     drop((one, connection));
     server.join().unwrap().unwrap();
 }

@@ -1,6 +1,7 @@
 //! Address resolution: finds the device that has a local address, and the device from which a remote address
 //! is reached.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::ports::Claim;
@@ -8,7 +9,7 @@ use super::state::{Device, Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError, PathRecord};
 use crate::cm;
 use crate::link::ClaimError;
-use crate::link::route::source_towards;
+use crate::link::route::{NextHopResolution, source_towards};
 use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 
@@ -109,12 +110,15 @@ impl State {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
 
+    /// Finds the device and the path to `dst`. If the system has yet to resolve the next hop, returns the resolution, whose
+    /// result is to be passed to [`end_resolution`](Self::end_resolution); with `waits` unset, that does not matter.
     pub fn resolve_addr(
         &mut self,
         number: u64,
         src: Option<SocketAddr>,
         dst: SocketAddr,
-    ) -> Result<(), IdError> {
+        waits: bool,
+    ) -> Result<Option<NextHopResolution>, IdError> {
         let id = self.id(number)?;
         id.require("resolve_addr", &[IdState::Idle, IdState::Bound])?;
         let bound = id.local.map(|local| local.ip());
@@ -128,18 +132,25 @@ impl State {
             Some(ip) => {
                 let (device, sgid_index) = self.device_of(ip).ok_or(IdError::NoDevice(ip))?;
                 let dgid = self.destination_gid(device, sgid_index, dst.ip());
-                if self.devices[device].has_system_routes() && self.device_of(dst.ip()).is_none() {
-                    source_towards(dst).map_err(|source| IdError::NoRoute { dst: dst.ip(), source })?;
-                }
                 Some(Route { device, sgid_index, dgid })
             }
             None => self.route_to(dst)?,
         };
         let Some(Route { device, sgid_index, dgid }) = route else {
             self.id(number)?.report(CmEventKind::AddrError, -libc::ENODEV, EventParam::None);
-            return Ok(());
+            return Ok(None);
         };
         let source = src_ip.unwrap_or_else(|| self.devices[device].gid(sgid_index).ip());
+        let is_remote = self.devices[device].has_system_routes()
+            && self.device_of(dst.ip()).is_none()
+            && !dst.ip().is_unspecified()
+            && !source.is_loopback();
+        let resolution = match is_remote {
+            true => NextHopResolution::start(source, dst)
+                .map_err(|source| IdError::NoRoute { dst: dst.ip(), source })?
+                .filter(|_| waits),
+            false => None,
+        };
         if self.id(number)?.state == IdState::Idle {
             let port = src.map_or(0, |src| src.port());
             self.bind(number, SocketAddr::new(source, port), Some(device))?;
@@ -157,7 +168,28 @@ impl State {
         }
         id.to = Some(AddressVector { sgid_index, ..AddressVector::to(dgid) });
         id.psn = psn;
-        id.report(CmEventKind::AddrResolved, 0, EventParam::None);
+        match resolution {
+            Some(_) => id.state = IdState::Resolving,
+            None => id.report(CmEventKind::AddrResolved, 0, EventParam::None),
+        }
+        Ok(resolution)
+    }
+
+    /// Ends the resolution of the next hop.
+    pub fn end_resolution(&mut self, number: u64, result: &io::Result<()>) -> Result<(), IdError> {
+        let id = self.id_mut(number)?;
+        if id.state != IdState::Resolving {
+            return Ok(());
+        }
+        let (state, kind, status) = match result {
+            Ok(()) => (IdState::AddrResolved, CmEventKind::AddrResolved, 0),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
+                (IdState::Bound, CmEventKind::AddrError, -errno)
+            }
+        };
+        id.state = state;
+        id.report(kind, status, EventParam::None);
         Ok(())
     }
 
@@ -173,7 +205,7 @@ impl State {
 
     /// Returns the route to `dst`; `None` if no device has one. The source is the device that has `dst` itself; otherwise the
     /// address that the system's routes select or, if no device has that address, the GID most similar to `dst` of a device that
-    /// does not send by those routes.
+    /// does not send by those routes, or of any if `dst` is an address of this host.
     ///
     /// # Errors
     /// [`IdError::NoRoute`] if all devices send by the system's routes, and none leads to `dst`.
@@ -183,10 +215,12 @@ impl State {
             self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(source)?)))
         };
         let routed = source_towards(dst);
+        // On this host, packets need no route.
+        let is_local = ip.is_loopback() || routed.as_ref().is_ok_and(|source| *source == ip);
         let any = || {
             let towards = |device: &Device| match ip.is_unspecified() {
                 true => device.context.main_gid(),
-                false if device.has_system_routes() => None,
+                false if device.has_system_routes() && !is_local => None,
                 false => device.context.gid_towards(ip.into()),
             };
             self.present_devices().find_map(|(i, device)| Some((i, towards(device)?)))

@@ -13,6 +13,7 @@ use super::{
     CmEvent, CmEventKind, ConnParam, Ece, EventChannel, EventParam, IdError, Membership, PathRecord,
     PortSpace, RejReason,
 };
+use crate::sys::thread::spawn_background;
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
 use crate::verbs::faults::Call;
 use crate::verbs::{Context, Qp, WaitError};
@@ -147,11 +148,12 @@ impl CmId {
         self.with_state(|state, number| state.bind_addr(number, addr))
     }
 
-    /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. Resolution is
-    /// local, so the event is reported immediately and the timeout is ignored.
+    /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. The event is reported immediately,
+    /// unless the link is a UDP socket and the system has yet to resolve the next hop (ARP): then when it answers, or after
+    /// `timeout`. With a timeout of 0, the next hop is not waited for.
     ///
     /// # Errors
-    /// [`IdError::State`] unless the id is new or bound; [`IdError::Family`] if source and destination are of
+    /// [`IdError::NoRoute`] if the system has no route to `dst`; [`IdError::State`] unless the id is new or bound; [`IdError::Family`] if source and destination are of
     /// different IP versions; [`IdError::NoDevice`] if no device has the source address; for an id that is
     /// not bound, [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
     /// source port. A destination that no device leads to is reported as `AddrError`.
@@ -159,10 +161,25 @@ impl CmId {
         &self,
         src: Option<SocketAddr>,
         dst: SocketAddr,
-        _timeout: Duration,
+        timeout: Duration,
     ) -> Result<(), IdError> {
         self.inject(Call::rdma_resolve_addr)?;
-        self.with_state(|state, number| state.resolve_addr(number, src, dst))
+        let waits = !timeout.is_zero();
+        let Some(resolution) =
+            self.with_state(|state, number| state.resolve_addr(number, src, dst, waits))?
+        else {
+            return Ok(());
+        };
+        let id = self.downgrade();
+        let resolve = move || {
+            let result = resolution.wait(timeout);
+            if let Some(id) = id.upgrade() {
+                // Fails if the manager has ended meanwhile.
+                let _ = id.with_state(|state, number| state.end_resolution(number, &result));
+            }
+        };
+        spawn_background("urxe-resolver".into(), resolve)?;
+        Ok(())
     }
 
     /// Finds the path to the resolved address, and reports `RouteResolved`, or `RouteError` if the source

@@ -56,6 +56,8 @@ pub(super) enum IdState {
     Idle,
     Bound,
     Listening,
+    /// The system resolves the next hop.
+    Resolving,
     AddrResolved,
     RouteResolved,
     /// The connection request has been sent.
@@ -77,6 +79,7 @@ impl IdState {
             IdState::Idle => "is not bound",
             IdState::Bound => "has no destination address",
             IdState::Listening => "is listening",
+            IdState::Resolving => "is resolving its destination address",
             IdState::AddrResolved => "has no resolved route",
             IdState::RouteResolved => "is not connected",
             IdState::Connecting => "is connecting",
