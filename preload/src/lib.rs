@@ -19,6 +19,7 @@ mod calls;
 #[cfg(target_arch = "x86_64")]
 mod dlopen;
 mod environment;
+mod limits;
 mod next;
 mod redirect;
 mod signals;

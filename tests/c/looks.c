@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -302,6 +303,22 @@ static void masks(void)
 	CHECK(pthread_sigmask(99, &all, NULL) == EINVAL && sigprocmask(99, &all, NULL) == -1 && errno == EINVAL);
 }
 
+// The limit on locked memory is reported as unlimited, others as they are.
+static void limits(void)
+{
+	struct rlimit low = { 1 << 16, 1 << 16 }, files, found;
+	struct rlimit64 found64;
+	rlim_t expected = urxe_route_fault_signals ? RLIM_INFINITY : low.rlim_max;
+	CHECK(!setrlimit(RLIMIT_MEMLOCK, &low) && !getrlimit(RLIMIT_MEMLOCK, &found) && found.rlim_cur == expected);
+	CHECK(found.rlim_max == expected && !getrlimit64(RLIMIT_MEMLOCK, &found64) && found64.rlim_cur == expected);
+	CHECK(!prlimit(0, RLIMIT_MEMLOCK, NULL, &found) && found.rlim_cur == expected);
+	CHECK(!prlimit64(0, RLIMIT_MEMLOCK, NULL, &found64) && found64.rlim_max == expected);
+	CHECK(!prlimit(0, RLIMIT_MEMLOCK, NULL, NULL) && !syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &files));
+	CHECK(!getrlimit(RLIMIT_NOFILE, &found) && !memcmp(&found, &files, sizeof files));
+	errno = 0;
+	CHECK(getrlimit(99, &found) == -1 && errno == EINVAL);
+}
+
 extern char **environ;
 
 // Executes a shell script with one of the interposed functions, and returns its status.
@@ -380,6 +397,7 @@ int main(int argc, char **argv)
 	}
 	signals();
 	masks();
+	limits();
 	executes(is_served);
 	opens();
 	return failures != 0;

@@ -1,0 +1,45 @@
+//! Interposed `getrlimit` and `prlimit`. Registration locks no memory, so the limit on locked memory (RLIMIT_MEMLOCK), from which
+//! programs such as GASNet compute how much they may register, does not apply: it is reported as unlimited.
+
+use std::ffi::c_int;
+
+use libc::{RLIM_INFINITY, RLIM64_INFINITY, RLIMIT_MEMLOCK, pid_t, rlimit, rlimit64};
+
+use crate::next::{Next, fail};
+
+/// Type of a resource in the C library's functions.
+type Resource = libc::__rlimit_resource_t;
+
+/// Defines functions that store a limit in their last argument.
+macro_rules! limits {
+    ($($name:ident of $resource:ident($($argument:ident: $type:ty),*) -> $limit:ty = $unlimited:expr;)*) => {
+        $(
+            /// # Safety
+            /// As for the C library's function.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name($($argument: $type,)* limit: *mut $limit) -> c_int {
+                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
+                let next = NEXT.get();
+                if next.is_null() {
+                    return fail(libc::ENOSYS);
+                }
+                // SAFETY: `next` is not null and is the next definition of this function, whose type it has.
+                let next: unsafe extern "C" fn($($type,)* *mut $limit) -> c_int = unsafe { std::mem::transmute(next) };
+                // SAFETY: the caller's arguments satisfy the contract of the function.
+                let result = unsafe { next($($argument,)* limit) };
+                if result == 0 && $resource == RLIMIT_MEMLOCK && !limit.is_null() {
+                    // SAFETY: the function has just stored a limit there.
+                    unsafe { ((*limit).rlim_cur, (*limit).rlim_max) = ($unlimited, $unlimited) };
+                }
+                result
+            }
+        )*
+    };
+}
+
+limits! {
+    getrlimit of resource(resource: Resource) -> rlimit = RLIM_INFINITY;
+    getrlimit64 of resource(resource: Resource) -> rlimit64 = RLIM64_INFINITY;
+    prlimit of resource(process: pid_t, resource: Resource, new: *const rlimit) -> rlimit = RLIM_INFINITY;
+    prlimit64 of resource(process: pid_t, resource: Resource, new: *const rlimit64) -> rlimit64 = RLIM64_INFINITY;
+}
