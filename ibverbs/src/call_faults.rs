@@ -41,7 +41,7 @@ fn apply(faults: &CallFaults, call: Call) -> Option<c_int> {
         let _uncancelled = crate::cancel::disable();
         std::thread::sleep(delay);
     }
-    verdict.errno
+    verdict.error.map(|error| error.errno)
 }
 
 /// Returns the call that an entry point implements: `ibv_` and its name, or the alias if there is one.

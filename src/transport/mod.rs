@@ -23,6 +23,7 @@ mod fifo;
 mod history;
 mod ids;
 mod init;
+mod injected_error;
 mod last_acks;
 mod migration;
 mod output;
@@ -68,6 +69,7 @@ pub use failure::{
 };
 pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
+pub use injected_error::InjectedError;
 pub use last_acks::LastAcks;
 pub use output::Output;
 pub use qp::{Pending, QueuePair};

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bitflags::bitflags;
 
+use super::InjectedError;
 use crate::memory::Access;
 use crate::sys::setters::setters;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
@@ -388,9 +389,9 @@ pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed, so queue pairs cannot be modified: close the context and open another")]
     DeviceFatal,
-    /// A fault on the call, which was not executed; holds the `errno` value.
-    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
-    Injected(i32),
+    /// A fault on the call, which was not executed.
+    #[error(transparent)]
+    Injected(InjectedError),
     /// The transition table does not contain the requested transition.
     #[error("a {qp_type:?} QP has no transition from {from} to {to}")]
     Transition {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bitflags::bitflags;
 
-use super::QpType;
+use super::{InjectedError, QpType};
 use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
 use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
@@ -685,9 +685,9 @@ pub enum PostError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed and accepts no work requests: close the context and open another")]
     DeviceFatal,
-    /// A fault on the call, which was not executed; holds the `errno` value.
-    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
-    Injected(i32),
+    /// A fault on the call, which was not executed.
+    #[error(transparent)]
+    Injected(InjectedError),
     /// The QP's state does not permit posting.
     #[error("a QP in state {0} does not accept this work request")]
     State(super::QpState),

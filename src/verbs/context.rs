@@ -74,7 +74,11 @@ impl ContextOptions {
     /// let faults: [Fault; 2] = ["call:ibv_alloc_pd=ENOMEM@1".parse()?, "port=down@5ms".parse()?];
     /// let (port, options) = (fabric.port(&fabric.auto_address())?, ContextOptions::default().faults(faults));
     /// let context = Context::on_port(port, &options, |port| Box::new(port))?;
-    /// assert_eq!(context.alloc_pd().err(), Some(CreateError::Injected(libc::ENOMEM)));
+    /// let error = context.alloc_pd().unwrap_err();
+    /// assert_eq!(
+    ///     error.to_string(),
+    ///     "Cannot allocate memory (os error 12) (ibv_alloc_pd, by the fault rule 'call:ibv_alloc_pd=ENOMEM@1')"
+    /// );
     /// context.alloc_pd()?;
     /// fabric.advance(std::time::Duration::from_millis(5));
     /// assert_eq!(context.next_event(), Some(AsyncEvent::PortError));

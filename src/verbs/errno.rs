@@ -50,7 +50,7 @@ table! {
     PostError {
         Self::QueueFull(_) => ENOMEM,
         Self::DeviceFatal => EIO,
-        Self::Injected(errno) => *errno,
+        Self::Injected(error) => error.errno,
         Self::State(_)
         | Self::TooManySges { .. }
         | Self::InlineTooLong { .. }
@@ -72,7 +72,7 @@ table! {
     }
     ModifyError {
         Self::DeviceFatal => EIO,
-        Self::Injected(errno) => *errno,
+        Self::Injected(error) => error.errno,
         Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
         Self::Address(e) => e.number(),
     }
@@ -90,7 +90,8 @@ table! {
         Self::Management(e) => e.number(),
         Self::Exhausted { .. } => ENOMEM,
         Self::Address(e) => e.number(),
-        Self::Channel(errno) | Self::Injected(errno) => *errno,
+        Self::Injected(error) => error.errno,
+        Self::Channel(errno) => *errno,
         Self::DeviceFatal => EIO,
     }
     ManagementError {
@@ -159,7 +160,7 @@ table! {
         Self::Shards(_) => EINVAL,
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
         Self::Fabric(e) => of_fabric(e),
-        Self::Injected(errno) => *errno,
+        Self::Injected(error) => error.errno,
     }
     UdpLinkError {
         Self::InUse { .. } => EADDRINUSE,
@@ -193,7 +194,7 @@ table! {
     }
     /// For a failure after the call has returned, an event reports the number.
     IdError {
-        Self::Injected(errno) => *errno,
+        Self::Injected(error) => error.errno,
         Self::State { .. }
         | Self::Family { .. }
         | Self::PrivateData { .. }

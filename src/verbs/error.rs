@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::driver::CqOverflow;
 use crate::memory::{Access, ManagementError};
 use crate::nic::TooManyQps;
-use crate::transport::{AddressError, Completion, ModifyError, QpType};
+use crate::transport::{AddressError, Completion, InjectedError, ModifyError, QpType};
 use crate::wire::Mtu;
 
 /// Reason why a context could not be opened.
@@ -33,9 +33,9 @@ pub enum OpenError {
     /// The fabric could not add the port.
     #[error(transparent)]
     Fabric(#[from] crate::link::fabric::FabricError),
-    /// A fault on the call, which was not executed; holds the `errno` value.
-    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
-    Injected(i32),
+    /// A fault on the call, which was not executed.
+    #[error(transparent)]
+    Injected(InjectedError),
 }
 
 /// Reason why an object could not be created.
@@ -99,9 +99,9 @@ pub enum CreateError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed: close the context and open another")]
     DeviceFatal,
-    /// A fault on the call, which was not executed; holds the `errno` value.
-    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
-    Injected(i32),
+    /// A fault on the call, which was not executed.
+    #[error(transparent)]
+    Injected(InjectedError),
 }
 
 impl From<TooManyQps> for CreateError {

@@ -49,10 +49,10 @@ pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, Congestion,
     CongestionAlgorithm, CongestionError, CongestionParameter, CountUnit, CountedOps, Counters, CqId,
-    Destination, EventKind, FailedRequest, Failure, FailureCause, LastAck, LocalCheck, ModifyError,
-    ParameterSet, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType, RecvCaps, RecvWr,
-    Refusal, RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission,
-    TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
+    Destination, EventKind, FailedRequest, Failure, FailureCause, InjectedError, LastAck, LocalCheck,
+    ModifyError, ParameterSet, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType,
+    RecvCaps, RecvWr, Refusal, RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge,
+    SrqId, Transmission, TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};

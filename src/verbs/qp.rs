@@ -637,7 +637,7 @@ impl Qp {
     #[inline]
     fn inject_on_post(&self, call: Call) -> Result<(), PostListError> {
         let injected = self.calls.inject(call);
-        injected.map_err(|errno| PostListError { index: 0, error: PostError::Injected(errno) })
+        injected.map_err(|error| PostListError { index: 0, error: PostError::Injected(error) })
     }
 
     /// Posts a receive work request.

@@ -81,7 +81,7 @@ fn error_for_an_invalid_call_fault_explains_the_cause() {
 fn run(faults: &[&str], call: Call, n: usize) -> (Vec<Option<i32>>, Vec<(u64, u64)>) {
     let faults = faults.iter().map(|text| text.parse().unwrap()).collect();
     let faults = CallFaults::new(faults, 7).unwrap();
-    let errors = (0..n).map(|_| faults.on_call(call).errno).collect();
+    let errors = (0..n).map(|_| faults.on_call(call).error.map(|error| error.errno)).collect();
     (errors, faults.counts().map(|count| (count.matched, count.struck)).collect())
 }
 

@@ -264,8 +264,10 @@ fn open_fails_with_the_injected_errno() {
     let port = fabric.port(&fabric.auto_address()).unwrap();
     let error = Context::on_port(port, &ContextOptions::default().faults([fault]), |port| Box::new(port))
         .unwrap_err();
-    assert!(matches!(error, OpenError::Injected(libc::ENODEV)), "{error}");
-    assert_eq!(error.to_string(), "injected by a fault rule: No such device (os error 19)");
+    assert!(matches!(error, OpenError::Injected(InjectedError { errno: libc::ENODEV, .. })), "{error}");
+    let text =
+        "No such device (os error 19) (ibv_open_device, by the fault rule 'call:ibv_open_device=ENODEV')";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]
@@ -278,7 +280,7 @@ fn creations_fail_once_and_then_succeed() {
     let faults: Vec<&str> = names.iter().chain(&rest).map(|text| text.as_str()).collect();
     let (a, _b) = pair_with(&fabric(), &faults);
     let (pd, cq, gid) = (&a.pd, &a.cq, a.context.query_gid(0).unwrap());
-    for (is_first, expected) in [(true, Some(CreateError::Injected(libc::ENOMEM))), (false, None)] {
+    for (is_first, expected) in [(true, Some(libc::ENOMEM)), (false, None)] {
         let failures = [
             a.context.alloc_pd().err(),
             a.context.create_cq(1).err(),
@@ -291,7 +293,11 @@ fn creations_fail_once_and_then_succeed() {
             a.context.alloc_dm(64).err(),
             cq.resize(2048).err(),
         ];
-        assert_eq!(failures, [(); 10].map(|()| expected.clone()), "first: {is_first}");
+        let errnos = failures.map(|failure| match failure {
+            Some(CreateError::Injected(error)) => Some(error.errno),
+            other => other.map(|error| panic!("{error}")),
+        });
+        assert_eq!(errnos, [expected; 10], "first: {is_first}");
     }
 }
 
@@ -299,11 +305,17 @@ fn creations_fail_once_and_then_succeed() {
 fn failed_posts_and_modifications_leave_the_qp_unchanged() {
     let faults = ["call:ibv_post_*=ENOMEM@1", "call:ibv_post_recv=EIO@1", "call:ibv_modify_qp=EINVAL@4"];
     let (a, b) = pair_with(&fabric(), &faults);
-    let injected = PostListError { index: 0, error: PostError::Injected(libc::ENOMEM) };
-    assert_eq!(a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])]), Err(injected));
-    assert_eq!(a.qp.post_recv(&RecvWr::empty(3)), Err(PostError::Injected(libc::EIO)));
+    let injected = |errno, call, rule| InjectedError { errno, call, rule };
+    let error = PostError::Injected(injected(libc::ENOMEM, "ibv_post_send", faults[0]));
+    assert_eq!(
+        a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])]),
+        Err(PostListError { index: 0, error })
+    );
+    let error = PostError::Injected(injected(libc::EIO, "ibv_post_recv", faults[1]));
+    assert_eq!(a.qp.post_recv(&RecvWr::empty(3)), Err(error));
     let to_err = QpAttr::new(QpState::Err);
-    assert_eq!(a.qp.modify(&to_err), Err(ModifyError::Injected(libc::EINVAL)));
+    let error = ModifyError::Injected(injected(libc::EINVAL, "ibv_modify_qp", faults[2]));
+    assert_eq!(a.qp.modify(&to_err), Err(error));
     assert_eq!(a.qp.state(), QpState::Rts);
     b.qp.post_recv(&RecvWr::empty(4)).unwrap();
     a.qp.post_send(&SendWr::send(5, &[])).unwrap();
@@ -346,7 +358,9 @@ fn connection_manager_calls_fail_and_its_own_objects_are_not_affected() {
     let (a, b) = pair_with(&fabric, &faults);
     let manager = ConnectionManager::new(vec![a.context.clone()]).unwrap();
     let channel = EventChannel::new().unwrap();
-    let injected = |result: Result<(), IdError>| matches!(result, Err(IdError::Injected(libc::ECONNREFUSED)));
+    let injected = |result: Result<(), IdError>| {
+        matches!(result, Err(IdError::Injected(InjectedError { errno: libc::ECONNREFUSED, .. })))
+    };
     assert!(injected(manager.create_id(&channel, PortSpace::Tcp).map(drop)));
     let id = manager.create_id(&channel, PortSpace::Tcp).unwrap();
     let to = SocketAddr::new(b.context.address().unwrap(), 7471);
@@ -358,5 +372,8 @@ fn connection_manager_calls_fail_and_its_own_objects_are_not_affected() {
     assert!(injected(id.connect(&Default::default())));
     assert!(injected(id.disconnect()));
     assert_eq!(a.context.fault_counts().iter().filter(|count| count.struck != 1).count(), 2);
-    assert!(matches!(a.context.create_cq(1), Err(CreateError::Injected(libc::EIO))));
+    assert!(matches!(
+        a.context.create_cq(1),
+        Err(CreateError::Injected(InjectedError { errno: libc::EIO, .. }))
+    ));
 }

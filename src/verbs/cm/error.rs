@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::cm::CmError;
-use crate::transport::{ModifyError, QpState, QpType};
+use crate::transport::{InjectedError, ModifyError, QpState, QpType};
 use crate::verbs::{ClaimError, CreateError, OpenError};
 
 /// Error returned by a connection manager call. Later failures are reported as events.
@@ -120,7 +120,7 @@ pub enum IdError {
     /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
-    /// A fault on the call, which was not executed; holds the `errno` value.
-    #[error("injected by a fault rule: {}", std::io::Error::from_raw_os_error(*.0))]
-    Injected(i32),
+    /// A fault on the call, which was not executed.
+    #[error(transparent)]
+    Injected(InjectedError),
 }

@@ -1,10 +1,13 @@
 //! Faults on calls: an error in place of the call's execution, or a delay before it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::call_table::CallSet;
 use super::count::FaultCount;
@@ -13,6 +16,7 @@ use super::{Call, Occurrence};
 use crate::link::faults::hint;
 use crate::link::faults::{RuleError, duration};
 use crate::link::rng::splitmix64;
+use crate::transport::InjectedError;
 
 /// Effect of a fault on a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,13 +137,24 @@ fn calls(text: &str) -> Result<CallSet, String> {
     Ok(calls)
 }
 
+/// Returns a copy of a rule's text that lives as long as the process, the same for equal texts.
+fn interned(text: &str) -> &'static str {
+    static TEXTS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut texts = TEXTS.lock();
+    texts.get(text).copied().unwrap_or_else(|| {
+        let text: &'static str = Box::leak(text.into());
+        texts.insert(text);
+        text
+    })
+}
+
 /// Faults to apply to one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CallVerdict {
     /// Time to wait before the call.
     pub delay: Option<Duration>,
-    /// `errno` value with which the call fails.
-    pub errno: Option<i32>,
+    /// Error with which the call fails.
+    pub error: Option<InjectedError>,
 }
 
 /// Faults on calls with their counters. Clones share the counters.
@@ -153,6 +168,7 @@ pub struct CallFaults {
 #[derive(Debug)]
 struct ActiveFault {
     fault: CallFault,
+    rule: &'static str,
     seed: u64,
     matched: AtomicU64,
     struck: AtomicU64,
@@ -163,7 +179,8 @@ impl CallFaults {
     pub fn new(faults: Vec<CallFault>, seed: u64) -> Option<CallFaults> {
         let is_matched = |call: &Call| faults.iter().any(|fault| fault.matches(*call));
         let calls = Call::ALL.iter().copied().filter(is_matched).collect();
-        let activate = |(index, fault)| ActiveFault {
+        let activate = |(index, fault): (usize, CallFault)| ActiveFault {
+            rule: interned(&fault.text),
             fault,
             seed: splitmix64(seed, index as u64 + 1),
             matched: AtomicU64::new(0),
@@ -189,7 +206,10 @@ impl CallFaults {
             }
             active.struck.fetch_add(1, Ordering::Relaxed);
             match active.fault.effect {
-                CallEffect::Error(errno) => verdict.errno = verdict.errno.or(Some(errno)),
+                CallEffect::Error(errno) => {
+                    let error = InjectedError { errno, call: call.name(), rule: active.rule };
+                    verdict.error = verdict.error.or(Some(error));
+                }
                 CallEffect::Slow(by) => verdict.delay = Some(verdict.delay.unwrap_or_default() + by),
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Call, CallFaults, FaultCount};
 use crate::driver::Clock;
+use crate::transport::InjectedError;
 
 /// The faults on calls of a device, which the device and its objects share; empty if there are none.
 #[derive(Clone, Default)]
@@ -23,9 +24,9 @@ impl Injector {
     /// Counts a call, and waits if it is to be slow.
     ///
     /// # Errors
-    /// The `errno` value with which the call is to fail.
+    /// The error with which the call is to fail.
     #[inline]
-    pub fn inject(&self, call: Call) -> Result<(), i32> {
+    pub fn inject(&self, call: Call) -> Result<(), InjectedError> {
         match &self.0 {
             None => Ok(()),
             Some(active) => apply(&active.0, &active.1, call),
@@ -39,12 +40,12 @@ impl Injector {
 }
 
 #[cold]
-fn apply(faults: &CallFaults, clock: &Clock, call: Call) -> Result<(), i32> {
+fn apply(faults: &CallFaults, clock: &Clock, call: Call) -> Result<(), InjectedError> {
     let verdict = faults.on_call(call);
     match (verdict.delay, clock) {
         (None, _) => {}
         (Some(delay), Clock::Fabric(fabric)) if fabric.is_virtual() => fabric.advance(delay),
         (Some(delay), _) => std::thread::sleep(delay),
     }
-    verdict.errno.map_or(Ok(()), Err)
+    verdict.error.map_or(Ok(()), Err)
 }
