@@ -37,7 +37,7 @@ pub struct Doctor {
     #[arg(long)]
     json: bool,
     /// Program to check, and its arguments, which are ignored
-    #[arg(last = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 

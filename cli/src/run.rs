@@ -57,8 +57,8 @@ pub struct Run {
     /// Start the program when a server listens on this TCP port, or port of the connection manager, at most a minute later
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
-    /// Program and its arguments
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    /// Program and its arguments; `--` before it is optional
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 

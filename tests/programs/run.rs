@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,16 @@ fn run_replaces_the_urxe_process_with_the_program() {
     let child = urxe(&["run", "--", "sh", "-c", "echo $$ $0 \"$1\"", "name", "two words"]).spawn().unwrap();
     let expected = format!("{} name two words\n", child.id());
     assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), expected);
+}
+
+#[test]
+fn program_without_separator_starts_when_a_server_listens_on_the_port() {
+    let port = port();
+    let mut child = urxe(&["run", "--wait-port", &port, "sh", "-c", "exit 7"]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(child.try_wait().unwrap(), None, "nothing listens yet");
+    let _listener = TcpListener::bind(("127.0.0.1", port.parse().unwrap())).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
 #[test]

@@ -123,7 +123,9 @@ impl PerfArgs {
             let counters = nic.iter().chain(link.iter());
             let nonzero: Vec<String> =
                 counters.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
-            eprintln!("counters: {}", nonzero.join(" "));
+            if !nonzero.is_empty() {
+                eprintln!("counters: {}", nonzero.join(" "));
+            }
         }
         result
     }
