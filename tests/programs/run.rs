@@ -55,10 +55,10 @@ fn run_replaces_the_urxe_process_with_the_program() {
 #[test]
 fn program_without_separator_starts_when_a_server_listens_on_the_port() {
     let port = port();
-    let mut child = urxe(&["run", "--wait-port", &port, "sh", "-c", "exit 7"]).spawn().unwrap();
+    let mut child = urxe(&["run", "--wait-port", &port.to_string(), "sh", "-c", "exit 7"]).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(child.try_wait().unwrap(), None, "nothing listens yet");
-    let _listener = TcpListener::bind(("127.0.0.1", port.parse().unwrap())).unwrap();
+    let _listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
