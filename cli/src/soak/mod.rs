@@ -42,7 +42,7 @@ Examples:
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES)]
 pub struct Soak {
-    /// Duration in seconds
+    /// Duration in seconds, after which connections end, which takes some seconds more
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seconds: u64,
     /// Seed of the schedule of faults and of all data [default: new for each run]

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Interval between measurements of memory, threads and descriptors.
 const MEASURING_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Interval at which progress is shown on a terminal.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum wait for a report, which limits the delay of disturbances and in noticing Ctrl-C.
 const TICK: Duration = Duration::from_millis(10);
@@ -223,7 +226,8 @@ impl Supervisor {
     ) -> Result<(), String> {
         let mut schedule = Schedule::new(self.seed, self.workers.len());
         let mut next = schedule.next();
-        let mut measured = begin;
+        let (mut measured, mut shown) = (begin, begin);
+        let shows_progress = io::stderr().is_terminal();
         while begin.elapsed() < time && !interrupt.is_set() {
             self.receive(TICK)?;
             if begin.elapsed() >= next.0 {
@@ -235,6 +239,16 @@ impl Supervisor {
                 measured = Instant::now();
                 self.measure()?;
             }
+            if shows_progress && shown.elapsed() >= PROGRESS_INTERVAL {
+                shown = Instant::now();
+                let messages = self.workers.iter().map(|worker| worker.totals.messages).sum::<u64>();
+                let (now, end) = (begin.elapsed().as_secs(), time.as_secs());
+                let messages = self.ended.messages + messages;
+                eprint!("\r{now} of {end} s, {messages} messages, {} kills ", summary.kills);
+            }
+        }
+        if shows_progress {
+            eprintln!();
         }
         Ok(())
     }
