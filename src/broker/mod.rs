@@ -58,7 +58,7 @@
 //!
 //! A program may end as soon as it has polled a receive completion, before the acknowledgement has left: it waits for a response to
 //! carry it. An adapter has acknowledged by then. Therefore a client records its last acknowledgements in memory of which the
-//! broker has the descriptor ([`LastAcks`](crate::transport::LastAcks)), and the broker sends them when the connection ends. A
+//! broker has the descriptor (`LastAcks`), and the broker sends them when the connection ends. A
 //! link without a broker (packet sockets, frames) loses them.
 //!
 //! # Death of the broker
