@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::next::{Next, errno, fail, set_errno};
+use crate::next::{Next, errno, fail, is_invalid, set_errno};
 
 /// Null-terminated array of strings: arguments or an environment.
 type Strings = *const *const c_char;
@@ -44,15 +44,15 @@ unsafe extern "C" {
 /// The pointer is null or to a null-terminated array, whose strings are zero-terminated and live as long as the iterator
 /// and its items.
 unsafe fn strings<'a>(array: Strings) -> impl Iterator<Item = &'a CStr> {
-    let mut at = (!array.is_null()).then_some(array);
+    let mut at = (!is_invalid(array)).then_some(array);
     std::iter::from_fn(move || {
         let entry = at?;
         // SAFETY: `entry` is the first one or follows one that is not null, so it is in the array; its string is
         // zero-terminated.
         unsafe {
             let text = *entry;
-            at = (!text.is_null()).then(|| entry.add(1));
-            (!text.is_null()).then(|| CStr::from_ptr(text))
+            at = (!is_invalid(text)).then(|| entry.add(1));
+            (!is_invalid(text)).then(|| CStr::from_ptr(text))
         }
     })
 }
@@ -120,7 +120,7 @@ unsafe fn with_variables<R>(environment: Strings, execute: impl FnOnce(Strings) 
 /// # Safety
 /// `program` is null or zero-terminated.
 unsafe fn warn_of_cleaner(program: *const c_char) {
-    if program.is_null() || OWN[0].load(Ordering::Acquire).is_null() {
+    if is_invalid(program) || OWN[0].load(Ordering::Acquire).is_null() {
         return;
     }
     // SAFETY: the caller's guarantee.

@@ -36,6 +36,12 @@ impl Next {
     }
 }
 
+/// Reports whether a pointer is null or points into the first page, which is never mapped. The kernel fails such calls with
+/// EFAULT, and the library must not read the memory.
+pub fn is_invalid<T>(pointer: *const T) -> bool {
+    pointer.addr() < 4096
+}
+
 pub fn errno() -> c_int {
     // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own variable.
     unsafe { *libc::__errno_location() }

@@ -6,7 +6,7 @@ use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::bundled::warn_of_copy;
-use crate::next::{Failed, copy_of_variable, errno, fail, set_errno};
+use crate::next::{Failed, copy_of_variable, errno, fail, is_invalid, set_errno};
 
 /// Redirected names: `name` itself, and all names in which the byte `next` follows it.
 struct Directory {
@@ -86,10 +86,10 @@ pub unsafe fn redirect<R: Failed>(
     path: *const c_char,
     call: impl FnOnce(*const c_char) -> R,
 ) -> R {
-    if path.is_null() {
+    if is_invalid(path) {
         return call(path);
     }
-    // SAFETY: `path` is not null here, so the caller guarantees that it is zero-terminated.
+    // SAFETY: `path` is valid here, so the caller guarantees that it is zero-terminated.
     match unsafe { device_name(path) } {
         None => call(path),
         // SAFETY: `device_name` was derived from `path`, which is zero-terminated.

@@ -303,6 +303,20 @@ static void masks(void)
 	CHECK(pthread_sigmask(99, &all, NULL) == EINVAL && sigprocmask(99, &all, NULL) == -1 && errno == EINVAL);
 }
 
+static void invalid_pointers(void)
+{
+	char *volatile bad = (char *)8, *arguments[] = { "x", NULL };
+	struct stat status;
+	errno = 0;
+	CHECK(open(bad, O_RDONLY) == -1 && errno == EFAULT);
+	errno = 0;
+	CHECK(stat(bad, &status) == -1 && errno == EFAULT);
+	errno = 0;
+	CHECK(execve(bad, arguments, arguments + 1) == -1 && errno == EFAULT);
+	errno = 0;
+	CHECK(execve("/bin/true", (char **)bad, arguments + 1) == -1 && errno == EFAULT);
+}
+
 // The limit on locked memory is reported as unlimited, others as they are.
 static void limits(void)
 {
@@ -397,6 +411,7 @@ int main(int argc, char **argv)
 	}
 	signals();
 	masks();
+	invalid_pointers();
 	limits();
 	executes(is_served);
 	opens();

@@ -1,8 +1,9 @@
 //! Files of fault rules.
 
 use std::fmt::Display;
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use super::rule::Rule;
@@ -55,7 +56,7 @@ impl<R: FromStr<Err: Display>> FromStr for Rules<R> {
         let Some(path) = text.strip_prefix('@').map(PathBuf::from) else {
             return Ok(Rules(vec![text.parse().map_err(RulesError::Rule)?]));
         };
-        let text = match std::fs::read_to_string(&path) {
+        let text = match read(&path) {
             Ok(text) => text,
             Err(source) => return Err(RulesError::File { path, source }),
         };
@@ -71,6 +72,19 @@ impl<R: FromStr<Err: Display>> FromStr for Rules<R> {
             }
         }
         Ok(Rules(rules))
+    }
+}
+
+/// Maximum length of a file, in bytes.
+const MAX_LEN: u64 = 1 << 20;
+
+/// Reads a file, which may be a device that never ends.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_LEN + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MAX_LEN {
+        true => Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {MAX_LEN} bytes"))),
+        false => Ok(text),
     }
 }
 
@@ -101,6 +115,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let error = argument.parse::<Rules>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("fault rules in {}: No such file", path.display())), "{error}");
+        let error = "@/dev/zero".parse::<Rules>().unwrap_err().to_string();
+        assert!(error.ends_with("it has more than 1048576 bytes"), "{error}");
         assert_eq!("drop=3".parse::<Rules>().unwrap().0.len(), 1);
         assert!("lose=3".parse::<Rules>().unwrap_err().to_string().contains("unknown action 'lose'"));
     }
