@@ -486,7 +486,7 @@ fn asan_options() -> OsString {
 const MAX_DEVICE_PATH: usize = 256;
 
 /// Age from which an unused tree without a local address may be removed.
-const TREE_MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+const TREE_MAX_AGE: Duration = Duration::from_secs(3600);
 
 /// Reports whether the address is local: assigned to an interface, or accepted by the machine anyway, as are
 /// all addresses in 127.0.0.0/8.

@@ -288,9 +288,9 @@ impl Tree {
     }
 }
 
-/// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local`, no
-/// `urxe run` has used it for at least `age`, and no running process has it in its environment. The last
-/// condition protects the trees of programs in other network namespaces, where other addresses are local.
+/// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local` (all loopback addresses
+/// do, so they do not count), no `urxe run` has used it for at least `age`, and no running process has it in its environment. The
+/// last condition protects the trees of programs in other network namespaces, where other addresses are local.
 pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
@@ -300,7 +300,8 @@ pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bo
         modified.is_ok_and(|at| at.elapsed().is_ok_and(|since| since >= age))
     };
     for tree in trees.filter(is_old) {
-        if !addresses(&tree).into_iter().any(&is_local) && !is_in_use(&tree) {
+        let is_local = |ip: IpAddr| !ip.is_loopback() && is_local(ip);
+        if !addresses(&tree).into_iter().any(is_local) && !is_in_use(&tree) {
             // A tree that cannot be removed remains.
             let _ = fs::remove_dir_all(&tree);
         }
@@ -621,10 +622,10 @@ mod tests {
             tree.write(&root).unwrap();
             root
         };
-        let [local, unused, used] = ["10.77.0.1", "10.77.1.1", "10.77.2.1"].map(tree);
+        let [local, unused, used, loopback] = ["10.77.0.1", "10.77.1.1", "10.77.2.1", "127.77.0.1"].map(tree);
         let other = dir.path().join("3de974ec");
         fs::create_dir(&other).unwrap();
-        let is_local = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
+        let is_local = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]) || ip.is_loopback();
         let mut user = std::process::Command::new("cat");
         user.env("URXE_SYSFS", &used).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut user = user.spawn().unwrap();
@@ -633,9 +634,10 @@ mod tests {
         user.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         // Trees that were used within the last hour are kept.
         remove_unused(dir.path(), Duration::from_secs(3600), is_local);
-        assert!(unused.exists());
+        assert!(unused.exists() && loopback.exists());
         remove_unused(dir.path(), Duration::ZERO, is_local);
-        assert_eq!([&local, &unused, &used, &other].map(|path| path.exists()), [true, false, true, true]);
+        let all = [&local, &unused, &used, &loopback, &other];
+        assert_eq!(all.map(|path| path.exists()), [true, false, true, false, true]);
         user.kill().unwrap();
         user.wait().unwrap();
         remove_unused(dir.path(), Duration::ZERO, is_local);
