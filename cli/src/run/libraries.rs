@@ -71,9 +71,11 @@ fn unpack(base: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, CliError>
 fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("so.{}", unique_suffix()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
-    file.write_all(contents)?;
+    let written = file.write_all(contents);
     drop(file);
-    fs::rename(&new, path)
+    let renamed = written.and_then(|()| fs::rename(&new, path));
+    // A part of the library would take up the rest of a full file system.
+    renamed.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 #[cfg(test)]
@@ -94,6 +96,11 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"contents");
         let other = unpack(base.path(), "libx.so", b"another build").unwrap();
         assert_ne!(other, path);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a temporary file is left");
+        // A directory at the library's path lets the last step fail.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir_all(path.join("x")).unwrap();
+        unpack(base.path(), "libx.so", b"contents").unwrap_err();
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a temporary file is left");
     }
 }
