@@ -335,31 +335,31 @@ impl Entry {
         }
         // Created outside the tree, where no program mistakes it for a device.
         let new = root.with_extension(format!("new.{}", unique_suffix()));
+        let written = self.write_as(&new, path, root);
+        // Still there after an error, or if the path had the same file already: renaming does nothing then.
+        let _ = fs::remove_file(&new);
+        written
+    }
+
+    /// Writes the entry to `new`, and then moves it to `path`.
+    fn write_as(&self, new: &Path, path: &Path, root: &Path) -> io::Result<()> {
         match self {
             Entry::Text(text) => {
-                fs::write(&new, format!("{text}\n"))?;
-                fs::set_permissions(&new, fs::Permissions::from_mode(0o444))?;
+                fs::write(new, format!("{text}\n"))?;
+                fs::set_permissions(new, fs::Permissions::from_mode(0o444))?;
             }
             // Never replaced, because a program may be writing to the file already.
             Entry::Initial(text) => {
-                fs::write(&new, text)?;
-                let linked = fs::hard_link(&new, path);
-                fs::remove_file(&new)?;
-                return linked.or_else(|e| match e.kind() {
+                fs::write(new, text)?;
+                return fs::hard_link(new, path).or_else(|e| match e.kind() {
                     io::ErrorKind::AlreadyExists => Ok(()),
                     _ => Err(e),
                 });
             }
-            Entry::HardLink(to) => {
-                fs::hard_link(root.join(to), &new)?;
-                let renamed = fs::rename(&new, path);
-                // Still there if another process has just created the same link: renaming does nothing then.
-                let _ = fs::remove_file(&new);
-                return renamed;
-            }
-            Entry::Link(to) => symlink(to, &new)?,
+            Entry::HardLink(to) => fs::hard_link(root.join(to), new)?,
+            Entry::Link(to) => symlink(to, new)?,
         }
-        fs::rename(&new, path)
+        fs::rename(new, path)
     }
 
     fn is_at(&self, path: &Path, root: &Path) -> bool {
