@@ -1,8 +1,10 @@
 //! Conformance cases: personalities, which differ, for example, in the work requests that they reject. Each
 //! row of the table of differences is tested.
 
+use std::fs::File;
 use std::time::Duration;
 
+use pcap_file::pcap::PcapReader;
 use urxe::memory::{AtomicOp, PdId};
 use urxe::nic::Personality;
 use urxe::transport::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -13,7 +15,8 @@ use urxe::transport::{
 use urxe::verbs::{
     self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, QpOptions, TestEndpoint,
 };
-use urxe::wire::{Ecn, Opcode, RKey};
+use urxe::wire::frame::{self, Checksums, Content};
+use urxe::wire::{Ecn, Opcode, Packet, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
 use crate::notification_point;
@@ -283,6 +286,17 @@ cases! {
         }
     }
 
+    packets_of_a_write_that_request_an_acknowledgement_are_those_of_a_captured_rxe => "personality.no_probes" {
+        let captured = ack_requests_of_captured_write();
+        assert_eq!(captured.len(), 71);
+        let mut b = bench(Personality::RXE, |_| {});
+        let sge = [b.mr.sge(0, 71 * 256)];
+        b.post_sges(1, WrOp::Write { va: 0, rkey: RKey(1) }, &sge, UNSIGNALED).unwrap();
+        let sent: Vec<_> = b.sent().iter().map(|p| p.h.bth.ack_req).collect();
+        discard(b);
+        assert_eq!(sent, captured);
+    }
+
     acknowledgement_not_requested_before_sqd_is_requested_after_the_ack_timeout => "personality.no_probes" {
         let mut b = bench(Personality::MLX5, |s| (s.quirks.credits, s.max_rd) = (false, 1));
         let op = WrOp::Read { va: 0, rkey: RKey(1) };
@@ -472,6 +486,22 @@ fn discard(mut b: Bench) {
     b.send_cq.poll(usize::MAX, &mut done).unwrap();
     b.recv_cq.poll(usize::MAX, &mut done).unwrap();
     while b.next_event().is_some() {}
+}
+
+/// Returns AckReq of each packet of the first message in a capture of rxe, a WRITE.
+fn ack_requests_of_captured_write() -> Vec<bool> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/pcaps/rc_long.pcap");
+    let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
+    let (mut flags, mut opcode) = (Vec::new(), Opcode::RC_WRITE_MIDDLE);
+    while opcode.row().position != Last
+        && let Some(packet) = reader.next_packet()
+    {
+        let bytes = packet.unwrap().data.into_owned();
+        let Content::Roce(roce) = frame::parse(&bytes, Checksums::Verify).unwrap().content else { continue };
+        let bth = Packet::parse(&bytes[roce.payload]).unwrap().bth();
+        (opcode, _) = (bth.opcode, flags.push(bth.ack_req));
+    }
+    flags
 }
 
 /// Posts an unsignaled SEND.
