@@ -16,7 +16,7 @@ use crate::sys::setters::setters;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, AttachCounterError, CompCounter, CountedOps, ModifyError, PostError, PostListError,
-    QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
+    QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -289,8 +289,10 @@ impl Qp {
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
         Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
+            // Its sends are unsignaled.
+            let quirks = Quirks { send_places_until_polled: false, ..init.quirks };
             state
-                .create_gsi(init, send, recv)
+                .create_gsi(&QpInit { quirks, ..*init }, send, recv)
                 .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
         })
     }

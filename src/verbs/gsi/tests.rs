@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::*;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
-use crate::verbs::{ContextOptions, Fabric, FabricConfig, PKey};
+use crate::verbs::{ContextOptions, Fabric, FabricConfig, PKey, Personality};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -46,6 +46,21 @@ fn exchange(a: &Context, b: &Context) {
         assert_eq!((Some(received.from.dgid), received.from.sgid_index), (a.query_gid(0), 0));
         second.send(&received.from, &mad(i + 1)).unwrap();
         assert_eq!(first.recv(TIMEOUT).unwrap().bytes, mad(i + 1));
+    }
+}
+
+#[test]
+fn port_sends_any_number_of_mads_with_every_personality() {
+    for personality in Personality::ALL {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let port = fabric.port(&fabric.auto_address()).unwrap();
+        let options = ContextOptions::default().personality(personality);
+        let a = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
+        let (port, to) = (a.management_port().unwrap(), path(&a, &a));
+        for i in 0..3 * SEND_DEPTH {
+            port.send(&to, &mad(i as u8)).unwrap_or_else(|e| panic!("{}, MAD {i}: {e}", personality.name));
+            assert!(port.recv(TIMEOUT).is_ok(), "{}, MAD {i}", personality.name);
+        }
     }
 }
 
