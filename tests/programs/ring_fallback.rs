@@ -60,7 +60,7 @@ fn process_without_free_descriptors_uses_the_socket() {
 fn process_whose_files_may_not_have_the_length_of_a_ring_writes_to_the_socket() {
     let (transfer, [one, other]) = (Transfer::new(), addresses());
     let addresses = [one.as_str(), other.as_str()];
-    let short = ["prlimit", "--fsize=65536"];
+    let short = ["prlimit", "--fsize=4096"];
     // The other process creates the ring from which it reads.
     for (lines, count) in [([&short[..], &[]], 1), ([&[], &short[..]], 1), ([&short[..], &short[..]], 0)] {
         let change = |command: &mut Command| {
@@ -116,7 +116,7 @@ fn containers_have_rings_only_if_they_share_network_namespace_and_directory() {
     let container = ["unshare", "--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child"];
     assert_eq!(rings_on_new_addresses(&transfer, [&container, &container], auto), [2; 2]);
     // The directory of the broker's sockets is in /run.
-    let script = "mount -t tmpfs none /run && exec \"$@\"";
+    let script = "mount -t tmpfs -o mode=755 none /run && exec \"$@\"";
     let separate = ["unshare", "--mount", "sh", "-c", script, "sh"];
     assert_eq!(rings_on_new_addresses(&transfer, [&separate, &container], auto), [0; 2]);
     let net = Veth::new(1500);

@@ -1,6 +1,7 @@
 //! A process's lease of QPN partitions, which survives the death of the broker.
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,8 +41,9 @@ struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
-    /// Memory of the last acknowledgements, one part for each shard, and its descriptor for the broker.
-    last_acks: (Arc<SharedWords>, OwnedFd),
+    /// Memory of the last acknowledgements, one part for each shard, if there is memory for it, and the descriptor for the
+    /// broker.
+    last_acks: (Option<Arc<SharedWords>>, OwnedFd),
     sharing: Sharing,
     /// Whether the broker serves processes of any user.
     any_user: bool,
@@ -73,11 +75,9 @@ impl Lease {
             return Err(SharingError::Refused { ip, errno: libc::EINVAL, reason });
         }
         let system = |what| move |source| SharingError::System { ip, what, source };
-        let (last_acks, last_acks_fd) =
-            SharedWords::create("urxe acknowledgements", shards * LastAcks::WORDS)
-                .map_err(system("creating the memory of acknowledgements"))?;
+        let last_acks = last_acks(shards).map_err(system("creating an eventfd"))?;
         let LeaseGrant { connection, partition: first, mut fds, any_user } =
-            request_lease(&request, &[last_acks_fd.as_fd()], sharing, sharing.any_user, ip, &|| false)?;
+            request_lease(&request, &[last_acks.1.as_fd()], sharing, sharing.any_user, ip, &|| false)?;
         let invalid = |reason| SharingError::Refused {
             ip,
             errno: libc::EPROTO,
@@ -97,7 +97,6 @@ impl Lease {
         let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
         let request = Request { partition: Some(first), ..request };
         let sharing = sharing.clone();
-        let last_acks = (Arc::new(last_acks), last_acks_fd);
         let mixed = AtomicBool::new(false);
         let shared = Arc::new(Shared { request, keepalives, last_acks, sharing, any_user, stop, mixed });
         let monitored = shared.clone();
@@ -113,8 +112,8 @@ impl Lease {
     }
 
     /// Returns the record of the last acknowledgements of a shard.
-    pub fn last_acks(&self, shard: usize) -> LastAcks {
-        LastAcks::new(self.shared.last_acks.0.clone(), shard)
+    pub fn last_acks(&self, shard: usize) -> Option<LastAcks> {
+        Some(LastAcks::new(self.shared.last_acks.0.clone()?, shard))
     }
 
     /// Reports whether the broker serves processes of any user, and therefore uses abstract socket names.
@@ -135,6 +134,15 @@ impl Lease {
             let stopped = self.shared.keepalives.iter().try_for_each(FdKeepalive::stop_coalescing).is_ok();
             self.shared.mixed.store(stopped, Ordering::Relaxed);
         }
+    }
+}
+
+/// Creates the memory of the last acknowledgements. Without memory, or with a limit on file sizes, the broker gets the descriptor
+/// of something else, from which it reads nothing.
+fn last_acks(shards: usize) -> io::Result<(Option<Arc<SharedWords>>, OwnedFd)> {
+    match SharedWords::create("urxe acknowledgements", shards * LastAcks::WORDS) {
+        Ok((words, fd)) => Ok((Some(Arc::new(words)), fd)),
+        Err(_) => Ok((None, EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?.into())),
     }
 }
 

@@ -76,7 +76,7 @@ pub struct SharedUdpLink {
     /// Registry of the services that this process has claimed; present only in the link of the shard that has
     /// QP1.
     registry: Option<ServiceRegistry>,
-    last_acks: LastAcks,
+    last_acks: Option<LastAcks>,
     /// Bursts without a ring.
     to_socket: TxQueue,
     /// Time at which the socket was last polled.
@@ -345,7 +345,7 @@ impl SharedAddress for SharedUdpLink {
     }
 
     fn last_acks(&self) -> Option<LastAcks> {
-        Some(self.last_acks.clone())
+        self.last_acks.clone()
     }
 
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
