@@ -2,8 +2,8 @@
 //!
 //! A message's receive completes before its acknowledgement leaves, which may wait for a response to carry it. On an adapter the
 //! acknowledgement leaves whatever becomes of the process, so a requester whose peer ends right after the completion must not fail
-//! either. Therefore each acknowledgement is recorded before the completion becomes visible, and whoever keeps the memory sends
-//! those recorded last when the process has ended. A second acknowledgement of the same message has no effect.
+//! either. Therefore each acknowledgement is recorded before the completion becomes visible, until it leaves, and whoever keeps the
+//! memory sends those recorded when the process has ended. A second acknowledgement of the same message has no effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -69,6 +69,15 @@ impl LastAcks {
         fence(Ordering::Release);
         record[1..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         record[0].store(now.0, Ordering::Release);
+    }
+
+    /// Clears the record of a queue pair whose acknowledgement leaves: a second one would count as an unexpected packet at a
+    /// peer that has destroyed its queue pair.
+    pub(super) fn clear(&self, qpn: Qpn) {
+        let at = self.first + qpn.get() as usize % RECORDS * RECORD_WORDS;
+        if let Some(time) = (*self.words).as_ref().get(at) {
+            time.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Returns the packets to be sent for the words that a process has left.
@@ -171,6 +180,12 @@ mod tests {
             let bth = conn.bth(Operation::Acknowledge, Position::Only, HeaderSet::NONE, Psn::new(0x99_0001));
             let aeth = Aeth { syndrome: Syndrome::ACK, msn: 0x77_0002 };
             assert_eq!(sent, [(conn.flow.unwrap(), Headers { bth, aeth, ..Headers::default() })]);
+            let other = Qpn::new(0x12_3457);
+            shard.clear(other);
+            let load = || memory.0.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>();
+            assert_eq!(LastAcks::packets(&load(), now).count(), 1);
+            shard.clear(conn.qpn);
+            assert_eq!(LastAcks::packets(&load(), now).count(), 0);
             let late = Instant(now.0 + MAX_AGE.as_nanos() as u64 + 1);
             assert_eq!(LastAcks::packets(&words, late).count(), 0);
         }
