@@ -129,6 +129,8 @@ struct Scratch {
     /// Buffers for requests that are kept behind a gap.
     spare: Vec<Vec<u8>>,
     last_acks: Option<LastAcks>,
+    /// Queue pairs whose recorded acknowledgements are in the transmit queue.
+    acknowledged: Vec<Qpn>,
 }
 
 impl Scratch {
@@ -154,6 +156,7 @@ impl Scratch {
             counters: &mut self.counters,
             tuning,
             last_acks: self.last_acks.as_ref(),
+            acknowledged: &mut self.acknowledged,
             window,
             others_in_flight: 0,
         }
@@ -522,9 +525,12 @@ impl Nic {
     }
 
     /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on
-    /// the application may reuse their memory.
+    /// the application may reuse their memory. Clears the records of acknowledgements that have left.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
+        if let Some(last_acks) = &self.state.last_acks {
+            self.state.acknowledged.drain(..).for_each(|qpn| last_acks.clear(qpn));
+        }
     }
 
     /// Takes the oldest output, a completion or an event. After each call that may produce outputs, the

@@ -3,7 +3,7 @@
 use super::received::{PayloadSource, ReceivedPayload};
 use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning, TxQueue};
 use crate::memory::{HostSlice, Table};
-use crate::wire::Packet;
+use crate::wire::{Packet, Qpn};
 
 /// Step context: everything outside the queue pair that one of its steps reads or changes.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct Env<'a> {
     pub tuning: &'a Tuning,
     /// Record of the last acknowledgements, if anybody keeps it.
     pub last_acks: Option<&'a LastAcks>,
+    /// Queue pairs whose recorded acknowledgements leave with this turn's packets.
+    pub acknowledged: &'a mut Vec<Qpn>,
     /// Window of the queue pair's peer.
     pub window: usize,
     /// Total flight cost of the packets that other queue pairs have in flight to the same peer.

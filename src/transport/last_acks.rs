@@ -2,7 +2,7 @@
 //!
 //! A message's receive completes before its acknowledgement leaves, which may wait for a response to carry it. On an adapter the
 //! acknowledgement leaves whatever becomes of the process, so a requester whose peer ends right after the completion must not fail
-//! either. Therefore each acknowledgement is recorded before the completion becomes visible, until it leaves, and whoever keeps the
+//! either. Therefore each acknowledgement is recorded before the completion becomes visible, until it has left, and whoever keeps the
 //! memory sends those recorded when the process has ended. A second acknowledgement of the same message has no effect.
 
 use std::fmt;
@@ -71,9 +71,9 @@ impl LastAcks {
         record[0].store(now.0, Ordering::Release);
     }
 
-    /// Clears the record of a queue pair whose acknowledgement leaves: a second one would count as an unexpected packet at a
+    /// Clears the record of a queue pair whose acknowledgement has left: a second one would count as an unexpected packet at a
     /// peer that has destroyed its queue pair.
-    pub(super) fn clear(&self, qpn: Qpn) {
+    pub fn clear(&self, qpn: Qpn) {
         let at = self.first + qpn.get() as usize % RECORDS * RECORD_WORDS;
         if let Some(time) = (*self.words).as_ref().get(at) {
             time.store(0, Ordering::Relaxed);

@@ -35,8 +35,8 @@ impl Responder {
                     let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
                     env.tx.push(flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
-                    if let Some(last_acks) = env.last_acks.filter(|_| self.replies.is_empty()) {
-                        last_acks.clear(conn.qpn);
+                    if env.last_acks.is_some() && self.replies.is_empty() {
+                        env.acknowledged.push(conn.qpn);
                     }
                 }
                 Reply::Atomic { psn, original, msn, .. } => {
