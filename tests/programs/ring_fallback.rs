@@ -60,7 +60,7 @@ fn process_without_free_descriptors_uses_the_socket() {
 fn process_whose_files_may_not_have_the_length_of_a_ring_uses_the_socket() {
     let (transfer, [one, other]) = (Transfer::new(), addresses());
     let addresses = [one.as_str(), other.as_str()];
-    let short = ["prlimit", "--fsize=4096"];
+    let short = ["prlimit", "--fsize=65536"];
     for lines in [[&short[..], &[]], [&[], &short[..]], [&short[..], &short[..]]] {
         let change = |command: &mut Command| {
             auto(command);
