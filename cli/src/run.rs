@@ -54,7 +54,7 @@ the library that redirects accesses to /sys/class/infiniband and /dev/infiniband
 pub struct Run {
     #[command(flatten)]
     device: DeviceArgs,
-    /// Start the program when a server listens on this TCP port, or port of the connection manager, at most a minute later
+    /// Wait up to a minute until a server listens on this TCP port or port of the connection manager, then start the program
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
     /// Program and its arguments; `--` before it is optional

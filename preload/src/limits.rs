@@ -1,5 +1,5 @@
-//! Interposed `getrlimit` and `prlimit`. Registration locks no memory, so the limit on locked memory (RLIMIT_MEMLOCK), from which
-//! programs such as GASNet compute how much they may register, does not apply: it is reported as unlimited.
+//! Interposed `getrlimit` and `prlimit`, which report the limit on locked memory (RLIMIT_MEMLOCK) as unlimited. Registration locks
+//! no memory, so the limit does not apply, but programs such as GASNet compute from it how much they may register.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,7 @@ use crate::next::{Next, fail};
 /// Type of a resource in the C library's functions.
 type Resource = libc::__rlimit_resource_t;
 
-/// Defines functions that store a limit in their last argument.
+/// Defines interposed functions that store a limit in their last argument.
 macro_rules! limits {
     ($($name:ident of $resource:ident($($argument:ident: $type:ty),*) -> $limit:ty = $unlimited:expr;)*) => {
         $(

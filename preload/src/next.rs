@@ -36,8 +36,8 @@ impl Next {
     }
 }
 
-/// Reports whether a pointer is null or points into the first page, which is never mapped. The kernel fails such calls with
-/// EFAULT, and the library must not read the memory.
+/// Reports whether a pointer is null or points into the first page, which is never mapped. The kernel fails a call with such a
+/// pointer with EFAULT, so the library must not read its target.
 pub fn is_invalid<T>(pointer: *const T) -> bool {
     pointer.addr() < 4096
 }

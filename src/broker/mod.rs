@@ -56,10 +56,10 @@
 //!
 //! # Death of a client
 //!
-//! A program may end as soon as it has polled a receive completion, before the acknowledgement has left: it waits for a response to
-//! carry it. An adapter has acknowledged by then. Therefore a client records its last acknowledgements in memory of which the
-//! broker has the descriptor (`LastAcks`), and the broker sends them when the connection ends. A
-//! link without a broker (packet sockets, frames) loses them.
+//! A program may end as soon as it has polled a receive completion. The acknowledgement may still be delayed until a response carries
+//! it; an adapter sends it nevertheless. Therefore a client records its last acknowledgements in memory of which the broker has the
+//! descriptor (`LastAcks`), and the broker sends them when the connection ends. On a link without a broker (packet sockets, frames)
+//! they are lost.
 //!
 //! # Death of the broker
 //!

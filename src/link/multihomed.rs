@@ -25,8 +25,8 @@ pub struct Multihomed<L> {
     /// The members, in the order of their addresses.
     members: Vec<Member<L>>,
     info: LinkInfo,
-    /// QPN partition that all members share.
     last_acks: Option<LastAcks>,
+    /// QPN partition that all members share.
     partition: QpnPartition,
     /// Index of the member that was used last.
     last: usize,

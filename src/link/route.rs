@@ -1,4 +1,4 @@
-//! Routes of the system: the local address that the routing table selects for a destination, and whether the next hop answers.
+//! Routes of the system: the local address that the routing table selects for a destination, and resolution of the next hop.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -11,7 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::socket_calls::unsent_bytes;
 use super::system_udp;
 
-/// Port to which the datagram is sent that makes the system resolve the next hop (RFC 863).
+/// Destination port of the datagram that starts a neighbour resolution (discard, RFC 863).
 const DISCARD_PORT: u16 = 9;
 
 /// Interval at which the result of a resolution is checked.
@@ -34,23 +34,23 @@ fn connected(src: IpAddr, mut dst: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Resolution of the link-layer address of the next hop (ARP, neighbour discovery) by the system, which holds a datagram
-/// until it ends.
-pub struct NextHopResolution(UdpSocket);
+/// Neighbour resolution (ARP, NDP) of the next hop by the system, which holds back a datagram until the resolution ends.
+pub struct NeighbourResolution(UdpSocket);
 
-impl NextHopResolution {
-    /// Sends an empty datagram from `src` to `dst`. Returns `None` if it has left, because the system knows the next hop.
+impl NeighbourResolution {
+    /// Sends an empty datagram from `src` to `dst`. Returns `None` if the system has sent it already, because it knows the
+    /// link-layer address.
     ///
     /// # Errors
     /// The error of the system if there is no route to `dst`.
-    pub fn start(src: IpAddr, dst: SocketAddr) -> io::Result<Option<NextHopResolution>> {
+    pub fn start(src: IpAddr, dst: SocketAddr) -> io::Result<Option<NeighbourResolution>> {
         let socket = connected(src, dst)?;
         match src {
             IpAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4RecvErr, &true)?,
             IpAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvErr, &true)?,
         }
         socket.send(&[])?;
-        Ok(Some(NextHopResolution(socket)).filter(|resolution| resolution.result().is_none()))
+        Ok(Some(NeighbourResolution(socket)).filter(|resolution| resolution.result().is_none()))
     }
 
     /// Returns the result, or `None` if there is none yet.
@@ -59,7 +59,7 @@ impl NextHopResolution {
             return None;
         }
         Some(match self.0.take_error() {
-            // A host without a service at this port is a host, too.
+            // The host has answered that nothing listens on the port.
             Ok(Some(error)) if error.kind() != io::ErrorKind::ConnectionRefused => Err(error),
             _ => Ok(()),
         })

@@ -43,8 +43,8 @@ pub(super) fn set_program(
     set_option(socket, level, name, &program)
 }
 
-/// Returns the memory of what was sent from a socket and has not left it, in bytes: for a Unix socket, of what is unread. 0 if
-/// the kernel does not report it.
+/// Returns the size of the data in a socket's send buffer, in bytes; 0 if the kernel does not report it. For a Unix socket, this is
+/// the data that the receivers have not read.
 pub(crate) fn unsent_bytes(socket: impl AsFd) -> usize {
     let mut bytes: c_int = 0;
     // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.

@@ -263,7 +263,7 @@ impl Nic {
         self.table.max()
     }
 
-    /// Records the last acknowledgements from now on.
+    /// Sets the memory in which the last acknowledgements are recorded from now on.
     pub fn record_last_acks(&mut self, records: LastAcks) {
         self.state.last_acks = Some(records);
     }
@@ -361,7 +361,7 @@ impl Nic {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
     }
 
-    /// Returns a queue pair's counter of polled completions, if they free the places of its send queue.
+    /// Returns a queue pair's counter of polled completions, if they free the slots of its send queue.
     pub fn polled_sends(&self, qpn: Qpn) -> Option<&PolledSends> {
         self.table.get(qpn)?.qp.polled_sends()
     }
@@ -525,7 +525,7 @@ impl Nic {
     }
 
     /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on
-    /// the application may reuse their memory. Clears the records of acknowledgements that have left.
+    /// the application may reuse their memory. Clears the records of the acknowledgements among these packets.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
         if let Some(last_acks) = &self.state.last_acks {

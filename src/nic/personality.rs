@@ -112,7 +112,7 @@ impl Personality {
             selective_repeat: true,
             ack_requests: AckRequests::Needed,
             tail_loss_probes: true,
-            send_places_until_polled: false,
+            send_slots_until_polled: false,
             ..Quirks::LENIENT
         },
         ..Personality::STRICT
@@ -192,7 +192,7 @@ impl Personality {
             early_sends: EarlySends::RefusedAndHeld,
             send_queue_errors: false,
             cnp_scope: None,
-            send_places_until_polled: false,
+            send_slots_until_polled: false,
             ..Quirks::LENIENT
         },
     };
@@ -351,8 +351,8 @@ impl Personality {
                 },
             ),
             words(
-                "place of an unsignaled work request is free",
-                h.send_places_until_polled,
+                "slot of an unsignaled work request is free",
+                h.send_slots_until_polled,
                 "when a later one is polled",
                 "when it is acknowledged",
             ),

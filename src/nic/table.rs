@@ -224,23 +224,10 @@ impl QpTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::PdId;
-    use crate::transport::{QpInit, QpType, Quirks, RecvCaps, SendCaps};
-    use crate::wire::Mtu;
+    use crate::transport::QpInit;
 
     fn insert(table: &mut QpTable) -> Option<Qpn> {
-        let init = QpInit {
-            qp_type: QpType::Rc,
-            pd: PdId(1),
-            send: SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 },
-            recv: RecvCaps::default(),
-            signal_all: false,
-            srq: None,
-            domain: None,
-            port_mtu: Mtu::Mtu1024,
-            quirks: Quirks::STRICT,
-        };
-        table.insert(|qpn| Entry::new(QueuePair::new(qpn, &init), CqHandle(0), CqHandle(0), None))
+        table.insert(|qpn| Entry::new(QueuePair::new(qpn, &QpInit::rc()), CqHandle(0), CqHandle(0), None))
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Words in memory that outlives the process, because another one has a descriptor for it.
+//! Words in memory that another process can read, even after this process has ended.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ impl SharedWords {
     /// Creates `count` words of 0, and returns the descriptor for another process.
     ///
     /// # Errors
-    /// If there is no memory, address space or descriptor left.
+    /// If memory, address space or descriptors are exhausted.
     pub fn create(name: &str, count: usize) -> io::Result<(SharedWords, OwnedFd)> {
         let len = count * size_of::<AtomicU64>();
         let fd = memfd::create(name, len)?;

@@ -30,9 +30,9 @@ pub struct Env<'a> {
     pub counters: &'a mut Counters,
     /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
-    /// Record of the last acknowledgements, if anybody keeps it.
+    /// Record of the last acknowledgements, if the link has one.
     pub last_acks: Option<&'a LastAcks>,
-    /// Queue pairs whose recorded acknowledgements leave with this turn's packets.
+    /// Queue pairs whose recorded acknowledgements are sent with the packets of this turn.
     pub acknowledged: &'a mut Vec<Qpn>,
     /// Window of the queue pair's peer.
     pub window: usize,

@@ -218,8 +218,8 @@ fn remedy(cause: &FailureCause) -> &'static str {
     match cause {
         FailureCause::NoResponse => {
             "check that the peer's process runs, that its QP is in RTR or RTS with this QP's number and \
-             starting PSN, and that the path passes UDP port 4791; a slow peer needs a longer timeout, and one that is stopped (a debugger, SIGSTOP) \
-             min_ack_timeout or `urxe run --patient` at both ends"
+             starting PSN, and that the path passes UDP port 4791; a slow peer needs a longer timeout, and a peer \
+             that is stopped (by a debugger or SIGSTOP) needs `urxe run --patient` or min_ack_timeout at both ends"
         }
         FailureCause::SequenceNaks | FailureCause::MissingResponses => {
             "the path loses packets: reduce the load, or raise retry_cnt"

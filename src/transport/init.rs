@@ -47,3 +47,21 @@ pub struct QpInit {
     /// Quirks of the device.
     pub quirks: Quirks,
 }
+
+#[cfg(test)]
+impl QpInit {
+    /// Returns parameters for an RC queue pair, for unit tests.
+    pub fn rc() -> QpInit {
+        QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send: SendCaps { max_wr: 16, max_sge: 4, max_inline: 64 },
+            recv: RecvCaps::default(),
+            signal_all: false,
+            srq: None,
+            domain: None,
+            port_mtu: Mtu::Mtu1024,
+            quirks: Quirks::STRICT,
+        }
+    }
+}

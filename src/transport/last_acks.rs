@@ -1,9 +1,10 @@
 //! Record of the last acknowledgement of each queue pair, in memory that outlives the process.
 //!
-//! A message's receive completes before its acknowledgement leaves, which may wait for a response to carry it. On an adapter the
-//! acknowledgement leaves whatever becomes of the process, so a requester whose peer ends right after the completion must not fail
-//! either. Therefore each acknowledgement is recorded before the completion becomes visible, until it has left, and whoever keeps the
-//! memory sends those recorded when the process has ended. A second acknowledgement of the same message has no effect.
+//! A receive completes before the acknowledgement of its message is sent, because the acknowledgement may be delayed until a response
+//! carries it. An adapter sends the acknowledgement even if the process ends in between, so the requester must not fail here either.
+//! Therefore each acknowledgement is recorded before its completion becomes visible, and the record is cleared once the
+//! acknowledgement is sent. The broker, which has a descriptor of the memory, sends the recorded acknowledgements when the process has
+//! ended. A second acknowledgement of the same message has no effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -19,11 +20,11 @@ use crate::wire::{
 
 /// Number of records of a NIC. Queue pairs whose numbers are equal modulo this number share a record.
 const RECORDS: usize = 256;
-/// Words of a record: the time, which is 0 while the record is written; what the headers contain; source and destination.
+/// Words of a record: the time, which is 0 while the record is written; the fields of the headers; source and destination.
 const RECORD_WORDS: usize = 8;
 
-/// Age after which a record is not sent. Acknowledgements wait for milliseconds, and a busy machine may take long to
-/// notice the end of a process.
+/// Age after which the broker does not send a record. An acknowledgement is delayed by milliseconds at most; a loaded machine
+/// may report the end of a process late.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The records of one NIC.
@@ -64,15 +65,15 @@ impl LastAcks {
             dst[0],
             dst[1],
         ];
-        // The process may end between any two of these.
+        // The process may end between any two of these stores.
         record[0].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         record[1..].iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         record[0].store(now.0, Ordering::Release);
     }
 
-    /// Clears the record of a queue pair whose acknowledgement has left: a second one would count as an unexpected packet at a
-    /// peer that has destroyed its queue pair.
+    /// Clears the record of a queue pair whose acknowledgement is sent. A peer that has destroyed its queue pair would count a
+    /// second acknowledgement as an unexpected packet.
     pub fn clear(&self, qpn: Qpn) {
         let at = self.first + qpn.get() as usize % RECORDS * RECORD_WORDS;
         if let Some(time) = (*self.words).as_ref().get(at) {
@@ -80,7 +81,7 @@ impl LastAcks {
         }
     }
 
-    /// Returns the packets to be sent for the words that a process has left.
+    /// Returns the recorded acknowledgements in the memory of a process that has ended.
     pub fn packets(words: &[u64], now: Instant) -> impl Iterator<Item = (Flow, Headers)> {
         let (records, _) = words.as_chunks::<RECORD_WORDS>();
         records.iter().filter_map(move |record| packet(record, now))
@@ -137,9 +138,7 @@ fn address_of([high, low]: [u64; 2]) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::PdId;
-    use crate::transport::{QpInit, QpType, Quirks, RecvCaps, SendCaps};
-    use crate::wire::Mtu;
+    use crate::transport::QpInit;
 
     struct Words(Vec<AtomicU64>);
 
@@ -150,18 +149,7 @@ mod tests {
     }
 
     fn connection(src: &str, dst: &str) -> Connection {
-        let init = QpInit {
-            qp_type: QpType::Rc,
-            pd: PdId(1),
-            send: SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 },
-            recv: RecvCaps::default(),
-            signal_all: false,
-            srq: None,
-            domain: None,
-            port_mtu: Mtu::Mtu1024,
-            quirks: Quirks::STRICT,
-        };
-        let mut conn = Connection::new(&init, Qpn::new(0x12_3456));
+        let mut conn = Connection::new(&QpInit::rc(), Qpn::new(0x12_3456));
         let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 50_000);
         conn.set_flow(Flow { traffic_class: 0x68, hop_limit: 7, flow_label: 0xf_0001, ..flow });
         (conn.dest_qpn, conn.pkey) = (Qpn::new(0xab_cdef), PKey(0x8001));

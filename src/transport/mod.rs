@@ -36,8 +36,8 @@ mod recv_queue;
 mod requester;
 mod responder;
 mod rx_burst;
-mod send_places;
 mod send_queue;
+mod send_slots;
 mod sge_list;
 mod slow_event;
 mod srq;
@@ -77,7 +77,7 @@ pub use quirks::{AckRequests, CnpScope, EarlySends, Quirks};
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use recovery::TimerDeferral;
 pub use rx_burst::RxBurst;
-pub use send_places::PolledSends;
+pub use send_slots::PolledSends;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;
 pub use state::{

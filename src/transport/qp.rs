@@ -64,7 +64,7 @@ impl QueuePair {
         self.conn.qpn
     }
 
-    /// Returns the counter of polled completions, if they free the places of the send queue.
+    /// Returns the counter of polled completions, if they free the slots of the send queue.
     pub fn polled_sends(&self) -> Option<&PolledSends> {
         self.requester.polled_sends()
     }

@@ -64,9 +64,9 @@ pub struct Quirks {
     /// Whether the requester sends tail loss probes. Without them, a loss that no later packet reveals is repaired after the
     /// local ACK timeout.
     pub tail_loss_probes: bool,
-    /// Whether a work request occupies its place in the send queue until its completion, or that of a later one, is polled
+    /// Whether a work request occupies its slot of the send queue until its completion, or that of a later one, is polled
     /// (IBA 10.7.3.1). Otherwise until it is acknowledged.
-    pub send_places_until_polled: bool,
+    pub send_slots_until_polled: bool,
 }
 
 /// Packets of reliable services that carry AckReq, in addition to READs, atomics and those that fill the congestion window.
@@ -129,7 +129,7 @@ impl Quirks {
         selective_repeat: false,
         ack_requests: AckRequests::Messages,
         tail_loss_probes: false,
-        send_places_until_polled: true,
+        send_slots_until_polled: true,
     };
 
     /// Conformance to the specification, except that posted work requests are checked as leniently as on

@@ -4,7 +4,7 @@ use super::congestion::packet_cost;
 use super::connection::Connection;
 use super::fifo::Fifo;
 use super::received::ReceivedPayload;
-use super::send_places::SendPlaces;
+use super::send_slots::SendSlots;
 use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
 use super::{Destination, Env, PostError, Quirks, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
@@ -130,15 +130,15 @@ pub(super) struct SendQueue {
     pub messages: u32,
     /// Flight cost of everything posted since the queue was created.
     pub cost: u64,
-    /// Occupied places, if they are not those of the incomplete work requests.
-    pub places: Option<Box<SendPlaces>>,
+    /// Occupied slots, if they are not those of the incomplete work requests.
+    pub slots: Option<Box<SendSlots>>,
 }
 
 impl SendQueue {
     pub fn new(caps: SendCaps, quirks: &Quirks) -> SendQueue {
         SendQueue {
             caps,
-            places: quirks.send_places_until_polled.then(Box::default),
+            slots: quirks.send_slots_until_polled.then(Box::default),
             wqes: Fifo::default(),
             sges: Fifo::default(),
             inline: Fifo::default(),
@@ -158,7 +158,7 @@ impl SendQueue {
         fails: bool,
         conn: &Connection,
     ) -> Result<(), PostError> {
-        if self.occupied_places() >= self.caps.max_wr as usize {
+        if self.occupied_slots() >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
         let len = match wr.data {
@@ -269,17 +269,17 @@ impl SendQueue {
         before
     }
 
-    fn occupied_places(&mut self) -> usize {
-        match &mut self.places {
+    fn occupied_slots(&mut self) -> usize {
+        match &mut self.slots {
             None => self.wqes.len(),
-            Some(places) => (self.wqes.end() - places.start()) as usize,
+            Some(slots) => (self.wqes.end() - slots.start()) as usize,
         }
     }
 
     /// Records that the oldest work request has completed with a completion, before it is retired.
     pub fn on_completion(&mut self) {
-        if let Some(places) = &mut self.places {
-            places.on_completion(self.wqes.start());
+        if let Some(slots) = &mut self.slots {
+            slots.on_completion(self.wqes.start());
         }
     }
 
@@ -403,8 +403,8 @@ impl SendQueue {
 
     pub fn clear(&mut self) {
         self.wqes.clear();
-        if let Some(places) = &mut self.places {
-            places.clear(self.wqes.end());
+        if let Some(slots) = &mut self.slots {
+            slots.clear(self.wqes.end());
         }
         self.sges.clear();
         self.inline.clear();
@@ -415,23 +415,13 @@ impl SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{AtomicOp, PdId};
-    use crate::transport::{QpInit, QpType, Quirks, RecvCaps};
+    use crate::memory::AtomicOp;
+    use crate::transport::QpInit;
     use crate::wire::RKey;
 
     #[test]
     fn roll_back_restores_the_send_queue() {
-        let init = QpInit {
-            qp_type: QpType::Rc,
-            pd: PdId(1),
-            send: SendCaps { max_wr: 8, max_sge: 4, max_inline: 64 },
-            recv: RecvCaps::default(),
-            signal_all: false,
-            srq: None,
-            domain: None,
-            port_mtu: Mtu::Mtu1024,
-            quirks: Quirks::STRICT,
-        };
+        let init = QpInit { send: SendCaps { max_wr: 8, max_sge: 4, max_inline: 64 }, ..QpInit::rc() };
         let (conn, mut queue) =
             (Connection::new(&init, Qpn::new(7)), SendQueue::new(init.send, &init.quirks));
         let sges = [Sge { length: 5000, ..Sge::default() }, Sge::default()];

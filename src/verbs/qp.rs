@@ -289,8 +289,8 @@ impl Qp {
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
         Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
-            // Its sends are unsignaled.
-            let quirks = Quirks { send_places_until_polled: false, ..init.quirks };
+            // The management port posts unsignaled sends only, so no polled completion would ever free a slot.
+            let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
             state
                 .create_gsi(&QpInit { quirks, ..*init }, send, recv)
                 .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })

@@ -117,7 +117,7 @@ impl Target {
                 quirks: Quirks {
                     ack_requests: AckRequests::Needed,
                     tail_loss_probes: true,
-                    send_places_until_polled: false,
+                    send_slots_until_polled: false,
                     ..Quirks::STRICT
                 },
                 port_mtu: Mtu::Mtu4096,

@@ -74,7 +74,7 @@ fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
     let written = file.write_all(contents);
     drop(file);
     let renamed = written.and_then(|()| fs::rename(&new, path));
-    // A part of the library would take up the rest of a full file system.
+    // Removed because an incomplete library would occupy a full file system.
     renamed.inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
@@ -97,7 +97,7 @@ mod tests {
         let other = unpack(base.path(), "libx.so", b"another build").unwrap();
         assert_ne!(other, path);
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a temporary file is left");
-        // A directory at the library's path lets the last step fail.
+        // The rename fails if a directory is at the library's path.
         fs::remove_file(&path).unwrap();
         fs::create_dir_all(path.join("x")).unwrap();
         unpack(base.path(), "libx.so", b"contents").unwrap_err();

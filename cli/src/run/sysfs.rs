@@ -336,7 +336,7 @@ impl Entry {
         // Created outside the tree, where no program mistakes it for a device.
         let new = root.with_extension(format!("new.{}", unique_suffix()));
         let written = self.write_as(&new, path, root);
-        // Still there after an error, or if the path had the same file already: renaming does nothing then.
+        // The file remains after an error. It also remains if `path` was a hard link to it: the rename does nothing then.
         let _ = fs::remove_file(&new);
         written
     }

@@ -1,4 +1,4 @@
-//! `--wait-port`: waits for the server before the client starts.
+//! `--wait-port`: waits until the server listens, before the client starts.
 
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -9,16 +9,17 @@ use crate::CliError;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Waits until a socket listens on a TCP port of this network namespace, or a program of urxe on a port of the connection manager.
+/// Waits until a socket of this network namespace listens on the TCP port, or a program on urxe listens on this port of the
+/// connection manager.
 ///
 /// # Errors
-/// [`CliError::Usage`] if nothing listens within a minute.
+/// [`CliError::Failed`] if nothing listens within a minute.
 pub fn wait_for_port(port: u16) -> Result<(), CliError> {
     let deadline = Instant::now() + TIMEOUT;
     while !has_tcp_listener(port) && !has_service(port) {
         if Instant::now() > deadline {
             let text = format!("nothing listens on port {port} after {} s (--wait-port)", TIMEOUT.as_secs());
-            return Err(CliError::Usage(text));
+            return Err(CliError::Failed(text));
         }
         thread::sleep(INTERVAL);
     }
@@ -37,7 +38,8 @@ fn has_tcp_listener(port: u16) -> bool {
     tables.iter().any(|table| table.lines().any(is_listener))
 }
 
-/// Reports whether a program has claimed the service with this port, in any port space: a Unix socket has its ID in the name.
+/// Reports whether a program has claimed the service of this port in any port space. The name of the Unix socket of a claimed
+/// service ends with the service ID, whose low 16 bits are the port.
 fn has_service(port: u16) -> bool {
     let end = format!("{port:04x}");
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();

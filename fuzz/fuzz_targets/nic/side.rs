@@ -155,7 +155,7 @@ impl Side {
             quirks: Quirks {
                 ack_requests: AckRequests::Needed,
                 tail_loss_probes: true,
-                send_places_until_polled: false,
+                send_slots_until_polled: false,
                 ..Quirks::STRICT
             },
             port_mtu: Mtu::Mtu256,

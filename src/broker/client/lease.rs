@@ -41,8 +41,7 @@ struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
-    /// Memory of the last acknowledgements, one part for each shard, if there is memory for it, and the descriptor for the
-    /// broker.
+    /// Memory of the last acknowledgements, one part for each shard, if it could be created; and the descriptor for the broker.
     last_acks: (Option<Arc<SharedWords>>, OwnedFd),
     sharing: Sharing,
     /// Whether the broker serves processes of any user.
@@ -137,8 +136,8 @@ impl Lease {
     }
 }
 
-/// Creates the memory of the last acknowledgements. Without memory, or with a limit on file sizes, the broker gets the descriptor
-/// of something else, from which it reads nothing.
+/// Creates the memory of the last acknowledgements. If that fails (no memory, a limit on file sizes), the broker gets an eventfd
+/// instead and reads no records.
 fn last_acks(shards: usize) -> io::Result<(Option<Arc<SharedWords>>, OwnedFd)> {
     match SharedWords::create("urxe acknowledgements", shards * LastAcks::WORDS) {
         Ok((words, fd)) => Ok((Some(Arc::new(words)), fd)),

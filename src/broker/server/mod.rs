@@ -197,7 +197,7 @@ struct Client {
     bind_addrs: Vec<BindAddr>,
     /// Request received while the port was in use.
     pending: Option<Request>,
-    /// Descriptor of the process's last acknowledgements, which are sent when it has disconnected.
+    /// Descriptor of the process's last acknowledgements, which the broker sends when the process has disconnected.
     last_acks: Option<OwnedFd>,
 }
 
@@ -290,7 +290,9 @@ impl Server {
             Ok(_) if self.clients[i].partitions.is_some() => {
                 Some(Err(Response::protocol_error("the connection already has a lease")))
             }
-            Ok(_) if fds.is_empty() => Some(Err(Response::protocol_error("a request has a descriptor"))),
+            Ok(_) if fds.is_empty() => Some(Err(Response::protocol_error(
+                "the request lacks the descriptor of the last acknowledgements",
+            ))),
             Ok(request) => {
                 self.clients[i].last_acks = Some(fds.remove(0));
                 self.grant(i, request, fds)

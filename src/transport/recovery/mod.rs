@@ -145,18 +145,17 @@ impl Recovery {
     /// Records packets sent without AckReq, and starts the ACK silence timer if it is not running.
     #[inline]
     pub fn on_sent_without_ack_req(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
-        if self.sends_probes {
-            if !self.timers.is_armed(Timer::AckSilence) {
-                let silence = ack_silence(conn.timeout, tuning);
-                self.prober.overdue = Some(now + silence / 2);
-                self.timers.arm(Timer::AckSilence, now + silence);
-            }
-            self.start_ack_timer(conn, now, tuning);
-        } else if !self.awaits_ack_request() {
-            // Sending may stop before the packet that is to carry AckReq, in SQD for example.
-            let silence = self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence);
+        if !self.awaits_ack_request() {
+            let silence = match self.sends_probes {
+                true => ack_silence(conn.timeout, tuning),
+                // Sending may stop before the packet that is to carry AckReq, in SQD for example.
+                false => self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence),
+            };
             self.prober.overdue = Some(now + silence / 2);
             self.timers.arm(Timer::AckSilence, now + silence);
+        }
+        if self.sends_probes {
+            self.start_ack_timer(conn, now, tuning);
         }
     }
 

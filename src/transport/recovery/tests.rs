@@ -1,25 +1,14 @@
 //! Loss recovery tests: the decision taken on each event, without a requester.
 
 use super::*;
-use crate::memory::PdId;
 use crate::transport::connection::Connection;
-use crate::transport::{QpInit, QpType, Quirks, RecvCaps, SendCaps};
-use crate::wire::{AckTimeout, Mtu, Qpn};
+use crate::transport::{QpInit, Quirks};
+use crate::wire::{AckTimeout, Qpn};
 
 const MS: Duration = Duration::from_millis(1);
 
 fn conn() -> Connection {
-    let init = QpInit {
-        qp_type: QpType::Rc,
-        pd: PdId(1),
-        send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
-        recv: RecvCaps::default(),
-        signal_all: false,
-        srq: None,
-        domain: None,
-        port_mtu: Mtu::Mtu1024,
-        quirks: Quirks { tail_loss_probes: true, ..Quirks::STRICT },
-    };
+    let init = QpInit { quirks: Quirks { tail_loss_probes: true, ..Quirks::STRICT }, ..QpInit::rc() };
     let mut conn = Connection::new(&init, Qpn::new(2));
     (conn.retry_cnt, conn.rnr_retry, conn.timeout) = (2, 1, AckTimeout::new(14));
     conn

@@ -14,7 +14,7 @@ const PARTS: u32 = 4;
 
 /// Position of a packet, as far as acknowledgement requests depend on it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Position {
+pub(super) struct PacketPosition {
     /// Flight cost of everything before the packet.
     pub start_cost: u64,
     /// Index of the packet within its message.
@@ -36,13 +36,13 @@ impl AckRequests {
     /// Reports whether a packet that extends to flight cost `end_cost` requests an acknowledgement because of its position: it
     /// crosses a boundary between parts of the peer's window, or ends an interval. The result depends only on the packet's
     /// position and on that window.
-    pub(super) fn is_marked(self, at: Position, end_cost: u64, window: usize, mtu: Mtu) -> bool {
+    pub(super) fn is_marked(self, at: PacketPosition, end_cost: u64, window: usize, mtu: Mtu) -> bool {
         let part = self.part_bits(window, mtu);
         at.start_cost >> part != end_cost >> part || self.packets_until_interval_ends(at) == 0
     }
 
     /// Returns the number of full packets, which cost `each`, that can follow `at` before one is marked.
-    pub(super) fn packets_until_mark(self, at: Position, each: u64, window: usize, mtu: Mtu) -> u64 {
+    pub(super) fn packets_until_mark(self, at: PacketPosition, each: u64, window: usize, mtu: Mtu) -> u64 {
         let until_part_ends = !at.start_cost & ((1 << self.part_bits(window, mtu)) - 1);
         (until_part_ends / each).min(self.packets_until_interval_ends(at).into())
     }
@@ -58,7 +58,7 @@ impl AckRequests {
         part.clamp(1, max).ilog2()
     }
 
-    fn packets_until_interval_ends(self, at: Position) -> u32 {
+    fn packets_until_interval_ends(self, at: PacketPosition) -> u32 {
         let position = match self {
             // Parts of the window are no longer than an interval.
             AckRequests::Needed => return u32::MAX,

@@ -145,7 +145,7 @@ impl Requester {
 
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
-        let position = ack_request::Position { start_cost, packet, psn };
+        let position = ack_request::PacketPosition { start_cost, packet, psn };
         let marked = closes || conn.quirks().ack_requests.is_marked(position, end_cost, env.window, conn.mtu);
         let ack_request = self.requests_ack(wqe, packet + psns, index, conn)
             || marked

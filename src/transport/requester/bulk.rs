@@ -39,7 +39,7 @@ impl Requester {
         let window =
             self.congestion.window(env.window as u64).min((env.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
-        let position = ack_request::Position { start_cost: start, packet, psn };
+        let position = ack_request::PacketPosition { start_cost: start, packet, psn };
         let until_marked =
             conn.quirks().ack_requests.packets_until_mark(position, each, env.window, conn.mtu);
         let middle = wqe.packets.saturating_sub(packet + 1);

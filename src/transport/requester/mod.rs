@@ -102,9 +102,9 @@ impl Requester {
         self.recovery = Recovery::new(conn);
     }
 
-    /// Returns the counter of polled completions, if they free the places of the send queue.
+    /// Returns the counter of polled completions, if they free the slots of the send queue.
     pub fn polled_sends(&self) -> Option<&PolledSends> {
-        self.queue.places.as_ref().map(|places| places.polled())
+        self.queue.slots.as_ref().map(|slots| slots.polled())
     }
 
     /// Queues a work request.

@@ -9,7 +9,7 @@ use super::state::{Device, Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError, PathRecord};
 use crate::cm;
 use crate::link::ClaimError;
-use crate::link::route::{NextHopResolution, source_towards};
+use crate::link::route::{NeighbourResolution, source_towards};
 use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 
@@ -110,15 +110,16 @@ impl State {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
 
-    /// Finds the device and the path to `dst`. If the system has yet to resolve the next hop, returns the resolution, whose
-    /// result is to be passed to [`end_resolution`](Self::end_resolution); with `waits` unset, that does not matter.
+    /// Finds the device and the path to `dst`. With `resolves_neighbour`, also starts the neighbour resolution of the next hop on the
+    /// system's network, and returns it if it is not complete; the caller passes its result to
+    /// [`end_resolution`](Self::end_resolution).
     pub fn resolve_addr(
         &mut self,
         number: u64,
         src: Option<SocketAddr>,
         dst: SocketAddr,
-        waits: bool,
-    ) -> Result<Option<NextHopResolution>, IdError> {
+        resolves_neighbour: bool,
+    ) -> Result<Option<NeighbourResolution>, IdError> {
         let id = self.id(number)?;
         id.require("resolve_addr", &[IdState::Idle, IdState::Bound])?;
         let bound = id.local.map(|local| local.ip());
@@ -141,14 +142,14 @@ impl State {
             return Ok(None);
         };
         let source = src_ip.unwrap_or_else(|| self.devices[device].gid(sgid_index).ip());
-        let is_remote = self.devices[device].has_system_routes()
+        let is_remote = resolves_neighbour
+            && self.devices[device].has_system_routes()
             && self.device_of(dst.ip()).is_none()
             && !dst.ip().is_unspecified()
             && !source.is_loopback();
         let resolution = match is_remote {
-            true => NextHopResolution::start(source, dst)
-                .map_err(|source| IdError::NoRoute { dst: dst.ip(), source })?
-                .filter(|_| waits),
+            true => NeighbourResolution::start(source, dst)
+                .map_err(|source| IdError::NoRoute { dst: dst.ip(), source })?,
             false => None,
         };
         if self.id(number)?.state == IdState::Idle {
@@ -175,7 +176,7 @@ impl State {
         Ok(resolution)
     }
 
-    /// Ends the resolution of the next hop.
+    /// Ends a neighbour resolution with its result.
     pub fn end_resolution(&mut self, number: u64, result: &io::Result<()>) -> Result<(), IdError> {
         let id = self.id_mut(number)?;
         if id.state != IdState::Resolving {
@@ -215,7 +216,7 @@ impl State {
             self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(source)?)))
         };
         let routed = source_towards(dst);
-        // On this host, packets need no route.
+        // Packets to this host need no route.
         let is_local = ip.is_loopback() || routed.as_ref().is_ok_and(|source| *source == ip);
         let any = || {
             let towards = |device: &Device| match ip.is_unspecified() {

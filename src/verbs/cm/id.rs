@@ -149,13 +149,13 @@ impl CmId {
     }
 
     /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. The event is reported immediately,
-    /// unless the link is a UDP socket and the system has yet to resolve the next hop (ARP): then when it answers, or after
-    /// `timeout`. With a timeout of 0, the next hop is not waited for.
+    /// unless the link is a UDP socket and the system has to resolve the next hop (ARP, NDP): then at the end of the resolution,
+    /// or after `timeout`. With a timeout of 0, the next hop is not resolved.
     ///
     /// # Errors
-    /// [`IdError::NoRoute`] if the system has no route to `dst`; [`IdError::State`] unless the id is new or bound; [`IdError::Family`] if source and destination are of
-    /// different IP versions; [`IdError::NoDevice`] if no device has the source address; for an id that is
-    /// not bound, [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
+    /// [`IdError::NoRoute`] if the system has no route to `dst`; [`IdError::State`] unless the id is new or bound;
+    /// [`IdError::Family`] if source and destination are of different IP versions; [`IdError::NoDevice`] if no device has the source
+    /// address; for an id that is not bound, [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
     /// source port. A destination that no device leads to is reported as `AddrError`.
     pub fn resolve_addr(
         &self,
@@ -164,9 +164,9 @@ impl CmId {
         timeout: Duration,
     ) -> Result<(), IdError> {
         self.inject(Call::rdma_resolve_addr)?;
-        let waits = !timeout.is_zero();
+        let resolves_neighbour = !timeout.is_zero();
         let Some(resolution) =
-            self.with_state(|state, number| state.resolve_addr(number, src, dst, waits))?
+            self.with_state(|state, number| state.resolve_addr(number, src, dst, resolves_neighbour))?
         else {
             return Ok(());
         };

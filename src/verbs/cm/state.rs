@@ -56,7 +56,7 @@ pub(super) enum IdState {
     Idle,
     Bound,
     Listening,
-    /// The system resolves the next hop.
+    /// The neighbour resolution of the next hop is in progress.
     Resolving,
     AddrResolved,
     RouteResolved,

@@ -161,7 +161,7 @@ impl Bench {
                 credits: false,
                 ack_requests: AckRequests::Needed,
                 tail_loss_probes: true,
-                send_places_until_polled: false,
+                send_slots_until_polled: false,
                 ..Quirks::STRICT
             },
             qps: 1,

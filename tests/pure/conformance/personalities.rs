@@ -246,14 +246,14 @@ cases! {
         );
     }
 
-    full_send_queue_of_mlx5_has_room_when_a_completion_is_polled_and_none_before => "personality.send_places" {
+    full_send_queue_of_mlx5_has_room_when_a_completion_is_polled_and_none_before => "personality.send_slots" {
         for p in [Personality::MLX5, Personality::STRICT] {
             let fabric = virtual_fabric();
             let (a, b) = pair(&fabric, p);
             let mr = b.pd.reg_mr(8, Access::ALL).unwrap();
-            let places = QpOptions::default().send.max_wr;
+            let slots = QpOptions::default().send.max_wr;
             let signaled = |wr_id| SendWr::write(wr_id, &[], mr.remote(0));
-            (1..places).for_each(|i| a.qp.post_send(&signaled(i.into()).flags(UNSIGNALED)).unwrap());
+            (1..slots).for_each(|i| a.qp.post_send(&signaled(i.into()).flags(UNSIGNALED)).unwrap());
             a.qp.post_send(&signaled(77)).unwrap();
             fabric.advance(Duration::from_secs(2));
             let is_full = || matches!(a.qp.post_send(&signaled(1)), Err(PostError::QueueFull(_)));
@@ -261,7 +261,7 @@ cases! {
             assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 77);
             fill_with_unsignaled(&a, &mr, &fabric);
             assert!(is_full());
-            // The queue is empty after RESET, as are its places.
+            // The queue is empty after RESET, and its slots are free.
             [&a, &b].iter().for_each(|end| end.qp.modify(&QpAttr::new(Reset)).unwrap());
             urxe_test_support::nic::connect_with(&a.qp, &b.qp, &ConnectOptions::default());
             a.qp.post_send(&signaled(2)).unwrap();
@@ -434,7 +434,7 @@ fn observe(row: &str, p: Personality) -> String {
             discard(b);
             format!("{requests:?}")
         }
-        "place of an unsignaled work request is free" => {
+        "slot of an unsignaled work request is free" => {
             let fabric = virtual_fabric();
             let (a, b) = pair(&fabric, p);
             let mr = b.pd.reg_mr(8, Access::ALL).unwrap();
@@ -537,8 +537,8 @@ fn pair(fabric: &Fabric, p: Personality) -> (TestEndpoint, TestEndpoint) {
 
 /// Fills a send queue with unsignaled WRITEs, and lets two seconds pass, in which the peer acknowledges them.
 fn fill_with_unsignaled(a: &TestEndpoint, mr: &verbs::Mr, fabric: &Fabric) {
-    let places = QpOptions::default().send.max_wr;
-    for i in 0..places {
+    let slots = QpOptions::default().send.max_wr;
+    for i in 0..slots {
         a.qp.post_send(&SendWr::write(i.into(), &[], mr.remote(0)).flags(UNSIGNALED)).unwrap();
     }
     fabric.advance(Duration::from_secs(2));

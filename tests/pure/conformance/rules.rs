@@ -527,8 +527,8 @@ rules! {
     "personality.rows" "personalities"
         "each row of the table has an observable result, which is the same for personalities with the same \
          entry"
-    "personality.send_places" "10.7.3.1; devices"
-        "a work request keeps its place in the send queue until its completion, or that of a later one, is polled"
+    "personality.send_slots" "10.7.3.1; devices"
+        "a work request keeps its slot of the send queue until its completion, or that of a later one, is polled"
     "apm.states" "17.2.8"
         "REARM with an alternate path, ARMED when the packets of the peer show that it is in REARM too, \
          MIGRATED after a migration by either end"

@@ -85,7 +85,7 @@ impl Params {
                 selective_repeat,
                 ack_requests,
                 tail_loss_probes,
-                send_places_until_polled: false,
+                send_slots_until_polled: false,
                 ..Quirks::STRICT
             },
         }

@@ -1,5 +1,5 @@
-//! Places in the send queue of a device on which a work request occupies its place until its completion, or that of a later
-//! one, is polled (IBA 10.7.3.1).
+//! Slots of the send queue of a device on which a work request occupies its slot until its completion, or that of a later one,
+//! is polled (IBA 10.7.3.1).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ impl PolledSends {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct SendPlaces {
+pub(super) struct SendSlots {
     polled: PolledSends,
-    /// Number of polled completions that have freed places.
+    /// Number of polled completions that have freed slots.
     seen: u64,
-    /// Index after the work request of each completion that has freed no places.
+    /// Index after the work request of each completion that has freed no slots.
     ends: VecDeque<u64>,
-    /// Index of the oldest work request that occupies a place.
+    /// Index of the oldest work request that occupies a slot.
     start: u64,
 }
 
-impl SendPlaces {
+impl SendSlots {
     /// Returns the counter for the completion queue.
     pub fn polled(&self) -> &PolledSends {
         &self.polled
@@ -42,7 +42,7 @@ impl SendPlaces {
         self.ends.push_back(index + 1);
     }
 
-    /// Returns the index of the oldest work request that occupies a place.
+    /// Returns the index of the oldest work request that occupies a slot.
     pub fn start(&mut self) -> u64 {
         while self.seen < self.polled.get()
             && let Some(end) = self.ends.pop_front()
@@ -53,7 +53,7 @@ impl SendPlaces {
         self.start
     }
 
-    /// Frees all places of a queue that ends at index `end` (RESET). Its completions are removed from the completion queue.
+    /// Frees all slots of a queue that ends at index `end` (RESET). Its completions are removed from the completion queue.
     pub fn clear(&mut self, end: u64) {
         (self.seen, self.start) = (self.polled.get(), end);
         self.ends.clear();
@@ -65,17 +65,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polled_completion_frees_its_place_and_those_before() {
-        let mut places = SendPlaces::default();
-        places.on_completion(3);
-        places.on_completion(4);
-        assert_eq!(places.start(), 0);
-        places.polled().count();
-        assert_eq!(places.start(), 4);
-        places.polled().count();
-        assert_eq!(places.start(), 5);
-        places.on_completion(9);
-        places.clear(12);
-        assert_eq!(places.start(), 12);
+    fn polled_completion_frees_its_slot_and_those_before() {
+        let mut slots = SendSlots::default();
+        slots.on_completion(3);
+        slots.on_completion(4);
+        assert_eq!(slots.start(), 0);
+        slots.polled().count();
+        assert_eq!(slots.start(), 4);
+        slots.polled().count();
+        assert_eq!(slots.start(), 5);
+        slots.on_completion(9);
+        slots.clear(12);
+        assert_eq!(slots.start(), 12);
     }
 }
