@@ -17,6 +17,7 @@ mod symver;
 
 mod abi;
 mod address;
+mod allocator;
 mod buf;
 mod buffers;
 mod cancel;
@@ -59,4 +60,5 @@ mod srq;
 mod strings;
 mod td;
 mod trusted_file;
+mod unmapping;
 mod wr_session;

@@ -154,6 +154,7 @@ pub(crate) unsafe fn register(
     if access.allows(Access::ON_DEMAND) && !supports_populate() {
         return errno::null(libc::EOPNOTSUPP);
     }
+    crate::unmapping::watch();
     // SAFETY: the contract of `ibv_reg_mr` is that of these functions: the program keeps the memory mapped
     // until it deregisters the region, and expects the NIC and peers to access it meanwhile. A region on
     // demand is checked at each access.

@@ -6,7 +6,8 @@
 //! errno preserved.
 //!
 //! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open themselves
-//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`).
+//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`). It reports to urxe what programs
+//! unmap.
 
 #![allow(unknown_lints, reason = "Rust 1.101 introduces the next one")]
 #![allow(
@@ -23,6 +24,8 @@ mod limits;
 mod next;
 mod redirect;
 mod signals;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod unmapping;
 
 /// Resolves everything before the program runs: later, the first call might come from a signal handler, or
 /// from a child between fork and exec.

@@ -111,9 +111,9 @@ pub enum AccessError {
         used: Qpn,
     },
     /// The memory is not mapped, or not with the needed permission: an on-demand region has no mapping there,
-    /// or the memory was unmapped, protected or truncated after registration.
+    /// or the memory was unmapped, protected or truncated after registration, whatever is mapped there now.
     #[error(
-        "{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped with the needed permission"
+        "{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped with the needed permission, or were unmapped after the registration"
     )]
     NotMapped {
         /// The key.

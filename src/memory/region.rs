@@ -7,6 +7,7 @@ use crossbeam_utils::atomic::AtomicCell;
 
 use super::extent::Extent;
 use super::{Access, AccessError, ManagementError, PdId};
+use crate::sys::pinned::Pinned;
 use crate::wire::LKey;
 
 /// Ordinary region, which changes only by deregistration, re-registration or revocation.
@@ -16,11 +17,24 @@ pub(super) struct Region {
     pub extent: Extent,
     pub windows: BoundWindows,
     revoked: AtomicBool,
+    /// Pages that a device would pin: none of an on-demand region.
+    pinned: Option<Pinned>,
 }
 
 impl Region {
     pub fn new(pd: PdId, extent: Extent) -> Region {
-        Region { pd, extent, windows: BoundWindows::default(), revoked: AtomicBool::new(false) }
+        let (windows, revoked) = (BoundWindows::default(), AtomicBool::new(false));
+        Region { pd, extent, windows, revoked, pinned: pin(&extent) }
+    }
+
+    /// Pins the pages that are mapped now.
+    pub fn pin(&mut self) {
+        self.pinned = pin(&self.extent);
+    }
+
+    /// Reports whether any of the `len` bytes at the host address `addr` were unmapped after the registration.
+    pub fn is_unmapped(&self, addr: usize, len: usize) -> bool {
+        self.pinned.as_ref().is_some_and(|pinned| pinned.is_unmapped(addr, len))
     }
 
     /// Reports whether all accesses to the region fail.
@@ -33,6 +47,10 @@ impl Region {
     pub fn set_revoked(&self, revoked: bool) -> bool {
         self.revoked.swap(revoked, Ordering::Relaxed)
     }
+}
+
+fn pin(extent: &Extent) -> Option<Pinned> {
+    (!extent.access.allows(Access::ON_DEMAND)).then(|| Pinned::new(extent.addr, extent.len as usize))
 }
 
 /// Number of windows bound to a region. The region cannot be deregistered while there are any (C10-70).

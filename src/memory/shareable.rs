@@ -25,6 +25,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{HostSlice, install_fault_handler};
 use crate::sys::memfd;
+use crate::sys::pinned::mark_unmapped;
 
 /// Length of the header, a multiple of every page size.
 const HEADER: usize = 64 << 10;
@@ -66,7 +67,7 @@ impl Mapping {
     fn new(fd: impl AsFd, len: usize, protection: ProtFlags) -> io::Result<Mapping> {
         // SAFETY: the kernel chooses an unused range, so no other memory is affected.
         let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
-        at.expose_provenance();
+        mark_unmapped(at.expose_provenance(), len);
         Ok(Mapping { base: NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
     }
 

@@ -63,6 +63,11 @@ impl HostSlice {
         (range.end.checked_sub(self.addr)? >= self.len).then_some(offset as u64)
     }
 
+    /// Returns the address of the first byte.
+    pub(super) fn addr(self) -> usize {
+        self.addr
+    }
+
     /// Returns the length in bytes.
     pub fn len(self) -> usize {
         self.len

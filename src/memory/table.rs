@@ -9,6 +9,7 @@ use super::window::Window;
 use super::{
     Access, AccessError, Accessor, Bind, Buffer, FastReg, HostSlice, ManagementError, PdId, WindowKind,
 };
+use crate::sys::pinned::is_any_unmapped;
 use crate::wire::{LKey, Permutation, RKey};
 
 /// Table of one NIC's memory regions and windows, indexed by key.
@@ -257,7 +258,7 @@ impl Table {
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let extent = &mut region.extent;
-        let was_whole = extent.is_whole_process();
+        let (was_whole, before) = (extent.is_whole_process(), extent.access);
         extent.access = change.access.unwrap_or(extent.access);
         if let Some((addr, len, iova)) = change.translation {
             (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
@@ -265,6 +266,9 @@ impl Table {
             region.set_revoked(false);
         } else if was_whole {
             extent.access |= Access::ON_DEMAND;
+        }
+        if change.translation.is_some() || (before ^ region.extent.access).contains(Access::ON_DEMAND) {
+            region.pin();
         }
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
@@ -544,7 +548,7 @@ impl Table {
             return Ok(HostSlice::EMPTY);
         }
         if let Some(region) = self.plain_region(lkey, by) {
-            return slice(&region.extent, lkey.0, addr, len.into(), needed);
+            return self.mapped(lkey, addr, slice(&region.extent, lkey.0, addr, len.into(), needed)?);
         }
         self.local_slow_path(by, lkey, addr, len, needed)
     }
@@ -567,7 +571,7 @@ impl Table {
             return null.run(lkey.0, addr, len, needed);
         }
         let extent = self.region(lkey, by)?;
-        slice(&extent, lkey.0, addr, len.into(), needed)
+        self.mapped(lkey, addr, slice(&extent, lkey.0, addr, len.into(), needed)?)
     }
 
     /// Returns the extent that a peer may access through `rkey`.
@@ -595,10 +599,10 @@ impl Table {
             return Ok(HostSlice::EMPTY);
         }
         if let Some(region) = self.plain_region(LKey(rkey.0), by) {
-            return slice(&region.extent, rkey.0, va, len.into(), needed);
+            return self.mapped(LKey(rkey.0), va, slice(&region.extent, rkey.0, va, len.into(), needed)?);
         }
         let extent = self.remote_extent(rkey, by)?;
-        slice(&extent, rkey.0, va, len.into(), needed)
+        self.mapped(LKey(rkey.0), va, slice(&extent, rkey.0, va, len.into(), needed)?)
     }
 
     /// Returns all memory that a peer may access through `rkey`, whatever its length. The slice is empty for
@@ -613,7 +617,27 @@ impl Table {
             extent.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        slice(&extent, rkey.0, extent.iova, extent.len, needed)
+        self.mapped(LKey(rkey.0), extent.iova, slice(&extent, rkey.0, extent.iova, extent.len, needed)?)
+    }
+
+    /// Returns the slice at `va` of the region or window of `key` if none of it was unmapped after the registration.
+    #[inline]
+    fn mapped(&self, key: LKey, va: u64, slice: HostSlice) -> Result<HostSlice, AccessError> {
+        if is_any_unmapped() && self.is_unmapped(key, &slice) {
+            return Err(AccessError::NotMapped { key: key.0, addr: va, len: slice.len() as u64 });
+        }
+        Ok(slice)
+    }
+
+    #[cold]
+    fn is_unmapped(&self, key: LKey, slice: &HostSlice) -> bool {
+        let region = match self.entry(key) {
+            Some((_, Entry::Window(w))) => {
+                w.region().and_then(|slot| self.slots[slot as usize].entry.as_ref())
+            }
+            found => found.map(|(_, entry)| entry),
+        };
+        matches!(region, Some(Entry::Region(r)) if r.is_unmapped(slice.addr(), slice.len()))
     }
 
     /// Returns the 8-byte word that a peer's atomic addresses, or `Ok(None)` if its host address is not a

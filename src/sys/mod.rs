@@ -1,11 +1,12 @@
 //! Process-wide facilities: fork detection, queries about signal handlers, background threads that block
-//! signals, and memory for other processes.
+//! signals, registered memory, and memory for other processes.
 //!
 //! Memory, links and the driver use it; it depends on no other component. Also the macro that defines setters, which
 //! every component uses.
 
 pub mod fork;
 pub(crate) mod memfd;
+pub mod pinned;
 pub(crate) mod setters;
 pub(crate) mod shared_words;
 pub mod signals;

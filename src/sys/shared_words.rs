@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::memfd;
+use super::pinned::mark_unmapped;
 
 /// A mapped memfd of 64-bit words. A forked child shares it.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ impl SharedWords {
         // SAFETY: the kernel chooses an unused range, so no other memory is affected.
         let base = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, &fd, 0)? };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        mark_unmapped(base.addr().get(), len);
         Ok((SharedWords { base, count }, fd))
     }
 }

@@ -2,11 +2,15 @@
 
 use std::hint::black_box;
 use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+
+use super::pinned::mark_unmapped;
 
 /// Spawns a thread with all signals blocked, which leaves them to the program's own threads. SIGSEGV and
 /// SIGBUS stay unblocked: the thread's own instructions may raise them, and a blocked one kills the process
@@ -29,6 +33,7 @@ pub fn spawn_background<T: Send + 'static>(
     let is_ready = Arc::new(AtomicBool::new(false));
     let (ready, caller) = (is_ready.clone(), thread::current());
     let handle = Builder::new().name(name).spawn(move || {
+        report_stack();
         drop(black_box(Box::new(0)));
         ready.store(true, Ordering::Release);
         caller.unpark();
@@ -41,4 +46,18 @@ pub fn spawn_background<T: Send + 'static>(
         thread::park();
     }
     Ok(handle)
+}
+
+/// Reports the mapping of the thread's stack to [`pinned`](super::pinned).
+fn report_stack() {
+    let (mut attributes, mut at, mut len) = (MaybeUninit::uninit(), null_mut(), 0);
+    // SAFETY: `pthread_getattr_np` initialises the attributes of the running thread, unless it fails; the other pointers are to
+    // local variables.
+    unsafe {
+        if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 {
+            libc::pthread_attr_getstack(attributes.as_ptr(), &mut at, &mut len);
+            libc::pthread_attr_destroy(attributes.as_mut_ptr());
+            mark_unmapped(at.addr(), len);
+        }
+    }
 }

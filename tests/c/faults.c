@@ -1,12 +1,17 @@
 /* Registered memory that the program unmaps, protects or truncates: the work request fails, and there is no
  * signal. A fault of the program itself is still delivered to the program. */
 
+#define _GNU_SOURCE
+#include <malloc.h>
 #include <setjmp.h>
 
 #include "common.h"
 
-enum loss { UNMAPPED, NO_ACCESS, READ_ONLY, TRUNCATED };
-static const char *const losses[] = { "unmapped", "without access", "read-only", "truncated" };
+enum loss { NO_ACCESS, READ_ONLY, TRUNCATED, UNMAPPED, REPLACED, MOVED, DISCARDED, LOSSES };
+static const char *const losses[] = { "without access", "read-only",	  "truncated", "unmapped",
+				      "replaced",	"moved away", "discarded" };
+/* Whether the preloaded library reports to urxe what this program unmaps. Without it, only faults are noticed. */
+static int is_reported;
 
 #define LEN (64 * 1024)
 
@@ -19,11 +24,11 @@ struct victim {
 	struct ibv_mr *mr;
 };
 
-static struct victim make_victim(void)
+static struct victim make_victim(int flags)
 {
 	struct victim v;
 	CHECK((v.file = tmpfile()) && !ftruncate(fileno(v.file), LEN));
-	v.bytes = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(v.file), 0);
+	v.bytes = mmap(NULL, LEN, PROT_READ | PROT_WRITE, flags, fileno(v.file), 0);
 	CHECK(v.bytes != MAP_FAILED);
 	memset(v.bytes, 7, LEN);
 	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
@@ -33,16 +38,28 @@ static struct victim make_victim(void)
 
 static void lose(struct victim *v, enum loss loss, size_t from)
 {
+	char *at = v->bytes + from, *other;
 	switch (loss) {
 	case UNMAPPED:
-		CHECK(!munmap(v->bytes + from, LEN - from));
+		CHECK(!munmap(at, LEN - from));
+		break;
+	case REPLACED:
+		CHECK(mmap(at, LEN - from, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == at);
+		break;
+	case MOVED:
+		CHECK((other = mmap(NULL, LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) != MAP_FAILED);
+		CHECK(mremap(at, LEN - from, LEN - from, MREMAP_MAYMOVE | MREMAP_FIXED, other) == other);
+		CHECK(!munmap(other, LEN));
+		break;
+	case DISCARDED:
+		CHECK(!madvise(at, LEN - from, MADV_DONTNEED));
 		break;
 	case NO_ACCESS:
 	case READ_ONLY:
 		CHECK(!mprotect(v->bytes + from, LEN - from, loss == READ_ONLY ? PROT_READ : PROT_NONE));
 		break;
-	case TRUNCATED:
-		CHECK(!ftruncate(fileno(v->file), from));
+	default:
+		CHECK(loss == TRUNCATED && !ftruncate(fileno(v->file), from));
 	}
 }
 
@@ -63,7 +80,7 @@ static void use_lost(enum use use, enum loss loss, size_t len, size_t from, size
 	static char other_bytes[LEN] __attribute__((aligned(4096)));
 	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_mr *other = ibv_reg_mr(pd, other_bytes, LEN, all);
-	struct victim v = make_victim();
+	struct victim v = make_victim(loss == DISCARDED ? MAP_PRIVATE : MAP_SHARED);
 	struct ibv_qp *qp = create_qp((void *)1), *peer = create_qp((void *)2);
 	connect_to(qp, peer->qp_num);
 	connect_to(peer, qp->qp_num);
@@ -95,6 +112,8 @@ static void use_lost(enum use use, enum loss loss, size_t len, size_t from, size
 	enum ibv_wc_status expected = is_local ? IBV_WC_LOC_PROT_ERR : IBV_WC_REM_OP_ERR;
 	if (loss == READ_ONLY && reads)
 		expected = IBV_WC_SUCCESS;
+	if (!is_local && use != RECV_TO && loss >= UNMAPPED && is_reported)
+		expected = IBV_WC_REM_ACCESS_ERR;
 	int done = 0, received = use != RECV_TO;
 	while (!done || !received) {
 		struct ibv_wc wc;
@@ -123,7 +142,7 @@ static void use_lost(enum use use, enum loss loss, size_t len, size_t from, size
 
 static void all_losses(void)
 {
-	for (enum loss loss = UNMAPPED; loss <= TRUNCATED; loss++) {
+	for (enum loss loss = 0; loss < (is_reported ? LOSSES : REPLACED); loss++) {
 		for (enum use use = 0; use < USES; use++) {
 			/* One word, then messages of one packet and of many, whose last bytes are inaccessible. */
 			use_lost(use, loss, 8, 8 * page, 8 * page);
@@ -170,7 +189,7 @@ static void fault_and_handle(void)
 	if (!sigsetjmp(back, 1))
 		*(volatile char *)none = 1;
 	CHECK(handled == SIGSEGV && fault_at == none);
-	struct victim v = make_victim();
+	struct victim v = make_victim(MAP_SHARED);
 	lose(&v, TRUNCATED, 0);
 	handled = 0;
 	if (!sigsetjmp(back, 1))
@@ -236,7 +255,7 @@ static void after(void)
 {
 	struct sigaction old;
 	open_first();
-	struct victim v = make_victim();
+	struct victim v = make_victim(MAP_SHARED);
 	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_handler == SIG_DFL);
 	install();
 	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_sigaction == on_fault && old.sa_flags & SA_SIGINFO);
@@ -301,7 +320,7 @@ static void reset_and_raise(struct victim *v)
 static void unhandled(void)
 {
 	open_first();
-	struct victim v = make_victim();
+	struct victim v = make_victim(MAP_SHARED);
 	use_lost(RECV_TO, NO_ACCESS, 8, 0, 0);
 	lose(&v, TRUNCATED, 0);
 	CHECK(end_of(touch_nothing, &v) == SIGSEGV);
@@ -337,7 +356,7 @@ static void stacks(void)
 	CHECK(!sigaltstack(&stack, NULL));
 	fault_on_stack(0, 0);
 	open_first();
-	struct victim v = make_victim();
+	struct victim v = make_victim(MAP_SHARED);
 	on_other_stack = -1;
 	if (!sigsetjmp(back, 1))
 		*(volatile char *)NULL = 1;
@@ -354,7 +373,7 @@ static void vforks(void)
 	struct sigaction old;
 	int status;
 	open_first();
-	struct victim v = make_victim();
+	struct victim v = make_victim(MAP_SHARED);
 	install();
 	pid_t child = vfork();
 	if (!child) {
@@ -378,10 +397,79 @@ static void vforks(void)
 	free_victim(&v);
 }
 
+/* A peer WRITEs to a region of `len` bytes that was unmapped or freed, after the library has allocated queues. */
+static void write_to_lost_region(size_t len, int is_freed)
+{
+	enum { COUNT = 4, ENTRIES = 20000 };
+	struct ibv_cq *cqs[COUNT], *shared = cq;
+	struct ibv_qp *qps[COUNT];
+	char *source = calloc(1, len);
+	char *target = is_freed ? malloc(len) : mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *from = ibv_reg_mr(pd, source, len, 0);
+	struct ibv_mr *to = ibv_reg_mr(pd, target, len, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	CHECK(source && from && to);
+	struct ibv_qp *qp = create_qp((void *)1), *peer = create_qp((void *)2);
+	connect_to(qp, peer->qp_num);
+	connect_to(peer, qp->qp_num);
+	uint64_t address = (uintptr_t)target;
+	if (is_freed)
+		free(target);
+	else
+		CHECK(!munmap(target, len));
+	for (int i = 0; i < COUNT; i++) {
+		CHECK(cqs[i] = cq = ibv_create_cq(context, ENTRIES, NULL, NULL, 0));
+		qps[i] = create_qp(NULL);
+		connect_to(qps[i], qps[i]->qp_num);
+	}
+	cq = shared;
+	for (size_t at = 0; at + page <= len; at += page) {
+		struct ibv_sge sge = { .addr = (uintptr_t)source, .length = page, .lkey = from->lkey };
+		struct ibv_send_wr write = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+					     .sg_list = &sge, .num_sge = 1 }, *bad;
+		write.wr.rdma.remote_addr = address + at;
+		write.wr.rdma.rkey = to->rkey;
+		struct ibv_wc wc;
+		CHECK(!ibv_post_send(qp, &write, &bad));
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		if (wc.status == IBV_WC_SUCCESS)
+			continue;
+		CHECK(wc.status == IBV_WC_REM_ACCESS_ERR || wc.status == IBV_WC_REM_OP_ERR);
+		struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+		CHECK(!ibv_modify_qp(qp, &reset, IBV_QP_STATE) && !ibv_modify_qp(peer, &reset, IBV_QP_STATE));
+		connect_to(qp, peer->qp_num);
+		connect_to(peer, qp->qp_num);
+	}
+	for (int i = 0; i < COUNT; i++) {
+		struct ibv_recv_wr recv = { .wr_id = 5 }, *bad_recv;
+		struct ibv_send_wr send = { .wr_id = 6, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+		struct ibv_wc wc[2];
+		CHECK(!ibv_post_recv(qps[i], &recv, &bad_recv) && !ibv_post_send(qps[i], &send, &bad));
+		for (int n = 0; n < 2;)
+			n += ibv_poll_cq(cqs[i], 2 - n, wc + n);
+		CHECK(wc[0].status == IBV_WC_SUCCESS && wc[1].status == IBV_WC_SUCCESS && wc[0].wr_id + wc[1].wr_id == 11);
+		CHECK(!ibv_destroy_qp(qps[i]) && !ibv_destroy_cq(cqs[i]));
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(peer) && !ibv_dereg_mr(from) && !ibv_dereg_mr(to));
+	free(source);
+}
+
+static void own_memory(void)
+{
+	/* The C library unmaps blocks of this size when they are freed. */
+	CHECK(mallopt(M_MMAP_THRESHOLD, 1 << 20));
+	open_first();
+	for (int is_freed = 0; is_freed < 2; is_freed++) {
+		write_to_lost_region(1 << 20, is_freed);
+		write_to_lost_region(9 << 20, is_freed);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	page = sysconf(_SC_PAGESIZE);
+	is_reported = getenv("LD_PRELOAD") != NULL;
 	if (!strcmp(argv[1], "before"))
 		before();
 	else if (!strcmp(argv[1], "after"))
@@ -392,6 +480,8 @@ int main(int argc, char **argv)
 		blocked_in_thread();
 	else if (!strcmp(argv[1], "blocked later"))
 		blocked_later();
+	else if (!strcmp(argv[1], "own memory"))
+		own_memory();
 	else if (!strcmp(argv[1], "stacks"))
 		stacks();
 	else if (!strcmp(argv[1], "vforks"))

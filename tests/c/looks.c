@@ -10,9 +10,11 @@
 #include <malloc.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,6 +35,8 @@ typedef void (*handler_t)(int);
 handler_t bsd_signal(int, handler_t), __sysv_signal(int, handler_t);
 // Defined only if the library is preloaded.
 void urxe_route_fault_signals(int (*)(int, const struct sigaction *, struct sigaction *)) __attribute__((weak));
+
+void urxe_report_unmapping(void (*)(size_t, size_t, bool)) __attribute__((weak));
 
 #define CLASS "/sys/class/infiniband"
 #define GUID CLASS "/urxe0/node_guid"
@@ -288,6 +292,64 @@ static void signals(void)
 }
 
 // A thread that blocks all signals blocks neither SIGSEGV nor SIGBUS, with the library.
+static size_t reported[4], report_count;
+
+static void record(size_t at, size_t len, bool private_only)
+{
+	if (report_count < 2) {
+		reported[2 * report_count] = at;
+		reported[2 * report_count + 1] = private_only ? 0 : len;
+	}
+	report_count++;
+	errno = 1;
+}
+
+// Checks that a call has reported two ranges, or one and no other.
+static void check_reports(void *first, size_t first_len, void *second, size_t second_len)
+{
+	// In a sanitised program, the functions are those of the sanitizer.
+#ifndef __SANITIZE_ADDRESS__
+	if (urxe_report_unmapping) {
+		CHECK(report_count == (second ? 2 : 1) && reported[0] == (size_t)first && reported[1] == first_len);
+		CHECK(!second || (reported[2] == (size_t)second && reported[3] == second_len));
+	}
+#endif
+	report_count = 0;
+	CHECK(errno == 0);
+}
+
+static void unmapping(void)
+{
+	const int rw = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	static const char *const names[] = { "munmap", "mmap", "mmap64", "mremap", "madvise" };
+	const size_t page = sysconf(_SC_PAGESIZE);
+	char *at = mmap(NULL, 16 * page, PROT_NONE, flags, -1, 0), *to = at + 8 * page;
+	errno = 0;
+	if (urxe_report_unmapping)
+		urxe_report_unmapping(record);
+	CHECK(mmap(at, 4 * page, rw, flags | MAP_FIXED, -1, 0) == at);
+	check_reports(at, 4 * page, NULL, 0);
+	CHECK(mmap64(at + page, page, rw, flags | MAP_FIXED, -1, 0) == at + page);
+	check_reports(at + page, page, NULL, 0);
+	CHECK(mremap(at, 4 * page, 3 * page, 0) == at);
+	check_reports(at + 3 * page, page, NULL, 0);
+	CHECK(mremap(at, 3 * page, 3 * page, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	check_reports(at, 3 * page, to, 3 * page);
+	CHECK(madvise(to, page, MADV_DONTNEED) == 0);
+	check_reports(to, 0, NULL, 0);
+	CHECK(madvise(to, page, MADV_WILLNEED) == 0 && report_count == 0);
+	CHECK(munmap(to, page) == 0);
+	check_reports(to, page, NULL, 0);
+	CHECK(mmap(NULL, 0, rw, flags, -1, 0) == MAP_FAILED && errno == EINVAL && report_count == 0);
+	CHECK(mremap(at, page, 2 * page, 99) == MAP_FAILED && errno == EINVAL && report_count == 0);
+	CHECK(munmap(at, 16 * page) == 0);
+	// Libraries that overwrite the code of these functions ask dlsym for its address.
+	for (int i = 0; i < 5; i++) {
+		Dl_info info;
+		CHECK(dladdr(dlsym(RTLD_DEFAULT, names[i]), &info) && !strstr(info.dli_fname, "preload"));
+	}
+}
+
 static void masks(void)
 {
 	sigset_t all, before, now;
@@ -411,6 +473,7 @@ int main(int argc, char **argv)
 	}
 	signals();
 	masks();
+	unmapping();
 	invalid_pointers();
 	limits();
 	executes(is_served);

@@ -98,7 +98,9 @@ fn every_exported_function_is_tested() {
     assert!(names.contains(&"open") && names.len() > 40, "{names:?}");
     let source = fs::read_to_string(SOURCE).unwrap();
     let (_, calls) = source.split_once("#define VERSION").unwrap();
-    for name in names {
+    for name in
+        names.iter().map(|name| name.split('@').next().unwrap()).filter(|name| !name.starts_with("GLIBC"))
+    {
         assert!(calls.contains(&format!("{name}(")), "looks.c does not call {name}");
     }
 }

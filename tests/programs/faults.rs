@@ -1,4 +1,4 @@
-//! Tests of access to registered memory that the program (`c/faults.c`) has unmapped, protected or truncated.
+//! Tests of access to registered memory that the program (`c/faults.c`) has unmapped, replaced, protected or truncated.
 
 use std::time::Duration;
 
@@ -38,6 +38,12 @@ fn work_request_on_unmapped_memory_fails_in_a_thread_that_blocks_all_signals() {
 #[test]
 fn work_request_on_unmapped_memory_fails_in_a_thread_that_blocks_all_signals_later() {
     run_preloaded("blocked later");
+}
+
+#[test]
+fn key_of_unmapped_memory_gives_no_access_to_queues_of_the_library() {
+    run("own memory");
+    run_preloaded("own memory");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use super::error::RingError;
 use crate::sys::memfd;
+use crate::sys::pinned::mark_unmapped;
 
 /// Capacity of the rings between processes, in bytes: twice the window of a peer. The less a ring holds, the more often
 /// writer and reader alternate, and on a core that other threads occupy, each change may wait for a time slice. First transfers of
@@ -101,6 +102,7 @@ impl Mapping {
             mmap_anonymous(std::ptr::null_mut(), mapping_len, ProtFlags::empty(), MapFlags::PRIVATE)?
         };
         let base = NonNull::new(reserved.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        mark_unmapped(base.addr().get(), mapping_len);
         let mapping = Mapping { base, capacity };
         for (at, len, offset) in [(0, file_len, 0), (file_len, capacity, DATA as u64)] {
             // SAFETY: the range lies within the reservation, which nothing else uses.

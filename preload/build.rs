@@ -1,0 +1,19 @@
+//! Passes to the linker the version node of the C library's functions that `src/unmapping.rs` defines.
+
+use std::path::Path;
+use std::{env, fs};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    let target = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
+    let node = match target.as_str() {
+        "x86_64" => "GLIBC_2.2.5",
+        "aarch64" => "GLIBC_2.17",
+        _ => return,
+    };
+    let script = Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("versions");
+    fs::write(&script, format!("{node} {{ }};\n")).expect("cannot write to OUT_DIR");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", script.display());
+    // GNU ld accepts no named versions besides rustc's own version script.
+    println!("cargo:rustc-cdylib-link-arg=-fuse-ld=lld");
+}
