@@ -26,12 +26,10 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::resource::{Resource, getrlimit};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, accept_with, connect, listen, send, socket_with,
@@ -52,12 +50,6 @@ use crate::wire::{Qpn, ROCE_PORT};
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
 /// background thread at once, unless the program polls. With 50 µs, the system calls take 3 % of a ping-pong of 8 bytes.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
-
-/// Maximum number of connections of this process, which bounds its shared memory.
-const MAX_CONNECTIONS: u64 = 512;
-
-/// Number of connections of this process.
-static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Maximum number of bytes read from all rings at a time.
 const BATCH: u64 = CAPACITY as u64 / 4;
@@ -128,6 +120,7 @@ enum Role {
     Reader {
         ring: RingReader,
         has_ended: bool,
+        _memory: limits::Taken,
     },
     Writer(Writer),
 }
@@ -146,27 +139,7 @@ struct Writer {
 struct Connection {
     socket: CloseOnForkFd,
     role: Role,
-    _counted: Counted,
-}
-
-/// One of this process's connections, counted until it is dropped.
-struct Counted;
-
-impl Counted {
-    /// Returns `None` if there are too many: a program needs most of its descriptors for something else.
-    fn new() -> Option<Counted> {
-        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(limit, _)| limit);
-        let max = MAX_CONNECTIONS.min(descriptors / 4);
-        let counted = CONNECTIONS
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < max).then_some(count + 1));
-        counted.ok().map(|_| Counted)
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
-    }
+    _counted: limits::Taken,
 }
 
 /// Verdict on a burst.
@@ -448,7 +421,7 @@ impl Rings {
         if !is_own_user(peer_user(&socket)?) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let counted = Counted::new().ok_or_else(|| io::Error::other("too many rings"))?;
+        let counted = limits::Taken::connection().ok_or_else(|| io::Error::other("too many rings"))?;
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
         let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
         fd_message::send(&socket, &offer, &[memory.as_fd()])?;
@@ -456,7 +429,7 @@ impl Rings {
         self.add(socket, Role::Writer(writer), counted)
     }
 
-    fn add(&mut self, socket: OwnedFd, role: Role, counted: Counted) -> io::Result<usize> {
+    fn add(&mut self, socket: OwnedFd, role: Role, counted: limits::Taken) -> io::Result<usize> {
         let index = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
         let connection = Some(Connection { socket: CloseOnForkFd::new(socket), role, _counted: counted });
@@ -515,7 +488,7 @@ impl Rings {
     fn read_rings(&mut self, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let (mut packets, limit) = (0, BATCH / self.readers as u64);
         for index in 0..self.connections.len() {
-            let Some(Connection { role: Role::Reader { ring, has_ended }, .. }) =
+            let Some(Connection { role: Role::Reader { ring, has_ended, .. }, .. }) =
                 &mut self.connections[index]
             else {
                 continue;
@@ -549,7 +522,7 @@ impl Rings {
         }
         let mut is_waiting = self.poll_connections() > 0;
         for connection in self.connections.iter().flatten() {
-            if let Role::Reader { ring, has_ended } = &connection.role {
+            if let Role::Reader { ring, has_ended, .. } = &connection.role {
                 is_waiting |= ring.prepare_to_sleep() || *has_ended;
             }
         }
@@ -596,7 +569,7 @@ impl Rings {
                 Err(_) => return,
             };
             if peer_user(&socket).is_ok_and(|user| is_trusted(user, false))
-                && let Some(counted) = Counted::new()
+                && let Some(counted) = limits::Taken::connection()
                 && let Ok(index) = self.add(socket, Role::Pending, counted)
             {
                 // The writer sends its offer right after it has connected.
@@ -612,19 +585,19 @@ impl Rings {
             Role::Pending => match fd_message::receive(socket, false) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
                 Ok(Some((line, fds))) => match take_offer(&line, &fds, self.bind_addr.ip()) {
-                    Some(ring) => {
+                    Some((ring, memory)) => {
                         // Fails if the writer has ended; its packets are still read.
                         let _ = send(socket, CONFIRMATION, SendFlags::NOSIGNAL);
                         self.readers += 1;
                         self.routes.note_reader_change(ring.src());
-                        connection.role = Role::Reader { ring, has_ended: false };
+                        connection.role = Role::Reader { ring, has_ended: false, _memory: memory };
                         true
                     }
                     None => false,
                 },
                 _ => false,
             },
-            Role::Reader { ring, has_ended } => {
+            Role::Reader { ring, has_ended, .. } => {
                 match take_from_writer(ring, socket) {
                     Taken::Open => {}
                     Taken::Ended => *has_ended = true,
@@ -733,16 +706,19 @@ fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
     let _ = announce_changes(ring, socket);
 }
 
-/// Returns the ring that a process has passed to the link with the given address.
-fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<RingReader> {
+/// Returns the ring that a process has passed to the link with the given address, and its memory.
+fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, limits::Taken)> {
     let (Ok(RingOffer { src, dst }), [memory]) = (line.parse(), fds) else { return None };
     if dst != own || src.is_ipv4() != dst.is_ipv4() {
         return None;
     }
-    RingReader::open(memory, CAPACITY, src, dst)
+    let ring = RingReader::open(memory, CAPACITY, src, dst)
         .inspect_err(|error| trace_event!(WARN, "urxe::link", "ring refused", reason = %error))
-        .ok()
+        .ok()?;
+    let memory = limits::Taken::read_memory(ring.memory())?;
+    Some((ring, memory))
 }
 
+mod limits;
 #[cfg(test)]
 mod tests;

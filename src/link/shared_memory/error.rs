@@ -14,6 +14,14 @@ pub enum RingError {
     /// The other process could still truncate the memory.
     #[error("shared memory of a ring is not sealed")]
     Unsealed,
+    /// The other process has not allocated the memory, which would be charged to this one as it reads.
+    #[error("{allocated} bytes of the shared memory of a ring are allocated, not all {len}")]
+    Unallocated {
+        /// Number of allocated bytes.
+        allocated: i64,
+        /// Length in bytes.
+        len: i64,
+    },
     /// A position is impossible.
     #[error("ring with head {head} and tail {tail}: the other process has broken the protocol")]
     Position {

@@ -21,6 +21,9 @@ use crate::sys::pinned::mark_unmapped;
 /// empty made half a round trip longer, 2.0 instead of 1.5 µs on two core complexes.
 pub const CAPACITY: usize = 2 << 20;
 
+/// Unit of `st_blocks`, in bytes.
+const STAT_BLOCK: i64 = 512;
+
 /// Offset of the data in the file, a multiple of every page size.
 const DATA: usize = 64 << 10;
 
@@ -85,11 +88,14 @@ impl Mapping {
         if !fcntl_get_seals(fd)?.contains(SEALS) {
             return Err(RingError::Unsealed);
         }
-        let len = fstat(fd)?.st_size;
+        let stat = fstat(fd)?;
+        let (len, allocated) = (stat.st_size, stat.st_blocks * STAT_BLOCK);
         if len != (DATA + capacity) as i64 {
             return Err(RingError::Length { len });
         }
-        memfd::allocate(fd, DATA + capacity)?;
+        if allocated < len {
+            return Err(RingError::Unallocated { allocated, len });
+        }
         Ok(Mapping::map(fd, capacity)?)
     }
 
@@ -117,6 +123,11 @@ impl Mapping {
     /// Returns the number of bytes of data that the ring holds.
     pub fn capacity(&self) -> u64 {
         self.capacity as u64
+    }
+
+    /// Returns the length of the file in bytes.
+    pub fn file_len(&self) -> u64 {
+        (DATA + self.capacity) as u64
     }
 
     pub fn control(&self) -> &Control {

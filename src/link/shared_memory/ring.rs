@@ -277,6 +277,11 @@ impl RingReader {
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
 
+    /// Returns the number of bytes of shared memory.
+    pub fn memory(&self) -> u64 {
+        self.mapping.file_len()
+    }
+
     /// Source address of the packets.
     pub fn src(&self) -> IpAddr {
         self.flow.src

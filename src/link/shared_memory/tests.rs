@@ -118,7 +118,7 @@ fn sleeping_reader_is_notified_once() {
 }
 
 #[test]
-fn memory_of_another_length_or_without_seals_is_refused() {
+fn memory_of_another_length_or_without_seals_or_pages_is_refused() {
     let open = |fd: &OwnedFd| RingReader::open(fd, CAPACITY, SRC, DST).unwrap_err();
     let memory = |len| {
         let memory = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -129,6 +129,9 @@ fn memory_of_another_length_or_without_seals_is_refused() {
     let short = memory(4096);
     fcntl_add_seals(&short, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
     assert!(matches!(open(&short), RingError::Length { len: 4096 }));
+    let empty = memory((64 << 10) + CAPACITY as u64);
+    fcntl_add_seals(&empty, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+    assert!(matches!(open(&empty), RingError::Unallocated { allocated: 0, .. }));
     let null = std::fs::File::open("/dev/null").unwrap().into();
     assert!(matches!(open(&null), RingError::System(_) | RingError::Length { .. }));
 }
