@@ -27,7 +27,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-enum { QPS = 4, GROUP = 8, DEPTH = 8, SIZES = 16, LARGEST = 4 << 20, QUEUE = 128, UNTOUCHED = 0xa5 };
+enum { QPS = 4, GROUP = 8, DEPTH = 8, SIZES = 16, QUEUE = 128, UNTOUCHED = 0xa5 };
 
 /* Entry of the FIFO: a buffer that the sender may write. The number of its request, which the sender polls, is the last field. */
 struct entry {
@@ -83,6 +83,7 @@ static struct ibv_qp *flush_qp;
 static struct shared *shared;
 static struct ibv_mr *shared_mr, *buffers_mr;
 static uint8_t *buffers;
+static size_t largest = 1;
 static struct hello peer;
 static int is_sender, tcp, peer_is_done, is_flushing;
 static uint64_t matched, issued, verified;
@@ -105,7 +106,7 @@ static void parse(char *text)
 	if (!strncmp(text, "sizes=", 6)) {
 		options.count = 0;
 		for (char *size = strtok(text + 6, ","); size; size = strtok(NULL, ",")) {
-			CHECK(options.count < SIZES && atoi(size) <= LARGEST);
+			CHECK(options.count < SIZES);
 			options.sizes[options.count++] = atoi(size);
 		}
 	}
@@ -131,7 +132,7 @@ static uint32_t used(uint64_t request, unsigned buffer)
 
 static uint8_t *buffer_of(uint64_t request, unsigned buffer)
 {
-	return buffers + ((request % DEPTH) * GROUP + buffer) * (size_t)LARGEST;
+	return buffers + ((request % DEPTH) * options.group + buffer) * largest;
 }
 
 static uint64_t request_of(unsigned qp, uint64_t k)
@@ -639,7 +640,9 @@ int main(int count, char **arguments)
 	CHECK(!ibv_destroy_cq(cq));
 	CHECK(cq = ibv_create_cq(context, (QPS + 1) * (QUEUE + DEPTH + 1), NULL, NULL, 0));
 
-	size_t length = (size_t)DEPTH * GROUP * LARGEST;
+	for (unsigned i = 0; i < options.count; i++)
+		largest = options.sizes[i] > largest ? options.sizes[i] : largest;
+	size_t length = DEPTH * options.group * largest;
 	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 	buffers = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(buffers != MAP_FAILED);
