@@ -15,8 +15,8 @@
  * the sender polls in memory. The sender writes the buffers, and WRITE with immediate ends the request on each queue pair. The
  * receiver then reads from itself, so that the data is visible, and verifies it.
  *
- * A queue pair that fails is moved from ERR to RESET, INIT, RTR and RTS at both ends, with other PSNs. The sender reads from the receiver
- * how many requests have ended on the queue pair, over another one if there is one, and posts the others again. The PSNs of queue
+ * A queue pair that fails is moved from ERR to RESET, INIT, RTR and RTS at both ends, with other PSNs. The sender reads the number
+ * of requests that have ended there from the receiver, over another queue pair if there is one, and posts the others again. The PSNs of queue
  * pair Q begin at 0x100000 * Q, plus 0x10000 for each recovery, plus 0x800000 at the receiver, so that fault rules can select packets.
  *
  * Prints `recovered queue pair Q` for each recovery and `verified N requests` at the end. */
@@ -39,7 +39,7 @@ struct entry {
 /* Memory that the peer reads and writes. */
 struct shared {
 	struct entry fifo[DEPTH][GROUP];     /* at the sender */
-	uint32_t sizes[DEPTH][GROUP];        /* at the receiver: what the sender has written */
+	uint32_t sizes[DEPTH][GROUP];        /* at the receiver: bytes that the sender has written */
 	uint64_t ended[QPS];                 /* at the receiver: requests that have ended on each queue pair */
 	struct entry entries[DEPTH][GROUP];  /* source of entries */
 	uint32_t written[DEPTH][GROUP];      /* source of sizes */
@@ -47,7 +47,7 @@ struct shared {
 	uint32_t flushed;                    /* destination of the receiver's READ from itself */
 };
 
-/* What the processes tell each other over TCP. */
+/* Addresses and messages that the processes exchange over TCP. */
 struct hello {
 	union ibv_gid gid;
 	uint32_t qpns[QPS], rkey;
@@ -308,7 +308,7 @@ static void listen_to_peer(void)
 
 /* Completions */
 
-/* Counts the end of a request, which says how much the sender has written if the request has one buffer. */
+/* Counts the end of a request, whose immediate data is the number of bytes written if the request has one buffer. */
 static void end_request(unsigned qp, const struct ibv_wc *wc)
 {
 	uint64_t request = request_of(qp, shared->ended[qp]++);
