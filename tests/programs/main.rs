@@ -16,6 +16,7 @@ mod faults;
 mod libfabric;
 mod loaders;
 mod memcheck;
+mod nccl_calls;
 mod openmpi;
 mod perftest;
 mod personalities;
