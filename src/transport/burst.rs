@@ -207,8 +207,8 @@ impl TxQueue {
     /// # Errors
     /// If that memory cannot be read; then no packet is added.
     #[inline]
-    pub fn push_host(&mut self, flow: &Flow, headers: Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
-        self.add(flow, &headers, Payload::Host(slices))
+    pub fn push_host(&mut self, flow: &Flow, headers: &Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
+        self.add(flow, headers, Payload::Host(slices))
     }
 
     /// Adds a packet. Takes the headers by reference, because they are about a hundred bytes long.

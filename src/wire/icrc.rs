@@ -253,7 +253,8 @@ fn icrc_matches(
         IpIdent::Unknown => {
             let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
             if received == likely {
-                if let Some(senders) = senders {
+                // The first packet of a burst says enough of its sender.
+                if let Some(senders) = senders.filter(|_| index == 0) {
                     senders.on_expected_id(&prefix.flow);
                 }
                 return true;

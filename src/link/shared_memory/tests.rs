@@ -255,7 +255,7 @@ fn deferred(memory: &[&UserMemory]) -> TxQueue {
     let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
     for page in memory {
         let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-        queue.push_host(&flow(4000), headers, &[page.slice]).unwrap();
+        queue.push_host(&flow(4000), &headers, &[page.slice]).unwrap();
     }
     queue
 }

@@ -16,7 +16,7 @@ impl TxQueue {
         let (mut count, mut rest) = (0, data);
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
-            if self.push_host(flow, headers, &[now]).is_err() {
+            if self.push_host(flow, &headers, &[now]).is_err() {
                 break;
             }
             count += 1;

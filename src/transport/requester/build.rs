@@ -276,9 +276,9 @@ impl Requester {
             _ => Position::of(part.start, wqe.packets),
         };
         let psn = wqe.first_psn + part.start;
-        let Some(mut headers) = request_headers(conn, wqe, position, psn, offset, len) else {
-            return Err(Blocked::Idle);
-        };
+        // Local operations have no packets.
+        let Some(on_wire) = wqe.op.on_wire() else { return Err(Blocked::Idle) };
+        let mut headers = request_headers(conn, wqe, on_wire, position, psn, offset, len);
         headers.bth.ack_req = ack_request || wqe.op.awaits_response();
         let flow = match self.queue.destination(wqe) {
             Some(to) => {
@@ -306,7 +306,7 @@ impl Requester {
                 .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
                 .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
             env.tx
-                .push_host(flow, headers, env.scratch)
+                .push_host(flow, &headers, env.scratch)
                 .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
         }
         Ok(())
@@ -330,22 +330,23 @@ fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u3
     }
 }
 
-/// Builds the headers of a request packet; returns `None` for a local operation, which has no packets.
-#[inline]
+/// Builds the headers of a packet of a request, which is `on_wire` as [`WrOp::on_wire`] returns it. Always inline, because a call
+/// would copy the headers twice.
+#[inline(always)]
 pub(super) fn request_headers(
     conn: &Connection,
     wqe: &SendWqe,
+    (operation, tail): (Operation, HeaderSet),
     position: Position,
     psn: crate::wire::Psn,
     offset: u32,
     len: u32,
-) -> Option<Headers> {
-    let (operation, tail) = wqe.op.on_wire()?;
+) -> Headers {
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
     let is_train = position != Position::Only && wqe.is_train(conn);
     let mut h = conn.headers(operation, if is_train { Position::Only } else { position }, extra, psn);
     match wqe.op {
-        WrOp::Send => {}
+        WrOp::Send | WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => {}
         WrOp::SendWithImm(imm) => h.imm = imm,
         WrOp::SendWithInv(rkey) => h.ieth = rkey,
         WrOp::Write { va, rkey } if is_train => {
@@ -371,7 +372,6 @@ pub(super) fn request_headers(
             h.feth = Feth::new(placement.bits(), whole_region);
             h.reth = Reth { va, rkey, dma_len: len };
         }
-        WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => return None,
     }
     if let Some(srq) = wqe.srq {
         h.xrceth = srq.0;
@@ -379,5 +379,5 @@ pub(super) fn request_headers(
     // Solicited events apply to messages that consume a receive at the peer (IBA 9.2.3).
     let takes_receive = operation == Operation::Send || extra == HeaderSet::IMMDT;
     h.bth.solicited = wqe.flags.solicited && position.ends() && takes_receive;
-    Some(h)
+    h
 }

@@ -51,7 +51,7 @@ impl Requester {
         }
         let count = count as u32;
         let (at, len) = (packet * mtu as u32, count * mtu as u32);
-        let headers = request_headers(conn, wqe, Position::Middle, psn, at, mtu as u32)?;
+        let headers = request_headers(conn, wqe, wqe.op.on_wire()?, Position::Middle, psn, at, mtu as u32);
         env.scratch.clear();
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.data_flow) else { return None };

@@ -130,5 +130,5 @@ fn send_read_response(
     let slice = found.map_err(|_| NakReason::Access)?;
     let flow = conn.data_flow.ok_or(NakReason::Access)?;
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
-    env.tx.push_host(&flow, h, &[slice]).map_err(|_| NakReason::RemoteOperational)
+    env.tx.push_host(&flow, &h, &[slice]).map_err(|_| NakReason::RemoteOperational)
 }

@@ -471,7 +471,7 @@ impl Bench {
             (h.bth.dest_qp, h.bth.pad) = (dest_qp, 0);
             match slices {
                 [] => queue.push(flow, h, Payload::Bytes(&p.data)),
-                slices => queue.push_host(flow, h, slices).unwrap(),
+                slices => queue.push_host(flow, &h, slices).unwrap(),
             }
         }
         before();

@@ -79,7 +79,7 @@ impl Packets {
 
     fn add(&mut self, opcode: Opcode, psn: u32, slices: &[HostSlice]) {
         let bth = Bth { opcode, psn: Psn::new(psn), ..Bth::default() };
-        self.0.push_host(&flow(), Headers { bth, ..Headers::default() }, slices).unwrap();
+        self.0.push_host(&flow(), &Headers { bth, ..Headers::default() }, slices).unwrap();
     }
 
     /// Writes all bursts, and returns the number of bytes that they take in the ring.
