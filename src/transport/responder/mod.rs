@@ -292,6 +292,8 @@ impl Responder {
         Ok(())
     }
 
+    // Always inline: saves 2 % of the instructions for a received 8-byte WRITE.
+    #[inline(always)]
     fn handle_one(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.continue_write(packet, conn, env) {
             return Ok(());
