@@ -13,7 +13,7 @@ use crate::broker::Sharing;
 pub struct StartedBroker {
     at: Instant,
     stderr: PipeReader,
-    /// What the broker has written to standard error so far.
+    /// Text that the broker has written to standard error so far.
     text: Vec<u8>,
 }
 
