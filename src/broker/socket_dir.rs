@@ -184,9 +184,13 @@ fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     loop {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            // Fails on a file system that is read-only.
             _ if is_private(directory, user, 0o077) => {
-                return Ok(accessat(CWD, directory, Access::WRITE_OK, AtFlags::EACCESS)?);
+                match accessat(CWD, directory, Access::WRITE_OK, AtFlags::EACCESS) {
+                    // Removed in the meantime.
+                    Err(Errno::NOENT) => {}
+                    // An error on a file system that is read-only.
+                    result => return Ok(result?),
+                }
             }
             // A broker that exits in another network namespace has just removed it. Another directory would not
             // do, because the other processes on the address use this one.
