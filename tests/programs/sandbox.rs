@@ -61,7 +61,7 @@ fn perftest_runs_with_a_read_only_runtime_directory() {
         r#"
         ip link set lo up && mount -t tmpfs -o mode=755 tmpfs /run || exit 3
         inode() {{ printf %x "$(stat -Lc %i /proc/self/ns/$1)"; }}
-        mkdir -m 700 "/run/urxe-$(inode user)-$(inode net)" "/run/urxe-$(id -u)" && mount -o remount,ro /run || exit 3
+        mkdir -m 700 "/run/urxe-$(inode user)-$(inode net)" "/run/urxe-$(id -u)" && mount -o remount,bind,ro /run || exit 3
         export XDG_RUNTIME_DIR=/run
         {BOTH_ENDS}
         "#
