@@ -183,6 +183,8 @@ fn refusal(name: &CStr, flags: c_int) -> Option<c_int> {
         return None;
     }
     match status_of(libc::AT_FDCWD, name, 0) {
+        // The call itself fails with EEXIST.
+        Some(_) if creates && flags & libc::O_EXCL != 0 => None,
         Some(status) => (writes && status.st_mode & 0o222 == 0).then_some(libc::EACCES),
         // Without a directory for the file, the call fails with ENOENT.
         None => (creates && has_directory(name)).then_some(libc::EACCES),

@@ -191,6 +191,7 @@ static void devices(void)
 	CHECK(access(CLASS "/urxe0/new", F_OK) == -1 && errno == ENOENT);
 	CHECK(holds_guid(open(GUID, O_RDONLY | O_CREAT, 0644)));
 	CHECK(open(GUID, O_WRONLY) == -1 && errno == EACCES);
+	CHECK(open(GUID, O_WRONLY | O_CREAT | O_EXCL, 0644) == -1 && errno == EEXIST);
 	CHECK((none = fopen(GUID, "r+")) == NULL && errno == EACCES);
 	CHECK(open(GUID, O_WRONLY | O_CREAT | O_TRUNC, 0644) == -1 && errno == EACCES);
 	CHECK(closes(open(CLASS "/urxe0/counter", O_WRONLY | O_CREAT, 0644)));
