@@ -45,15 +45,39 @@ impl OobArgs {
         self.timeout.unwrap_or(Duration::from_secs(20))
     }
 
-    /// Connects to the server or, if no host is specified, waits for a client. Error messages name
-    /// `peer_program` as the program to start at the other end.
-    pub fn open(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
-        let stream = match &self.host {
-            Some(host) => self.connect(host, peer_program)?,
-            None => self.accept(peer_program, interrupt)?,
-        };
+    /// Reports whether this side is the client.
+    pub fn is_client(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Connects to the server or, if no host is specified, waits for a client, and passes the connection to
+    /// `set_up`. If that fails for a client, which may be any program that connects, the server reports the failure and
+    /// waits for the next client. Error messages name `peer_program` as the program to start at the other end.
+    pub fn open<T>(
+        &self,
+        peer_program: &str,
+        interrupt: &Interrupt,
+        mut set_up: impl FnMut(TcpStream) -> Result<T, CliError>,
+    ) -> Result<T, CliError> {
+        if let Some(host) = &self.host {
+            return set_up(self.with_options(self.connect(host, peer_program)?)?);
+        }
+        let listener = self.listen()?;
+        loop {
+            let (stream, client) = self.accept(&listener, peer_program, interrupt)?;
+            match self.with_options(stream).and_then(&mut set_up) {
+                Err(e) if !interrupt.is_set() => {
+                    eprintln!("client {client}: {e}; waiting for another client")
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn with_options(&self, stream: TcpStream) -> Result<TcpStream, CliError> {
         let set = stream
             .set_nodelay(true)
+            .and_then(|()| stream.set_nonblocking(false))
             .and_then(|()| stream.set_read_timeout(Some(self.peer_timeout())))
             .and_then(|()| stream.set_write_timeout(Some(self.peer_timeout())));
         set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
@@ -85,20 +109,17 @@ impl OobArgs {
         })
     }
 
-    fn accept(&self, peer_program: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
-        let listener = self.listen()?;
+    fn accept(
+        &self,
+        listener: &TcpListener,
+        peer_program: &str,
+        interrupt: &Interrupt,
+    ) -> Result<(TcpStream, SocketAddr), CliError> {
         let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
-        eprintln!("waiting for a client on TCP {at}");
-        listener.set_nonblocking(true).map_err(|e| io_error("cannot listen", e))?;
         let begin = Instant::now();
         loop {
             match listener.accept() {
-                Ok((stream, _)) => {
-                    stream
-                        .set_nonblocking(false)
-                        .map_err(|e| io_error("cannot set up the TCP connection", e))?;
-                    return Ok(stream);
-                }
+                Ok(client) => return Ok(client),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(e) => return Err(io_error(format!("cannot accept on TCP {at}"), e)),
             }
@@ -117,6 +138,14 @@ impl OobArgs {
     }
 
     fn listen(&self) -> Result<TcpListener, CliError> {
+        let listener = self.bind()?;
+        let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
+        eprintln!("waiting for a client on TCP {at}");
+        listener.set_nonblocking(true).map_err(|e| io_error("cannot listen", e))?;
+        Ok(listener)
+    }
+
+    fn bind(&self) -> Result<TcpListener, CliError> {
         let port = self.port;
         let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
         let result = match self.server_bind {
@@ -174,7 +203,7 @@ mod tests {
     fn error_for_a_refused_connection_names_the_command_that_starts_the_server() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let args = OobArgs { host: Some("127.0.0.1".into()), port, server_bind: None, timeout: None };
-        let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        let error = args.open("urxe pingpong", &Interrupt::default(), Ok).unwrap_err().to_string();
         assert!(error.contains("start the server there first (urxe pingpong --port"), "{error}");
     }
 
@@ -182,7 +211,7 @@ mod tests {
     fn server_fails_if_no_client_connects_within_its_timeout() {
         let args =
             OobArgs { host: None, port: 0, server_bind: None, timeout: Some(Duration::from_millis(50)) };
-        let error = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        let error = args.open("urxe pingpong", &Interrupt::default(), Ok).unwrap_err().to_string();
         assert!(error.contains("no client connected"), "{error}");
     }
 }

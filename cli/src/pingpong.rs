@@ -123,7 +123,7 @@ pub struct PingpongArgs {
 /// Runs one side of a ping-pong.
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     args.link.check_network()?;
-    let result = args.link.open().and_then(|context| Pingpong::new(args, &context, interrupt)?.run());
+    let result = args.run(interrupt);
     if let Some(faults) = args.link.fault_report() {
         if !args.json {
             faults.lines().for_each(|line| println!("{line}"));
@@ -175,14 +175,26 @@ struct PingpongQp {
 const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
-    fn is_client(&self) -> bool {
-        self.oob.host.is_some()
+    fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        let context = self.link.open()?;
+        let mut next = Some(Pingpong::new(self, &context, interrupt)?);
+        let peer_program = format!("{} or urxe pingpong", self.service.stock_program());
+        let connected = self.oob.open(&peer_program, interrupt, |stream| {
+            // The queue pairs of a client that has failed may be connected.
+            let mut pingpong = next.take().map_or_else(|| Pingpong::new(self, &context, interrupt), Ok)?;
+            match self.oob.is_client() {
+                true => pingpong.connect_to_server(stream)?,
+                false => pingpong.connect_to_client(stream)?,
+            }
+            Ok(pingpong)
+        });
+        connected?.run()
     }
 
     /// Returns the data of the first message, the same bytes as the stock program sends.
     fn first_message(&self) -> Vec<u8> {
         let mut data = vec![FILL; self.size as usize];
-        if self.check && self.is_client() && self.service != Service::Srq {
+        if self.check && self.oob.is_client() && self.service != Service::Srq {
             data.iter_mut().step_by(PAGE_SIZE).for_each(|b| *b = 0);
         }
         data
@@ -232,6 +244,7 @@ impl PingpongArgs {
 }
 
 impl<'a> Pingpong<'a> {
+    /// Creates the queue pairs, and posts their receives.
     fn new(
         args: &'a PingpongArgs,
         context: &Context,
@@ -257,7 +270,7 @@ impl<'a> Pingpong<'a> {
         let recv = RecvCaps { max_wr: depth, max_sge: 1 };
         let srq = if has_srq { Some(pd.create_srq(recv)?) } else { None };
         let qps = (0..qps).map(|_| args.create_qp(&pd, &cq, srq.as_ref(), recv)).collect::<Result<_, _>>()?;
-        Ok(Pingpong {
+        let mut pingpong = Pingpong {
             args,
             interrupt,
             context: context.clone(),
@@ -275,27 +288,23 @@ impl<'a> Pingpong<'a> {
             received: 0,
             unposted: (0..depth.into()).collect(),
             depth,
-            first_byte: args.is_client().then_some(FILL),
+            first_byte: args.oob.is_client().then_some(FILL),
             scratch: vec![0; if args.check { size } else { 0 }],
-        })
-    }
-
-    fn run(mut self) -> Result<(), CliError> {
-        for entry in &self.qps {
-            match self.args.service {
+        };
+        for entry in &pingpong.qps {
+            match args.service {
                 Service::Ud => entry.qp.activate(QKEY)?,
                 _ => entry.qp.to_init(Access::LOCAL_WRITE)?,
             }
         }
-        self.post_receives()?;
-        let peer_program = format!("{} or urxe pingpong", self.args.service.stock_program());
-        let stream = self.args.oob.open(&peer_program, self.interrupt)?;
-        match self.args.is_client() {
-            true => self.connect_to_server(stream)?,
-            false => self.connect_to_client(stream)?,
-        }
+        pingpong.post_receives()?;
+        Ok(pingpong)
+    }
+
+    /// Exchanges the messages with the peer, to which the queue pairs are connected.
+    fn run(mut self) -> Result<(), CliError> {
         let begin = Instant::now();
-        if self.args.is_client() {
+        if self.args.oob.is_client() {
             (0..self.qps.len()).try_for_each(|index| self.send(index))?;
         }
         let result = self.exchange_messages();
@@ -416,7 +425,7 @@ impl<'a> Pingpong<'a> {
                 if is_valid { expected(i) } else { FILL }
             )));
         }
-        if !self.args.is_client() && self.received == 1 {
+        if !self.args.oob.is_client() && self.received == 1 {
             self.send_buffer.write(0, &self.scratch)?;
         }
         // Overwrites the slot, so that a message that is not written into it is detected.

@@ -22,6 +22,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use nix::unistd::{AccessFlags, access};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
@@ -526,10 +527,12 @@ fn sysfs_directory(
 }
 
 /// Returns the directory for a user's runtime files: `XDG_RUNTIME_DIR` if that is an absolute path to a
-/// private directory of the user, otherwise the temporary directory.
+/// private directory of the user on a file system that is not read-only, otherwise the temporary directory.
 fn runtime_directory(owner: u32) -> PathBuf {
     let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
+    let is_usable =
+        |dir: &PathBuf| dir.is_absolute() && is_private(dir, owner) && access(dir, AccessFlags::W_OK).is_ok();
+    given.filter(is_usable).unwrap_or_else(env::temp_dir)
 }
 
 /// Reports whether the path is a directory that `owner` owns and only `owner` may write to.

@@ -5,12 +5,13 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 
 use crate::next::{Next, fail};
-use crate::redirect::redirect;
+use crate::redirect::{flags_of_mode, redirect};
 
 /// Defines one interposed function per line: its arguments before the file name, its arguments after the file
-/// name, its return type, and the directory against which a relative name is resolved.
+/// name, its return type, the directory against which a relative name is resolved, and, if it opens a file, the flags of
+/// `open`.
 macro_rules! interpose {
-    ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr;)*) => {
+    ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr $(, $flags:expr)?;)*) => {
         $(
             mod $name {
                 pub static NEXT: super::Next = super::Next::new(concat!(stringify!($name), "\0"));
@@ -29,7 +30,7 @@ macro_rules! interpose {
                 let next: Function = unsafe { std::mem::transmute(next) };
                 // SAFETY: the caller's arguments satisfy the contract of the C library's function, to which
                 // they are passed with a valid name.
-                unsafe { redirect($from, path, |path| next($($before,)* path, $($after),*)) }
+                unsafe { redirect($from, path, || 0 $(| $flags)?, |path| next($($before,)* path, $($after),*)) }
             }
         )*
 
@@ -47,18 +48,18 @@ type Pointer = *mut c_void;
 // architectures that this is built for, a variadic argument is passed like a named one, and the function
 // ignores a mode that was not given.
 interpose! {
-    open(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD;
-    open64(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD;
-    __open_2(; flags: c_int) -> c_int, AT_FDCWD;
-    __open64_2(; flags: c_int) -> c_int, AT_FDCWD;
-    openat(dir: c_int; flags: c_int, mode: mode_t) -> c_int, dir;
-    openat64(dir: c_int; flags: c_int, mode: mode_t) -> c_int, dir;
-    __openat_2(dir: c_int; flags: c_int) -> c_int, dir;
-    __openat64_2(dir: c_int; flags: c_int) -> c_int, dir;
-    fopen(; mode: *const c_char) -> *mut FILE, AT_FDCWD;
-    fopen64(; mode: *const c_char) -> *mut FILE, AT_FDCWD;
-    freopen(; mode: *const c_char, file: *mut FILE) -> *mut FILE, AT_FDCWD;
-    freopen64(; mode: *const c_char, file: *mut FILE) -> *mut FILE, AT_FDCWD;
+    open(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD, flags;
+    open64(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD, flags;
+    __open_2(; flags: c_int) -> c_int, AT_FDCWD, flags;
+    __open64_2(; flags: c_int) -> c_int, AT_FDCWD, flags;
+    openat(dir: c_int; flags: c_int, mode: mode_t) -> c_int, dir, flags;
+    openat64(dir: c_int; flags: c_int, mode: mode_t) -> c_int, dir, flags;
+    __openat_2(dir: c_int; flags: c_int) -> c_int, dir, flags;
+    __openat64_2(dir: c_int; flags: c_int) -> c_int, dir, flags;
+    fopen(; mode: *const c_char) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
+    fopen64(; mode: *const c_char) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
+    freopen(; mode: *const c_char, file: *mut FILE) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
+    freopen64(; mode: *const c_char, file: *mut FILE) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
 
     opendir(;) -> *mut DIR, AT_FDCWD;
     scandir(; list: Pointer, filter: Pointer, compare: Pointer) -> c_int, AT_FDCWD;

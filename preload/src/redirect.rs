@@ -76,7 +76,8 @@ struct DeviceName {
 }
 
 /// Runs `call` with the name of the corresponding file in the tree if the [`DIRECTORIES`] include `path`,
-/// relative to the directory `from`, and with `path` unchanged otherwise.
+/// relative to the directory `from`, and with `path` unchanged otherwise. If the call opens a file, `flags` returns the flags
+/// of `open`.
 ///
 /// # Safety
 /// `path` is null or zero-terminated.
@@ -84,6 +85,7 @@ struct DeviceName {
 pub unsafe fn redirect<R: Failed>(
     from: c_int,
     path: *const c_char,
+    flags: impl FnOnce() -> c_int,
     call: impl FnOnce(*const c_char) -> R,
 ) -> R {
     if is_invalid(path) {
@@ -93,7 +95,7 @@ pub unsafe fn redirect<R: Failed>(
     match unsafe { device_name(path) } {
         None => call(path),
         // SAFETY: `device_name` was derived from `path`, which is zero-terminated.
-        Some(device_name) => unsafe { call_in_tree(from, path, device_name, call) },
+        Some(device_name) => unsafe { call_in_tree(from, path, device_name, flags, call) },
     }
 }
 
@@ -133,6 +135,7 @@ unsafe fn call_in_tree<R: Failed>(
     from: c_int,
     path: *const c_char,
     device_name: DeviceName,
+    flags: impl FnOnce() -> c_int,
     call: impl FnOnce(*const c_char) -> R,
 ) -> R {
     let tree = tree().to_bytes();
@@ -161,7 +164,57 @@ unsafe fn call_in_tree<R: Failed>(
         }
     }
     warn_of_copy(&rest[..rest.len() - 1]);
-    call(name.as_ptr().cast())
+    // SAFETY: the last part that was copied ends with a zero.
+    let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) };
+    match with_saved_errno(|| refusal(name, flags())) {
+        Some(errno) => fail(errno),
+        None => call(name.as_ptr()),
+    }
+}
+
+/// Returns the error of an `open` that the kernel would refuse root too: sysfs has no new files, and a file that has no store
+/// function, which nobody may write to, cannot be opened for writing.
+fn refusal(name: &CStr, flags: c_int) -> Option<c_int> {
+    if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        return Some(libc::EOPNOTSUPP);
+    }
+    let (creates, writes) = (flags & libc::O_CREAT != 0, flags & libc::O_ACCMODE != libc::O_RDONLY);
+    if !creates && !writes {
+        return None;
+    }
+    match status_of(libc::AT_FDCWD, name, 0) {
+        // The call itself fails with EEXIST.
+        Some(_) if creates && flags & libc::O_EXCL != 0 => None,
+        Some(status) => (writes && status.st_mode & 0o222 == 0).then_some(libc::EACCES),
+        // Without a directory for the file, the call fails with ENOENT.
+        None => (creates && has_directory(name)).then_some(libc::EACCES),
+    }
+}
+
+/// Reports whether the directory of a file exists.
+fn has_directory(name: &CStr) -> bool {
+    let name = name.to_bytes();
+    let directory = name.iter().rposition(|byte| *byte == b'/').map_or(name, |slash| &name[..slash]);
+    let mut copy = [0; PATH_MAX];
+    copy[..directory.len()].copy_from_slice(directory);
+    CStr::from_bytes_until_nul(&copy).is_ok_and(|directory| status_of(libc::AT_FDCWD, directory, 0).is_some())
+}
+
+/// Returns the flags of `open` that correspond to a mode of `fopen`.
+///
+/// # Safety
+/// `mode` is null or zero-terminated.
+pub unsafe fn flags_of_mode(mode: *const c_char) -> c_int {
+    if is_invalid(mode) {
+        return libc::O_RDONLY;
+    }
+    // SAFETY: `mode` is valid here, so the caller guarantees that it is zero-terminated.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    match mode.first() {
+        Some(b'w' | b'a') => libc::O_WRONLY | libc::O_CREAT,
+        _ if mode.contains(&b'+') => libc::O_RDWR,
+        _ => libc::O_RDONLY,
+    }
 }
 
 /// Reports whether `from` is the root directory. Some programs (hwloc) open it and use names relative to it.
@@ -174,11 +227,16 @@ fn is_root(from: c_int) -> bool {
 
 /// Returns the device and inode numbers of a file, or `None` if it does not exist.
 fn inode_of(from: c_int, path: &CStr, flags: c_int) -> Option<(libc::dev_t, libc::ino64_t)> {
+    status_of(from, path, flags).map(|found| (found.st_dev, found.st_ino))
+}
+
+/// Returns the status of a file, or `None` if it does not exist.
+fn status_of(from: c_int, path: &CStr, flags: c_int) -> Option<libc::stat64> {
     let mut found = MaybeUninit::<libc::stat64>::uninit();
     // SAFETY: the name is zero-terminated, and `found` has room for the result.
     let result = unsafe { libc::fstatat64(from, path.as_ptr(), found.as_mut_ptr(), flags) };
     // SAFETY: the call succeeded, so it has filled in `found`.
-    (result == 0).then(|| unsafe { found.assume_init() }).map(|found| (found.st_dev, found.st_ino))
+    (result == 0).then(|| unsafe { found.assume_init() })
 }
 
 /// Runs `f` and restores errno.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -166,7 +167,11 @@ pub fn create(candidates: &[PathBuf]) -> io::Result<PathBuf> {
         match create_private(candidate, user) {
             Ok(()) => return Ok(candidate.clone()),
             Err(e) => {
-                let text = format!("{}: {e} (another user may have created it)", candidate.display());
+                let hint = match e.kind() {
+                    io::ErrorKind::PermissionDenied => " (another user may have created it)",
+                    _ => "",
+                };
+                let text = format!("{}: {e}{hint}", candidate.display());
                 result = Err(io::Error::new(e.kind(), text));
             }
         }
@@ -179,7 +184,14 @@ fn create_private(directory: &Path, user: u32) -> io::Result<()> {
     loop {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            _ if is_private(directory, user, 0o077) => return Ok(()),
+            _ if is_private(directory, user, 0o077) => {
+                match accessat(CWD, directory, Access::WRITE_OK, AtFlags::EACCESS) {
+                    // Removed in the meantime.
+                    Err(Errno::NOENT) => {}
+                    // An error on a file system that is read-only.
+                    result => return Ok(result?),
+                }
+            }
             // A broker that exits in another network namespace has just removed it. Another directory would not
             // do, because the other processes on the address use this one.
             _ if fs::symlink_metadata(directory).is_err() => {}

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use super::*;
@@ -38,6 +39,22 @@ fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), Ser
         Sharing { program: "/nonexistent".into(), any_user: false, shared_memory: SharedMemory::Off },
         server,
     )
+}
+
+#[test]
+fn message_of_a_broker_that_cannot_run_is_in_the_error() {
+    let dir = tempfile::tempdir().unwrap();
+    for (n, mode, expected) in
+        [(1, 0o700, "127.201.7.1 cannot be served"), (2, 0o600, "the program cannot be executed")]
+    {
+        let program = dir.path().join(format!("broker-{n}"));
+        std::fs::write(&program, "#!/bin/sh\necho urxe: $2 cannot be served >&2\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
+        let text = format!("`{} broker 127.201.7.{n}`: {expected}", program.display());
+        let sharing = Sharing { program, any_user: false, shared_memory: SharedMemory::Off };
+        let error = join(IpAddr::from([127, 201, 7, n]), 1, &sharing).err().unwrap().to_string();
+        assert!(error.ends_with(&text), "{error}");
+    }
 }
 
 #[test]

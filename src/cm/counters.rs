@@ -28,9 +28,9 @@ pub struct CmCounters {
     pub timed_out: u64,
     /// Requests for services without a listener.
     pub no_service: u64,
-    /// Requests rejected because the listener's backlog was full.
+    /// Requests dropped, or rejected if they were for a datagram service, because the listener's backlog was full.
     pub backlog_full: u64,
-    /// Requests rejected because the maximum number of connections was reached.
+    /// Requests dropped, or rejected if they were for a datagram service, because the maximum number of connections was reached.
     pub too_many: u64,
     /// Requests and replies rejected because their transport, MTU, GID or queue pair is invalid.
     pub refused: u64,

@@ -121,8 +121,10 @@ impl Cm {
                 return refuse(self, reason, &info);
             }
         };
+        // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM, since 2.6.19):
+        // a retransmission of the client finds room once the program has taken earlier requests.
         if !self.has_room(listener) {
-            return refuse(self, RejReason::NoResources, &[]);
+            return;
         }
         let id = self.new_id();
         self.connections.insert(id, Connection { backlog_of: Some(listener), ..conn });
@@ -268,6 +270,16 @@ impl Cm {
     /// responded.
     pub fn dequeue_request(&mut self, id: ConnId) {
         self.remove_from_backlog(id.0);
+    }
+
+    /// Drops a request without a response, as if it had been lost, so that a retransmission of it is a new request. No further
+    /// events are reported.
+    pub fn drop_request(&mut self, id: ConnId) {
+        if self.connections.get(&id.0).is_some_and(|conn| conn.state == State::ReqRcvd) {
+            self.counters.backlog_full += 1;
+            self.mark_released(id.0);
+            self.remove_connection(id.0);
+        }
     }
 
     /// Accepts a request (REP).

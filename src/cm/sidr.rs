@@ -57,7 +57,8 @@ impl Cm {
             return self.queue_or_reject(now, req.service, source, mad);
         };
         if !self.has_room(listener) {
-            return refuse(self, SidrStatus::NoQp);
+            // The status that Linux sends.
+            return refuse(self, SidrStatus::Rejected);
         }
         let id = self.new_id();
         let path = Path { pkey: req.pkey, ..Path::to(source.from, self.config.max_mtu) };

@@ -52,7 +52,7 @@ impl HostSlice {
     /// as the slice is used, and their provenance must be exposed. Every other owner of the bytes accepts
     /// that they change as under the DMA of a NIC. They may be unmapped or protected meanwhile: each access
     /// reports whether it faulted.
-    pub(super) unsafe fn from_raw(addr: usize, len: usize) -> HostSlice {
+    pub(crate) unsafe fn from_raw(addr: usize, len: usize) -> HostSlice {
         HostSlice { addr, len }
     }
 
@@ -172,25 +172,41 @@ impl HostSlice {
         unsafe { guarded::copy_from(CopySource::Unread, self.ptr(), out.as_mut_ptr(), self.len) }
     }
 
-    /// Copies the bytes to `out` like [`load`](Self::load). The memory of `out`, and what follows it, is expected to be in
-    /// the cache of another core.
+    /// Copies `from`, which is as long, to the slice, which is part of a ring. Its memory, and what follows it, is expected to be
+    /// in the cache of another core.
     ///
     /// # Panics
-    /// If `out` has another length.
+    /// If the lengths differ.
     #[inline]
-    pub(crate) fn load_to_ring(self, out: &mut [u8]) -> Result<(), Faulted> {
-        if self.len < 2 * PREFETCHED {
-            return self.load(out);
+    pub(crate) fn store_host_in_ring(self, from: HostSlice) -> Result<(), Faulted> {
+        assert_eq!(from.len, self.len);
+        // Most short messages are one word.
+        if self.len == 8 {
+            // SAFETY: by the contract of `from_raw` both are 8 bytes of user memory.
+            return unsafe { guarded::store_word(self.ptr(), guarded::load_word(from.ptr())?) };
         }
-        assert_eq!(out.len(), self.len);
-        let mut rest = self;
-        for out in out.chunks_mut(PREFETCHED) {
-            prefetch_for_write(out.as_ptr().wrapping_add(PREFETCH_DISTANCE), PREFETCHED);
-            let (now, later) = rest.split_at(out.len());
-            now.load(out)?;
-            rest = later;
-        }
-        Ok(())
+        let each = if self.len < 2 * PREFETCHED { self.len.max(1) } else { PREFETCHED };
+        (0..self.len).step_by(each).try_for_each(|at| {
+            let len = each.min(self.len - at);
+            if len < self.len {
+                prefetch_for_write(self.ptr().wrapping_add(at + PREFETCH_DISTANCE), PREFETCHED);
+            }
+            // SAFETY: by the contract of `from_raw` both are user memory, and `at + len` is at most the length of both. The
+            // memory of rings is not registered, so the two do not overlap.
+            unsafe { guarded::copy_from(CopySource::Unread, from.ptr().add(at), self.ptr().add(at), len) }
+        })
+    }
+
+    /// Copies `bytes` to the start of the slice like [`store`](Self::store), but in any order.
+    ///
+    /// # Panics
+    /// If `bytes` is longer than the slice.
+    #[inline]
+    pub(crate) fn store_in_ring(self, bytes: &[u8]) -> Result<(), Faulted> {
+        assert!(bytes.len() <= self.len, "store of {} to {} bytes", bytes.len(), self.len);
+        // SAFETY: by the contract of `from_raw` the target is user memory, and it is long enough; `bytes` is
+        // memory of this crate, which is never registered, so the two do not overlap.
+        unsafe { guarded::copy_from(CopySource::Read, bytes.as_ptr(), self.ptr(), bytes.len()) }
     }
 
     /// Checks that every page of the slice is readable, by loading a byte from each.

@@ -6,7 +6,7 @@ mod train;
 use std::ops::Range;
 
 pub use super::copier::Copier;
-use super::copier::{Filled, PacketBuffer, Stored};
+use super::copier::{Filled, FilledRing, PacketBuffer, Stored};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
@@ -606,21 +606,14 @@ impl<'a> TxBurst<'a> {
         self.copy_all(&mut Filled::new(out));
     }
 
-    /// Copies the bytes of all packets to `out` like [`copy_to_slice`](Self::copy_to_slice), but without the ICRCs if they
-    /// are deferred. Reports whether the copy is [without ICRCs](IpIdent::Elided).
+    /// Copies the bytes of all packets to `out`, which is part of a ring, with packet `i` at `i * segment`, but
+    /// [without ICRCs](IpIdent::Elided). Returns false if the ICRCs are not deferred, or if user memory cannot be read.
     ///
     /// # Panics
     /// If `out` is shorter than [`bytes`](Self::bytes).
-    pub(crate) fn copy_eliding_icrcs(&self, out: &mut [u8]) -> bool {
-        if let Some(bytes) = self.as_bytes_without_icrcs() {
-            out[..bytes.len()].copy_from_slice(bytes);
-            return true;
-        }
-        if self.defers_icrcs && self.copy_pieces(&mut Filled::new(out)).is_ok() {
-            return true;
-        }
-        self.copy_to_slice(out);
-        false
+    pub(crate) fn copy_eliding_icrcs(&self, out: HostSlice) -> bool {
+        let mut copy = FilledRing::new(out);
+        self.defers_icrcs && self.copy_pieces(&mut copy).is_ok() && !copy.has_faulted()
     }
 
     /// Appends all pieces to `out`, and stops at user memory that cannot be read. Deferred ICRCs are left out: they are 0.

@@ -1,7 +1,7 @@
 //! Copying of bursts with payloads left out that the receiver can read from the sender's memory.
 
 use super::TxBurst;
-use super::copier::{Filled, PacketBuffer};
+use super::copier::{FilledRing, PacketBuffer};
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::Icrc;
 use crate::wire::{Opcode, Transport};
@@ -29,7 +29,7 @@ impl TxBurst<'_> {
         self.host_pieces().filter(|_| self.defers_icrcs())
     }
 
-    /// Copies the bytes of all packets, without the deferred ICRCs, to `out`, except payloads of acknowledged requests in
+    /// Copies the bytes of all packets, without the deferred ICRCs, to `out`, which is part of a ring, except payloads of acknowledged requests in
     /// memory that `locate` knows by number and offset: these are listed in `left_out`. Returns the number of bytes
     /// copied; `None` if user memory could not be read.
     ///
@@ -39,23 +39,23 @@ impl TxBurst<'_> {
     /// If `out` is shorter than the burst.
     pub(crate) fn copy_by_reference(
         &self,
-        out: &mut [u8],
+        out: HostSlice,
         left_out: &mut Vec<LeftOut>,
         locate: impl Fn(HostSlice) -> Option<(u32, u64)>,
     ) -> Option<usize> {
         left_out.clear();
-        let bytes = Filled::new(out);
+        let bytes = FilledRing::new(out);
         let mut copy = Copy { bytes, left_out, locate, end: 0, packet: 0, first: 0, leaves_out: false };
         let mut copier = self.copier().eliding_icrcs();
         while copier.copy_packet(&mut copy) {
             copy.end_packet(self.segment);
         }
-        (!copier.has_faulted()).then(|| copy.bytes.len())
+        (!copier.has_faulted() && !copy.bytes.has_faulted()).then(|| copy.bytes.len())
     }
 }
 
 struct Copy<'a, F> {
-    bytes: Filled<'a>,
+    bytes: FilledRing,
     left_out: &'a mut Vec<LeftOut>,
     locate: F,
     /// Offset in the burst of the next byte.

@@ -41,7 +41,7 @@ impl PacketBuffer for Vec<u8> {
     }
 }
 
-/// Slice that is filled from the start. If the ICRCs are left out, it is part of a ring.
+/// Slice that is filled from the start.
 pub(super) struct Filled<'a> {
     room: &'a mut [u8],
     len: usize,
@@ -76,9 +76,54 @@ impl PacketBuffer for Filled<'_> {
         let room = self.take(slice.len());
         let copied = match icrc {
             Some(icrc) => slice.load_and_crc(room, *icrc).map(|after| *icrc = after),
-            None => slice.load_to_ring(room),
+            None => slice.load(room),
         };
         copied.inspect_err(|_| room.fill(0))
+    }
+}
+
+/// Part of a ring that is filled from the start with packets without ICRCs. Other processes access the memory too.
+pub(super) struct FilledRing {
+    room: HostSlice,
+    len: usize,
+    /// Whether bytes could not be stored.
+    has_faulted: bool,
+}
+
+impl FilledRing {
+    pub fn new(room: HostSlice) -> FilledRing {
+        FilledRing { room, len: 0, has_faulted: false }
+    }
+
+    pub fn has_faulted(&self) -> bool {
+        self.has_faulted
+    }
+
+    #[inline]
+    fn take(&mut self, len: usize) -> HostSlice {
+        self.len += len;
+        let (taken, room) = self.room.split_at(len);
+        self.room = room;
+        taken
+    }
+}
+
+impl PacketBuffer for FilledRing {
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        self.has_faulted |= self.take(bytes.len()).store_in_ring(bytes).is_err();
+    }
+
+    /// Leaves the room as it is if the user memory cannot be read.
+    #[inline]
+    fn put_host(&mut self, slice: HostSlice, icrc: Option<&mut Icrc>) -> Result<(), Faulted> {
+        debug_assert!(icrc.is_none(), "the packets have no ICRCs");
+        self.take(slice.len()).store_host_in_ring(slice)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Completion queues: polling, waiting, notification and resizing.
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -34,14 +34,52 @@ use crate::transport::{Completion, CqId, WcStatus};
 #[derive(Clone)]
 pub struct Cq(pub(super) Arc<CqInner>);
 
+/// Use of a completion queue by a work queue, for the warning [`WarningKind::CqOverrun`](super::WarningKind::CqOverrun).
+pub(super) struct CqUse {
+    /// Depth of the work queue; 0 if not all work requests complete.
+    depth: u32,
+    /// Whether work requests have been posted. Until then, the queue does not count.
+    has_posts: AtomicBool,
+}
+
+impl CqUse {
+    pub fn of(depth: u32) -> CqUse {
+        CqUse { depth, has_posts: AtomicBool::new(false) }
+    }
+
+    /// Counts the work queue when it is used for the first time.
+    #[inline]
+    pub fn on_post(&self, cq: &Cq) {
+        if !self.has_posts.load(Ordering::Relaxed) {
+            self.begin(cq);
+        }
+    }
+
+    #[cold]
+    fn begin(&self, cq: &Cq) {
+        let depth = u64::from(self.depth);
+        if !self.has_posts.swap(true, Ordering::Relaxed) && depth > 0 {
+            let sum = cq.0.work_requests.fetch_add(depth, Ordering::Relaxed) + depth;
+            cq.0.context.0.warnings.check_cq(cq.capacity() as u64, sum);
+        }
+    }
+
+    /// Ends the use, when the work queue is destroyed.
+    pub fn end(&self, cq: &Cq) {
+        if self.has_posts.load(Ordering::Relaxed) {
+            cq.0.work_requests.fetch_sub(self.depth.into(), Ordering::Relaxed);
+        }
+    }
+}
+
 pub(super) struct CqInner {
     context: Context,
     pub queue: Arc<CompletionQueue>,
     signal: Arc<Signal>,
     /// Work queues that complete to this queue: send, receive and, for XRC, shared receive queues.
     pub users: CqUsers,
-    /// Sum of the depths of the work queues whose work requests all complete to this queue.
-    pub work_requests: AtomicU64,
+    /// Sum of the depths of the work queues that are in use and whose work requests all complete to this queue.
+    work_requests: AtomicU64,
     pub acks: EventAcks,
     /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
     /// before the first measurement.

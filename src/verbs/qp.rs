@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
 use super::context::Inner;
+use super::cq::CqUse;
 use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
@@ -174,8 +174,8 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    /// Numbers of work requests that complete to `send_cq` and to `recv_cq`, as far as all of them do.
-    work_requests: [u32; 2],
+    /// Uses of `send_cq` and `recv_cq`.
+    cq_uses: [CqUse; 2],
     /// Whether the queue pair still exists. Once it has been destroyed, its number may be reused.
     is_alive: Arc<Mutex<bool>>,
     calls: Injector,
@@ -346,18 +346,12 @@ impl Qp {
         });
         let qpn = created.inspect_err(|_| context.0.qps.release())?;
         let psn = Psn::new(context.next_random() as u32);
-        let work_requests = [if signal_all { send.max_wr } else { 0 }, recv.max_wr];
-        for (cq, added) in [send_cq, recv_cq].into_iter().zip(work_requests) {
-            cq.0.users.add(shard);
-            cq.0.work_requests.fetch_add(added.into(), Ordering::Relaxed);
-        }
-        for cq in [send_cq, recv_cq] {
-            context.0.warnings.check_cq(cq.capacity() as u64, cq.0.work_requests.load(Ordering::Relaxed));
-        }
+        let cq_uses = [if signal_all { send.max_wr } else { 0 }, recv.max_wr].map(CqUse::of);
+        [send_cq, recv_cq].into_iter().for_each(|cq| cq.0.users.add(shard));
         let calls = context.0.calls.clone();
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq, is_alive) = (send_cq.clone(), recv_cq.clone(), Arc::new(Mutex::new(true)));
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, work_requests, is_alive, calls })
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, cq_uses, is_alive, calls })
     }
 
     /// Returns a handle that can change the queue pair's state but does not keep it alive.
@@ -638,6 +632,7 @@ impl Qp {
     /// Applies the faults on a call that posts work requests.
     #[inline]
     fn inject_on_post(&self, call: Call) -> Result<(), PostListError> {
+        self.cq_uses[0].on_post(&self.send_cq);
         let injected = self.calls.inject(call);
         injected.map_err(|error| PostListError { index: 0, error: PostError::Injected(error) })
     }
@@ -647,6 +642,7 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.cq_uses[1].on_post(&self.recv_cq);
         self.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
         self.shard
             .with_nic(|nic| nic.post_recv(self.qpn, wr))
@@ -665,9 +661,9 @@ impl Drop for Qp {
         drop(is_alive);
         context.0.qps.release();
         self.purge();
-        for (cq, removed) in [&self.send_cq, &self.recv_cq].into_iter().zip(self.work_requests) {
+        for (cq, cq_use) in [&self.send_cq, &self.recv_cq].into_iter().zip(&self.cq_uses) {
             cq.0.users.remove(&self.shard);
-            cq.0.work_requests.fetch_sub(removed.into(), Ordering::Relaxed);
+            cq_use.end(cq);
         }
     }
 }

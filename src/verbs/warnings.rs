@@ -34,7 +34,7 @@ pub enum WarningKind {
     RdAtomicZero,
     /// A work request had more inline data than the queue pair accepts.
     InlineLimit,
-    /// A completion queue is smaller than the queues that complete to it.
+    /// A completion queue is smaller than the queues in use that complete to it.
     CqOverrun,
     /// Packets were dropped because a ring in shared memory is required
     /// ([`SharedMemory::Require`](crate::broker::SharedMemory::Require)), and there was none.

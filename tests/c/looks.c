@@ -1,6 +1,6 @@
 // Calls each function that the library interposes, with names of RDMA devices and with other names. Requires a tree with
-// class/infiniband/urxe0/node_guid ("guid"), class/infiniband/urxe0/device -> ../other, dev/infiniband/uverbs0 and the
-// PCI function 0000:fe:1f.0, which the machine does not have.
+// class/infiniband/urxe0/node_guid ("guid"), beside it "counter", which the user may write to, and device -> ../other,
+// dev/infiniband/uverbs0, and the PCI function 0000:fe:1f.0, which the machine does not have.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -182,6 +182,24 @@ static void devices(void)
 		int missing = syscall(SYS_faccessat, AT_FDCWD, *name, F_OK) != 0;
 		CHECK(missing || (realpath(*name, text) && !in_tree(text)));
 	}
+
+	// As in sysfs, no file can be created, and one that nobody may write to cannot be opened for writing, by root neither.
+	FILE *none;
+	CHECK(open(CLASS "/urxe0/new", O_CREAT | O_WRONLY, 0644) == -1 && errno == EACCES);
+	CHECK(openat(root, "dev/infiniband/new", O_CREAT | O_RDWR | O_EXCL, 0644) == -1 && errno == EACCES);
+	CHECK(open(CLASS "/none/new", O_CREAT | O_WRONLY, 0644) == -1 && errno == ENOENT);
+	CHECK(open(CLASS "/urxe0", O_TMPFILE | O_RDWR, 0600) == -1 && errno == EOPNOTSUPP);
+	CHECK((none = fopen(CLASS "/urxe0/new", "w")) == NULL && errno == EACCES);
+	CHECK((none = fopen(CLASS "/urxe0/new", "ae")) == NULL && errno == EACCES);
+	CHECK((none = fopen(CLASS "/urxe0/new", "r+")) == NULL && errno == ENOENT);
+	CHECK(access(CLASS "/urxe0/new", F_OK) == -1 && errno == ENOENT);
+	CHECK(holds_guid(open(GUID, O_RDONLY | O_CREAT, 0644)));
+	CHECK(open(GUID, O_WRONLY) == -1 && errno == EACCES);
+	CHECK(open(GUID, O_WRONLY | O_CREAT | O_EXCL, 0644) == -1 && errno == EEXIST);
+	CHECK((none = fopen(GUID, "r+")) == NULL && errno == EACCES);
+	CHECK(open(GUID, O_WRONLY | O_CREAT | O_TRUNC, 0644) == -1 && errno == EACCES);
+	CHECK(closes(open(CLASS "/urxe0/counter", O_WRONLY | O_CREAT, 0644)));
+	CHECK(closes(open("/dev/infiniband/uverbs0", O_RDWR)));
 
 	// Names outside the directories, missing in them, in infiniband_verbs, and too long.
 	CHECK(open(CLASS "_none", O_RDONLY) == -1 && errno == ENOENT);

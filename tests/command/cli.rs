@@ -328,9 +328,14 @@ fn error_for_a_missing_or_busy_resource_is_one_line_with_the_reason() {
     let _socket = UdpSocket::bind((in_use, 4791)).unwrap();
     let stderr = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.2"]);
     assert!(
-        stderr.contains(&format!("4791 of {in_use} is in use by process {}", std::process::id())),
+        stderr.contains(&format!("4791 of {in_use} is in use by process {}", std::process::id()))
+            && !stderr.contains("--shared-memory"),
         "{stderr}"
     );
+    let serve = Serve::start(&["serve", "--port", "0", "--link", "udp:127.92.0.40"]);
+    let stderr = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.40"]);
+    assert!(stderr.contains("(urxe): ") && stderr.contains("with --shared-memory auto for each"), "{stderr}");
+    drop(serve);
 
     let stderr = failure(&["serve", "--port", "0", "--link", "udp:203.0.113.77"]);
     assert!(stderr.contains("203.0.113.77 is not an address of this machine"), "{stderr}");

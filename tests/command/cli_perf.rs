@@ -1,7 +1,7 @@
 //! Tests of `urxe perf` and `urxe pingpong` between two processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::time::Duration;
 use urxe_test_support::tcp_port;
@@ -324,16 +324,63 @@ fn wait_for_an_unresponsive_peer_times_out_and_prints_what_was_sent() {
     }
 }
 
-#[test]
-fn perf_rejects_a_client_that_speaks_another_protocol() {
+/// Checks that a server on `net` reports clients that send `messages`, and then disconnect, with the given errors, and serves
+/// the next client.
+fn check_server_after(net: u8, command: &str, client: &str, messages: &[(&str, &str)]) {
     let port = tcp_port::unused();
-    let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
-    let (server, mut stderr) = server(&serve);
-    let mut s = TcpStream::connect(("127.0.0.1", port)).unwrap();
-    s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    s.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let (server, mut stderr) =
+        server(&format!("{command} --link udp:127.0.{net}.1 -p {port} --server-bind 127.0.0.1"));
+    for (message, expected) in messages {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(message.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        let has_client = line.starts_with(&format!("client {}: ", stream.local_addr().unwrap()));
+        assert!(has_client && line.contains(expected), "{expected}: {line}");
+        assert!(line.ends_with("; waiting for another client\n"), "{line}");
+    }
+    let (ok, text) = run(&format!("{client} --link udp:127.0.{net}.2 -p {port} 127.0.0.1"));
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("not urxe perf") && rest.contains("GET /"), "{rest}");
-    assert!(!server.wait_with_output().unwrap().status.success());
+    assert!(ok && server.wait_with_output().unwrap().status.success(), "client: {text}\nserver: {rest}");
+}
+
+#[test]
+fn perf_server_reports_clients_that_do_not_begin_a_measurement_and_waits_for_the_next() {
+    let params = r#"{"verb":"write","measure":"bw","max_size":8,"qps":1,"depth":8,"cq_mod":1}"#;
+    let qps = r#"[{"gid":"::ffff:127.0.76.3","qpn":17,"psn":0,"va":0,"rkey":0}]"#;
+    let hello = |version: u32| {
+        format!(r#"{{"hello":{{"version":{version},"params":{params},"mtu":1024,"qps":{qps}}}}}"#) + "\n"
+    };
+    let too_long = format!("{}{}\n", hello(5), r#"{"run":{"size":9,"messages":1,"fresh":true}}"#);
+    check_server_after(
+        76,
+        "perf",
+        "perf write -n 100",
+        &[
+            ("", "the peer closed the TCP connection; last sent: nothing"),
+            ("GET / HTTP/1.0\r\n\r\n", "not urxe perf of this version: received \"GET /"),
+            (&hello(4), "protocol version 4 of the client differs"),
+            (&hello(5), "the peer closed the TCP connection; last sent: {\"accepted"),
+            (&too_long, "unexpected message from the peer: Run"),
+        ],
+    );
+}
+
+#[test]
+fn pingpong_server_reports_clients_that_end_during_the_handshake_and_waits_for_the_next() {
+    let address = "0000:000011:000000:00000000000000000000ffff7f004d03\0";
+    let unset = format!("0000:000011:000000:{:032}\0", 0);
+    check_server_after(
+        77,
+        "pingpong -c -n 100",
+        "pingpong -c -n 100",
+        &[
+            ("", "the peer closed the connection after 0 of 52 bytes"),
+            (&"x".repeat(52), "not hexadecimal"),
+            (&unset, "the peer's address is ::, but"),
+            (address, "ping-pong \"done\": the peer closed the connection"),
+        ],
+    );
 }

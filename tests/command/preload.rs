@@ -2,7 +2,7 @@
 //! leaves other names unchanged.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use urxe_test_support::programs;
@@ -33,7 +33,10 @@ impl Fixture {
         for directory in ["class/infiniband/urxe0", "class/infiniband_verbs", "dev/infiniband"] {
             fs::create_dir_all(tree.join(directory)).unwrap();
         }
-        fs::write(tree.join("class/infiniband/urxe0/node_guid"), "guid\n").unwrap();
+        let guid = tree.join("class/infiniband/urxe0/node_guid");
+        fs::write(&guid, "guid\n").unwrap();
+        fs::write(tree.join("class/infiniband/urxe0/counter"), "0\n").unwrap();
+        fs::set_permissions(&guid, fs::Permissions::from_mode(0o444)).unwrap();
         fs::write(tree.join("class/infiniband_verbs/abi_version"), "6\n").unwrap();
         let function = tree.join("devices/pci0000:fe/0000:fe:1f.0");
         for directory in [&*function, &tree.join("devices/pci0000:fe/pci_bus/0000:fe")] {

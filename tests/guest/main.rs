@@ -2,6 +2,7 @@
 
 mod guest_dma_buf;
 mod guest_smoke;
+mod interop_backlog;
 mod interop_cm;
 mod interop_cm_programs;
 mod interop_congestion;

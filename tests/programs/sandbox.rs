@@ -54,6 +54,21 @@ fn perftest_runs_without_privilege() {
     assert!(as_nobody(&[], BOTH_ENDS).contains("#bytes"));
 }
 
+/// The directory of the broker's sockets exists already, as after a broker that was killed.
+#[test]
+fn perftest_runs_with_a_read_only_runtime_directory() {
+    let script = format!(
+        r#"
+        ip link set lo up && mount -t tmpfs -o mode=755 tmpfs /run || exit 3
+        inode() {{ printf %x "$(stat -Lc %i /proc/self/ns/$1)"; }}
+        mkdir -m 700 "/run/urxe-$(inode user)-$(inode net)" "/run/urxe-$(id -u)" && mount -o remount,bind,ro /run || exit 3
+        export XDG_RUNTIME_DIR=/run
+        {BOTH_ENDS}
+        "#
+    );
+    assert!(as_nobody(&["unshare", "-Urnm"], &script).contains("#bytes"));
+}
+
 /// Runs `ibv_asyncwatch`, which prints events as they arrive, while the port's interface goes down and comes
 /// up again.
 #[test]

@@ -72,15 +72,39 @@ fn completion_queue_below_the_work_requests_that_complete_to_it_is_warned_of() {
     let context = Context::on_fabric(&Fabric::new()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(300).unwrap());
     let unsignaled = QpOptions::default();
-    let first = pd.create_qp(&cq, &cq, &unsignaled).unwrap();
-    let second = pd.create_qp(&cq, &cq, &unsignaled).unwrap();
+    let create = |options: &QpOptions| {
+        let qp = pd.create_qp(&cq, &cq, options).unwrap();
+        qp.to_init(Access::LOCAL_WRITE).unwrap();
+        qp.post_recv(&RecvWr::empty(1)).unwrap();
+        qp
+    };
+    let (first, second) = (create(&unsignaled), create(&unsignaled));
     assert_eq!(context.warnings(), [], "256 receives; the sends need not complete");
     drop(second);
-    let signaled = pd.create_qp(&cq, &cq, &unsignaled.signal_all(true)).unwrap();
+    let signaled = create(&unsignaled.clone().signal_all(true));
+    assert_eq!(context.warnings(), [], "no sends have been posted");
+    let peer = Endpoint { qpn: Qpn::new(2), ..signaled.endpoint() };
+    signaled.to_rtr(&peer, &ConnectOptions::default()).unwrap();
+    signaled.to_rts(&ConnectOptions::default()).unwrap();
+    signaled.post_send(&SendWr::send(2, &[])).unwrap();
     let [warning] = &context.warnings()[..] else { panic!("{:?}", context.warnings()) };
     assert_eq!(warning.kind, WarningKind::CqOverrun);
     assert_eq!(warning.detail, "a completion queue holds 300 completions of up to 384 work requests");
     drop((first, signaled));
+}
+
+#[test]
+fn queue_pairs_that_never_post_do_not_count_for_their_completion_queue() {
+    let context = Context::on_fabric(&Fabric::new()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
+    let options = QpOptions::default().signal_all(true);
+    let qps = [(); 3].map(|()| pd.create_qp(&cq, &cq, &options).unwrap());
+    for qp in &qps {
+        let peer = Endpoint { qpn: Qpn::new(2), ..qp.endpoint() };
+        qp.connect(&peer, &ConnectOptions::default()).unwrap();
+    }
+    drop(qps);
+    assert_eq!(context.warnings(), []);
 }
 
 #[test]
@@ -89,6 +113,8 @@ fn callback_gets_earlier_and_later_warnings_once_each() {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
     let create = || pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     let qp = create();
+    qp.to_init(Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(&RecvWr::empty(1)).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = seen.clone();
     context.on_warning(move |warning| to.lock().unwrap().push(warning.kind));

@@ -125,6 +125,12 @@ fn port_advice(owner: &PortOwner) -> String {
              or run urxe in another network namespace (unshare -Urn) or over --link frames:…"
                 .into()
         }
+        PortOwner::Process { pid, name } if name == "urxe" => {
+            format!(
+                "stop it (kill {pid}), start it with --shared-memory auto so that the address is shared, or use another \
+                     address (--ip)"
+            )
+        }
         PortOwner::Process { pid, .. } => {
             format!(
                 "stop it (kill {pid}), start it with `urxe run` so that the address is shared, or use another \
@@ -334,8 +340,9 @@ mod tests {
 
     #[test]
     fn another_address_is_advised_unless_the_kernel_has_the_port() {
-        let process = PortOwner::Process { pid: 7, name: "server".into() };
-        for owner in [process, PortOwner::User(1), PortOwner::Unknown] {
+        let process = |name: &str| PortOwner::Process { pid: 7, name: name.into() };
+        assert!(port_advice(&process("urxe")).contains("--shared-memory auto"));
+        for owner in [process("server"), process("urxe"), PortOwner::User(1), PortOwner::Unknown] {
             assert!(port_advice(&owner).contains("another address (--ip)"), "{owner}");
         }
         let advice = port_advice(&PortOwner::Kernel);

@@ -109,14 +109,16 @@ impl PerfArgs {
         if self.link.link == LinkSpec::Fabric {
             return self.run_on_fabric(interrupt);
         }
-        let plan = if self.oob.host.is_some() { Some(self.plan()?) } else { None };
+        let plan = if self.oob.is_client() { Some(self.plan()?) } else { None };
         let context = self.link.open()?;
-        let stream = self.oob.open("urxe perf", interrupt)?;
-        let mut control = Control::new(stream, interrupt, self.oob.peer_timeout())?;
         let runner = self.runner(&context, interrupt);
+        let control = |stream| Control::new(stream, interrupt, self.oob.peer_timeout());
         let result = match plan {
-            Some(plan) => runner.client(&mut control, &plan),
-            None => runner.server(&mut control),
+            Some(plan) => runner.client(&mut self.oob.open("urxe perf", interrupt, control)?, &plan),
+            None => {
+                let serve = |stream| runner.session(control(stream)?);
+                self.oob.open("urxe perf", interrupt, serve)?.run()
+            }
         };
         if result.is_err() {
             let (nic, (link, _)) = (context.counters(), context.link_state());
@@ -169,9 +171,9 @@ impl PerfArgs {
         let plan = self.plan()?;
         let fabric = urxe::verbs::Fabric::new();
         let (a, b) = (self.link.open_on(&fabric, "client")?, self.link.open_on(&fabric, "server")?);
-        let [mut client, mut server] = Control::pair(interrupt, self.oob.peer_timeout())?;
+        let [mut client, server] = Control::pair(interrupt, self.oob.peer_timeout())?;
         std::thread::scope(|scope| {
-            let server = scope.spawn(move || self.runner(&b, interrupt).server(&mut server));
+            let server = scope.spawn(move || self.runner(&b, interrupt).session(server)?.run());
             let result = self.runner(&a, interrupt).client(&mut client, &plan);
             drop(client);
             let served =

@@ -160,8 +160,8 @@ impl Runner<'_> {
         peer_mismatch.map_or(Ok(()), |m| Err(CliError::Failed(format!("data mismatch at the peer: {m}"))))
     }
 
-    /// Runs the server.
-    pub fn server(&self, control: &mut Control) -> Result<(), CliError> {
+    /// Accepts a client, and waits until it begins to measure.
+    pub fn session(&self, mut control: Control) -> Result<Session<'_>, CliError> {
         let Message::Hello { version, params, mtu, qps } = control.recv()? else {
             return Err(CliError::Failed("the first message of the peer is not a hello".into()));
         };
@@ -174,30 +174,11 @@ impl Runner<'_> {
             }
         };
         control.send(&reply)?;
-        let mut spin = self.spin();
-        let mut done = 0;
-        let sizes = 1..=params.max_size;
-        loop {
-            match control.recv_without_timeout()? {
-                Message::Run { size, messages, fresh } if sizes.contains(&size) => {
-                    if fresh {
-                        endpoint.prepare(size as usize)?;
-                        done = 0;
-                    }
-                    let chunk = Chunk { size: size as usize, done, messages };
-                    let posted = if params.verb == Verb::Send { endpoint.post_receives(&chunk)? } else { 0 };
-                    control.send(&Message::Ready)?;
-                    endpoint.run_server(&chunk, posted, &mut spin)?;
-                    done += messages;
-                }
-                Message::Check { size, messages } if sizes.contains(&size) => {
-                    let is_read = params.verb == Verb::Read;
-                    let mismatch = if is_read { None } else { endpoint.check(size as usize, messages)? };
-                    control.send(&Message::Checked { mismatch })?;
-                }
-                Message::Finished => return Ok(()),
-                other => return Err(unexpected(&other)),
+        match control.recv_without_timeout()? {
+            next @ Message::Run { size, .. } if (1..=params.max_size).contains(&size) => {
+                Ok(Session { runner: self, control, endpoint, params, next })
             }
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -234,6 +215,49 @@ impl Runner<'_> {
         endpoint.connect(peers, &self.connect_options(sgid_index, mtu))?;
         let qps = endpoint.qp_infos(gid);
         Ok((endpoint, Message::Accepted { mtu: mtu.bytes() as u32, qps }))
+    }
+}
+
+/// Server of a client that has begun to measure.
+pub struct Session<'a> {
+    runner: &'a Runner<'a>,
+    control: Control,
+    endpoint: PerfEndpoint,
+    params: Params,
+    /// Message of the client that is handled next.
+    next: Message,
+}
+
+impl Session<'_> {
+    /// Runs until the client has finished.
+    pub fn run(self) -> Result<(), CliError> {
+        let Session { runner, mut control, endpoint, params, mut next } = self;
+        let mut spin = runner.spin();
+        let mut done = 0;
+        let sizes = 1..=params.max_size;
+        loop {
+            match next {
+                Message::Run { size, messages, fresh } if sizes.contains(&size) => {
+                    if fresh {
+                        endpoint.prepare(size as usize)?;
+                        done = 0;
+                    }
+                    let chunk = Chunk { size: size as usize, done, messages };
+                    let posted = if params.verb == Verb::Send { endpoint.post_receives(&chunk)? } else { 0 };
+                    control.send(&Message::Ready)?;
+                    endpoint.run_server(&chunk, posted, &mut spin)?;
+                    done += messages;
+                }
+                Message::Check { size, messages } if sizes.contains(&size) => {
+                    let is_read = params.verb == Verb::Read;
+                    let mismatch = if is_read { None } else { endpoint.check(size as usize, messages)? };
+                    control.send(&Message::Checked { mismatch })?;
+                }
+                Message::Finished => return Ok(()),
+                other => return Err(unexpected(&other)),
+            }
+            next = control.recv_without_timeout()?;
+        }
     }
 }
 

@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
 use super::SharingError;
-use super::spawn::spawn_broker;
+use super::spawn::{StartedBroker, spawn_broker};
 use crate::broker::protocol::{Request, Response};
-use crate::broker::{BindAddr, Sharing, SocketNames, fd_message, is_trusted, peer_user};
+use crate::broker::{BindAddr, ServeError, Sharing, SocketNames, fd_message, is_trusted, peer_user};
 use crate::link::udp::PortOwner;
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
@@ -59,7 +59,7 @@ pub fn request_lease(
     let system = |what| move |source| SharingError::System { ip, what, source };
     let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
     let start_time = Instant::now();
-    let mut started: Option<Instant> = None;
+    let mut started: Option<StartedBroker> = None;
     let (mut next_check, mut check_interval) = (start_time, RETRY_INTERVAL);
     while start_time.elapsed() < BROKER_TIMEOUT && !stopping() {
         match connect_to(primary, &private, sharing).map_err(system("connecting to the broker"))? {
@@ -81,6 +81,13 @@ pub fn request_lease(
             }
             None if Instant::now() < next_check => {}
             None => {
+                if let Some(reason) = started.as_mut().and_then(StartedBroker::failure)
+                    // The other broker is about to listen, or to end.
+                    && reason != ServeError::Another(primary.to_string()).to_string()
+                {
+                    let reason = format!("`{} broker {primary}`: {reason}", sharing.program.display());
+                    return Err(system("starting the broker")(io::Error::other(reason)));
+                }
                 next_check = Instant::now() + check_interval;
                 check_interval = (2 * check_interval).min(MAX_CHECK_INTERVAL);
                 // A process that already has a partition brings the sockets of the port along for a new
@@ -91,10 +98,9 @@ pub fn request_lease(
                         let reason = refusal(primary, user);
                         return Err(SharingError::Refused { ip, errno: libc::EACCES, reason });
                     }
-                    None if started.is_none_or(|at| at.elapsed() > START_TIMEOUT) => {
-                        spawn_broker(sharing, any_user, &primary.to_string())
-                            .map_err(system("starting `urxe broker`"))?;
-                        started = Some(Instant::now());
+                    None if started.as_ref().is_none_or(|broker| broker.age() > START_TIMEOUT) => {
+                        let broker = spawn_broker(sharing, any_user, &primary.to_string());
+                        started = Some(broker.map_err(system("starting `urxe broker`"))?);
                     }
                     _ => {}
                 }

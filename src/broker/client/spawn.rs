@@ -1,16 +1,40 @@
 //! Start of the broker as a detached process, from any program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::io;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use crate::broker::Sharing;
 
+/// A broker that this process has started. It may not have bound the address yet.
+pub struct StartedBroker {
+    at: Instant,
+    stderr: PipeReader,
+    /// Text that the broker has written to standard error so far.
+    text: Vec<u8>,
+}
+
+impl StartedBroker {
+    /// Returns the time since the start.
+    pub fn age(&self) -> Duration {
+        self.at.elapsed()
+    }
+
+    /// Returns the message with which the broker has ended, or `None` if it has not written a whole line.
+    pub fn failure(&mut self) -> Option<String> {
+        // Reads all that is there; the pipe does not block.
+        let _ = self.stderr.read_to_end(&mut self.text);
+        let text = String::from_utf8_lossy(self.text.strip_suffix(b"\n")?);
+        Some(text.strip_prefix("urxe: ").unwrap_or(&text).to_owned())
+    }
+}
+
 /// Starts a broker that outlives this process and is not its child, so that a program that waits for its
-/// children or handles SIGCHLD does not notice it. Success means that the broker was started, not that it has
-/// bound the address.
-pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
+/// children or handles SIGCHLD does not notice it.
+pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<StartedBroker> {
     if !sharing.program.is_file() {
         let reason = format!("{} is not a program", sharing.program.display());
         return Err(io::Error::new(io::ErrorKind::NotFound, reason));
@@ -21,12 +45,15 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
     let arguments: Vec<CString> = arguments.map(CString::new).collect::<Result<_, _>>()?;
     let mut arguments: Vec<*const c_char> = arguments.iter().map(|a| a.as_ptr()).collect::<Vec<_>>();
     arguments.push(ptr::null());
+    let (stderr, writer) = io::pipe()?;
+    rustix::io::ioctl_fionbio(&stderr, true)?;
     let stacks = [(); 2].map(|()| vec![0u128; STACK / size_of::<u128>()]);
     let [mut first, mut second] = stacks;
     let launch = Launch {
         clone: system_clone(),
         program: program.as_ptr(),
         arguments: arguments.as_ptr(),
+        stderr: writer.as_raw_fd(),
         stack: second.as_mut_ptr_range().end.cast(),
     };
     let previous_mask = block_signals()?;
@@ -39,7 +66,11 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
     // SAFETY: the call reads a mask that `block_signals` has initialised, and accepts a null pointer for the
     // old one.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous_mask, ptr::null_mut()) };
-    if child == -1 { Err(error) } else { wait_for(child) }
+    if child == -1 {
+        return Err(error);
+    }
+    wait_for(child)?;
+    Ok(StartedBroker { at: Instant::now(), stderr, text: Vec::new() })
 }
 
 /// Stack size of each child, in bytes.
@@ -50,6 +81,8 @@ struct Launch {
     clone: Clone,
     program: *const c_char,
     arguments: *const *const c_char,
+    /// Descriptor that becomes standard error.
+    stderr: c_int,
     /// Upper end of the grandchild's stack, which grows downwards.
     stack: *mut c_void,
 }
@@ -125,7 +158,7 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
     // SAFETY: `launch` is valid as in `start_grandchild`. Everything else is system calls with numbers, and
     // with pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
     unsafe {
-        let Launch { program, arguments, .. } = *launch.cast::<Launch>();
+        let Launch { program, arguments, stderr, .. } = *launch.cast::<Launch>();
         libc::setsid();
         // Resets all signal handlers: those of the program must not run here. By direct system call, because
         // this process shares the program's memory, where the preloaded library's `signal` records the
@@ -144,9 +177,10 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
         // Closes all descriptors of the program: a reader of its pipe must not have to wait for the broker.
+        let stderr = libc::fcntl(stderr, libc::F_DUPFD, 3);
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-        for fd in 0..3 {
-            libc::dup2(null, fd);
+        for (from, to) in [(null, 0), (null, 1), (stderr, 2)] {
+            libc::dup2(from, to);
         }
         libc::syscall(
             libc::SYS_close_range,
@@ -159,6 +193,8 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
         // preloaded library's `execve` would add them to an environment without LD_PRELOAD.
         let environment: [*const c_char; 2] = [c"LD_PRELOAD=".as_ptr(), ptr::null()];
         libc::execve(program, arguments, environment.as_ptr());
+        let text = c"the program cannot be executed\n".to_bytes();
+        libc::write(2, text.as_ptr().cast(), text.len());
     }
     127
 }

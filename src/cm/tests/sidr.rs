@@ -117,7 +117,7 @@ fn sidr_requests_count_towards_the_backlog() {
         bench.inject(SidrReq { request: CommId(i), ..sidr_req() });
     }
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
-    assert_eq!((rep.status, rep.request), (SidrStatus::NoQp, CommId(2)));
+    assert_eq!((rep.status, rep.request), (SidrStatus::Rejected, CommId(2)));
     // The queued requests are not polled yet, so they are rejected with their listener.
     bench.cm.unlisten(bench.now, listener);
     assert_eq!(bench.sent().len(), 2);

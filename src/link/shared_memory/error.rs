@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::memory::Faulted;
+
 /// Reason why a ring cannot be used, or can no longer be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
@@ -59,9 +61,15 @@ pub enum RingError {
         /// Number of the memory.
         id: u32,
     },
-    /// The memory cannot be created or mapped.
+    /// The memory cannot be created, mapped or accessed.
     #[error("shared memory of a ring: {0}")]
     System(#[from] io::Error),
+}
+
+impl From<Faulted> for RingError {
+    fn from(_: Faulted) -> RingError {
+        rustix::io::Errno::FAULT.into()
+    }
 }
 
 impl From<rustix::io::Errno> for RingError {

@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use super::error::RingError;
+use crate::memory::HostSlice;
 use crate::sys::memfd;
 use crate::sys::pinned::mark_unmapped;
 
@@ -137,14 +138,14 @@ impl Mapping {
     }
 
     /// Returns the word of data at the given position, which is a multiple of 4.
-    pub fn word(&self, position: u64) -> u32 {
+    pub fn word(&self, position: u64) -> &AtomicU32 {
         assert!(position.is_multiple_of(4), "position {position}");
-        // SAFETY: `range` checks that the bytes lie within the mapping, and the position is aligned. All accesses of this
-        // process to record headers that another process may change are atomic.
-        unsafe { AtomicU32::from_ptr(self.range(position, 4).cast()) }.load(Ordering::Relaxed)
+        // SAFETY: `range` checks that the bytes lie within the mapping, which stays valid as long as `self`, and the position is
+        // aligned. The other process may change the word at any time, as it is atomic.
+        unsafe { AtomicU32::from_ptr(self.range(position, 4).cast()) }
     }
 
-    /// Returns the `len` bytes of data at the given position.
+    /// Returns the `len` bytes of data at the given position, for the reader.
     ///
     /// The other process can change the bytes at any time, contrary to what the type says: the caller must copy
     /// everything that it checks, and may leave to this slice only bytes that it passes on whatever they are.
@@ -155,11 +156,13 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts(self.range(position, len), len) }
     }
 
-    /// Returns the `len` bytes of data at the given position, for writing. The restrictions of
-    /// [`data`](Self::data) apply.
-    pub fn data_mut(&mut self, position: u64, len: usize) -> &mut [u8] {
-        // SAFETY: as in `data`; the reader does not read what lies behind the head unless it breaks the protocol.
-        unsafe { std::slice::from_raw_parts_mut(self.range(position, len), len) }
+    /// Returns the `len` bytes of data at the given position, for the writer. The other process can change them at any time. The
+    /// slice must not be used after the mapping.
+    pub fn slice(&self, position: u64, len: usize) -> HostSlice {
+        let at = self.range(position, len).expose_provenance();
+        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. The writer has no
+        // references to them.
+        unsafe { HostSlice::from_raw(at, len) }
     }
 
     /// # Panics

@@ -99,9 +99,11 @@ impl RecordHeader {
     }
 }
 
-/// Stores words from the start of `bytes` on.
-fn put_words(bytes: &mut [u8], words: impl IntoIterator<Item = u32>) {
-    bytes.chunks_exact_mut(4).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_ne_bytes()));
+/// Stores words from a position on, which is a multiple of 4.
+fn put_words(mapping: &Mapping, position: u64, words: impl IntoIterator<Item = u32>) {
+    for (at, word) in (position..).step_by(4).zip(words) {
+        mapping.word(at).store(word, Ordering::Relaxed);
+    }
 }
 
 /// Writing end of a ring.
@@ -116,6 +118,8 @@ pub struct RingWriter {
     memory: WriterMemory,
     /// Payloads that are left out of a record.
     left_out: Vec<LeftOut>,
+    /// Packets of a burst with ICRCs that were deferred.
+    with_icrcs: Vec<u8>,
 }
 
 impl RingWriter {
@@ -123,15 +127,15 @@ impl RingWriter {
     /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
-        let (memory, left_out) = (WriterMemory::default(), Vec::new());
-        let mapping = Guard::new(mapping);
-        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, left_out }, fd))
+        let (mapping, memory) = (Guard::new(mapping), WriterMemory::default());
+        let (left_out, with_icrcs) = (Vec::new(), Vec::new());
+        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, left_out, with_icrcs }, fd))
     }
 
     /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no room.
     ///
     /// # Errors
-    /// [`RingError::Position`] if the reader has broken the protocol.
+    /// [`RingError::Position`] if the reader has broken the protocol; [`RingError::System`] if the memory cannot be accessed.
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
@@ -140,7 +144,7 @@ impl RingWriter {
             if !self.has_room(RecordHeader::long_record_len(header.len, count))? {
                 return Ok(false);
             }
-            if self.write_by_reference(burst, header, count as usize) {
+            if self.write_by_reference(burst, header) {
                 return Ok(true);
             }
         }
@@ -148,34 +152,39 @@ impl RingWriter {
         if !self.has_room(len)? {
             return Ok(false);
         }
-        let record = self.mapping.data_mut(self.head, RecordHeader::LEN + burst.bytes);
-        let (head, packets) = record.split_at_mut(RecordHeader::LEN);
-        match self.elides_icrcs {
-            true => header.elides_icrcs = burst.copy_eliding_icrcs(packets),
-            false => burst.copy_to_slice(packets),
+        let packets = self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes);
+        header.elides_icrcs = self.elides_icrcs && burst.copy_eliding_icrcs(packets);
+        if !header.elides_icrcs {
+            let bytes = burst.as_bytes().unwrap_or_else(|| {
+                self.with_icrcs.clear();
+                burst.copy_to(&mut self.with_icrcs);
+                &self.with_icrcs
+            });
+            packets.store_in_ring(bytes)?;
         }
-        put_words(head, header.to_words());
+        put_words(&self.mapping, self.head, header.to_words());
         self.head += len;
         Ok(true)
     }
 
-    /// Writes a burst without the payloads that the reader can read from this process's memory. `count` is the maximum
-    /// number of these. Returns false if other user memory could not be read.
-    fn write_by_reference(&mut self, burst: &TxBurst<'_>, header: RecordHeader, count: usize) -> bool {
-        let max = RecordHeader::LONG_LEN + burst.bytes.next_multiple_of(4) + DESCRIPTOR_LEN * count;
-        let record = self.mapping.data_mut(self.head, max);
-        let (head, room) = record.split_at_mut(RecordHeader::LONG_LEN);
+    /// Writes a burst without the payloads that the reader can read from this process's memory. Returns false if other user
+    /// memory could not be read.
+    fn write_by_reference(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
+        let room = self.mapping.slice(self.head + RecordHeader::LONG_LEN as u64, burst.bytes);
         let memory = &self.memory;
         let locate = |slice| memory.locate(slice);
-        let Some(stored) = burst.copy_by_reference(&mut room[..burst.bytes], &mut self.left_out, locate)
-        else {
+        let Some(stored) = burst.copy_by_reference(room, &mut self.left_out, locate) else {
             return false;
         };
-        let words = self.left_out.iter().flat_map(descriptor);
-        put_words(&mut room[stored.next_multiple_of(4)..], words);
-        let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
         let (stored, count) = (stored as u32, self.left_out.len() as u32);
-        put_words(head, header.to_words().into_iter().chain([stored, count, burst.epoch]));
+        let words = self.left_out.iter().flat_map(descriptor);
+        put_words(&self.mapping, self.head + RecordHeader::descriptors_at(stored), words);
+        let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
+        put_words(
+            &self.mapping,
+            self.head,
+            header.to_words().into_iter().chain([stored, count, burst.epoch]),
+        );
         self.head += RecordHeader::long_record_len(stored, count);
         true
     }
@@ -247,7 +256,7 @@ impl RingWriter {
     /// Appends a record with arbitrary contents.
     pub fn forge_record(&mut self, words: &[u32]) {
         let len = 4 * words.len();
-        put_words(self.mapping.data_mut(self.head, len), words.iter().copied());
+        put_words(&self.mapping, self.head, words.iter().copied());
         self.head += (len as u64).next_multiple_of(ALIGN as u64);
     }
 
@@ -336,7 +345,7 @@ impl RingReader {
         available: u64,
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> Result<(usize, u64), RingError> {
-        let header = RecordHeader::from_words([0, 4, 8].map(|at| self.mapping.word(self.tail + at)));
+        let header = RecordHeader::from_words([0, 4, 8].map(|at| self.word(self.tail + at)));
         let (len, segment) = (header.len as usize, usize::from(header.segment));
         if header.leaves_out {
             return self.read_long_record(header, available, sink);
@@ -345,11 +354,15 @@ impl RingReader {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
-        let data = &self.mapping.data(self.tail, RecordHeader::LEN + len)[RecordHeader::LEN..];
+        let data = self.mapping.data(self.tail + RecordHeader::LEN as u64, len);
         let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
         sink(RxBurst { flow: self.flow, ident, segment, data, payloads: None });
         self.tail += header.record_len();
         Ok((len.div_ceil(segment), len as u64))
+    }
+
+    fn word(&self, position: u64) -> u32 {
+        self.mapping.word(position).load(Ordering::Relaxed)
     }
 
     /// Reads a record with payloads left out.
@@ -360,7 +373,7 @@ impl RingReader {
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> Result<(usize, u64), RingError> {
         let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
-        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.mapping.word(at + offset));
+        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.word(at + offset));
         let record_len = RecordHeader::long_record_len(stored, count);
         let is_valid = len as u64 <= self.mapping.capacity()
             && (MIN_PACKET..=len).contains(&segment)
@@ -371,10 +384,9 @@ impl RingReader {
         let descriptors = at + RecordHeader::descriptors_at(stored);
         let parts = (0..u64::from(count)).map(|part| {
             let start = descriptors + part * DESCRIPTOR_LEN as u64;
-            std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64))
+            std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed))
         });
-        let bytes =
-            &self.mapping.data(at, RecordHeader::LONG_LEN + stored as usize)[RecordHeader::LONG_LEN..];
+        let bytes = self.mapping.data(at + RecordHeader::LONG_LEN as u64, stored as usize);
         let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
         expanded.ok_or(RingError::Payloads { len: header.len, count })?;
         self.set_flow(header);

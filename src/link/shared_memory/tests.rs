@@ -163,9 +163,9 @@ fn impossible_positions_and_records_are_errors_at_the_other_end() {
     // Length and segment of a record do not fit.
     for (len, segment) in [(0, 0), (40, 15), (40, 41), (64, 16), (u32::MAX, 16), (1 << 30, 16)] {
         let (_writer, mut reader, fd) = ring();
-        let mut forged = Mapping::open(&fd, CAPACITY).unwrap();
-        forged.data_mut(0, 4).copy_from_slice(&u32::to_ne_bytes(len));
-        forged.data_mut(4, 2).copy_from_slice(&u16::to_ne_bytes(segment));
+        let forged = Mapping::open(&fd, CAPACITY).unwrap();
+        forged.slice(0, 4).store_in_ring(&u32::to_ne_bytes(len)).unwrap();
+        forged.slice(4, 2).store_in_ring(&u16::to_ne_bytes(segment)).unwrap();
         forged.control().head.store(64, Ordering::SeqCst);
         let error = reader.receive(u64::MAX, &mut |_| panic!("the record is malformed")).unwrap_err();
         assert!(matches!(error, RingError::Record { .. }), "{error}");
@@ -178,7 +178,7 @@ fn random_bytes_in_the_memory_end_in_an_error_or_in_bursts_within_the_ring() {
     for seed in 0..2000 {
         let mut rng = SimRng::new(seed, 0);
         let (mut writer, mut reader, fd) = ring();
-        let mut other = Mapping::open(&fd, CAPACITY).unwrap();
+        let other = Mapping::open(&fd, CAPACITY).unwrap();
         for _ in 0..20 {
             let small = queue(0, 1 + rng.below(15) as u32, 16);
             let _ = writer.write(&small.bursts().next().unwrap());
@@ -192,7 +192,7 @@ fn random_bytes_in_the_memory_end_in_an_error_or_in_bursts_within_the_ring() {
             match rng.below(4) {
                 0 => control.head.store(value, Ordering::SeqCst),
                 1 => control.tail.store(value, Ordering::SeqCst),
-                _ => other.data_mut(64 * rng.below(16), 8).copy_from_slice(&value.to_le_bytes()),
+                _ => other.slice(64 * rng.below(16), 8).store_in_ring(&value.to_le_bytes()).unwrap(),
             }
             match reader
                 .receive(u64::MAX, &mut |burst| assert!(burst.segment > 0 && burst.data.len() <= CAPACITY))

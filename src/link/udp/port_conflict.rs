@@ -53,6 +53,10 @@ impl PortOwner {
                 "it occupies the port on all addresses; remove its devices (rdma link delete), or use another \
                  network namespace"
             }
+            PortOwner::Process { name, .. } if name == "urxe" => {
+                "stop it, use another address of this machine, or share this one, with --shared-memory auto for each `urxe perf`, \
+                 `pingpong` and `serve` on it (`urxe run` needs no option)"
+            }
             _ => "stop it, or use another address of this machine",
         }
     }

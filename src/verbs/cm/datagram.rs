@@ -1,7 +1,7 @@
 //! Datagram services: both sides of service ID resolution (SIDR).
 
 use super::event::Datagram;
-use super::listen::{IncomingRequest, split_private_data};
+use super::listen::{IncomingRequest, Refusal, split_private_data};
 use super::param::{ConnParam, UDP_QKEY};
 use super::state::{IdState, State};
 use super::{CmEventKind, EventParam, IdError};
@@ -41,8 +41,12 @@ impl State {
         });
         match self.create_request_id(&requested) {
             Ok((new, waiting, listener)) => self.report_request(new, waiting, listener, param),
-            Err(_) => {
-                let sidr_rejection = sidr_rejection(SidrStatus::Unsupported, &[]);
+            Err(refusal) => {
+                let status = match refusal {
+                    Refusal::NoListener => SidrStatus::Unsupported,
+                    Refusal::BacklogFull => SidrStatus::Rejected,
+                };
+                let sidr_rejection = sidr_rejection(status, &[]);
                 let device = &mut self.devices[device];
                 // Fails if the request no longer exists, because the peer has aborted it.
                 let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection);

@@ -205,7 +205,8 @@ impl CmId {
     }
 
     /// Listens for connection requests. At most `backlog` requests wait on the channel (0 selects the
-    /// manager's maximum); further requests are rejected.
+    /// manager's maximum). As on Linux, further requests get no response, so those that their clients retransmit may succeed
+    /// later; those for datagram services are rejected.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is new or bound; [`IdError::PortInUse`] or

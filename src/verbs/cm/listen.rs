@@ -201,28 +201,30 @@ impl State {
                 }
                 self.report_request(new, waiting, listener, param);
             }
-            Err(reason) => self.devices[device].send_reject(connection, reason),
+            Err(Refusal::NoListener) => {
+                self.devices[device].send_reject(connection, RejReason::InvalidServiceId);
+            }
+            Err(Refusal::BacklogFull) => self.devices[device].cm.drop_request(connection),
         }
     }
 
-    /// Creates an id for a request, or returns the reason for rejecting it.
+    /// Creates an id for a request.
     pub fn create_request_id(
         &mut self,
         requested: &IncomingRequest,
-    ) -> Result<(CmId, BacklogEntry, u64), RejReason> {
+    ) -> Result<(CmId, BacklogEntry, u64), Refusal> {
         let &IncomingRequest { device, connection, service, av, ref header, qp_type } = requested;
         let received_at = self.devices[device].gid(av.sgid_index).ip();
         let port = service.ip_port().map_or(0, |(_, port)| port);
         let destination = header.map_or(received_at, |header| header.destination.to_canonical());
         let source = header.map_or(SocketAddr::new(av.dgid.ip(), 0), |header| header.source);
-        let listener = self
-            .listener(device, service, qp_type, destination, received_at)
-            .ok_or(RejReason::InvalidServiceId)?;
+        let listener =
+            self.listener(device, service, qp_type, destination, received_at).ok_or(Refusal::NoListener)?;
         let of = self.id(listener).ok().and_then(|id| id.listening.clone());
-        let of = of.ok_or(RejReason::InvalidServiceId)?;
-        let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(RejReason::NoResources)?;
+        let of = of.ok_or(Refusal::NoListener)?;
+        let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(Refusal::BacklogFull)?;
         let psn = self.devices[device].random_psn();
-        let new = self.create_for(listener, qp_type).ok_or(RejReason::NoResources)?;
+        let new = self.create_for(listener, qp_type).ok_or(Refusal::NoListener)?;
         let tos = self.id(listener).map_or(0, |id| id.tos);
         if let Ok(id) = self.id_mut(new.number()) {
             id.state = IdState::Requested;
@@ -255,6 +257,15 @@ impl State {
 /// Maps XRC target to XRC initiator, so that the two sides of an XRC connection compare as equal.
 fn initiator_type(qp_type: QpType) -> QpType {
     if qp_type == QpType::XrcRecv { QpType::XrcSend } else { qp_type }
+}
+
+/// Why a request gets no id.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refusal {
+    /// No id listens at the requested address.
+    NoListener,
+    /// As many requests as the listener's backlog wait already.
+    BacklogFull,
 }
 
 /// The fields common to connection requests and service ID resolution requests.

@@ -1,6 +1,7 @@
 //! Tests of listeners: which requests they receive, and how many requests may be pending.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
@@ -122,29 +123,55 @@ fn second_bind_to_a_port_fails() {
     assert!(ports[0] != ports[1] && ports.iter().all(|port| *port >= 49152), "{ports:?}");
 }
 
+/// As on Linux: see `Cm::on_req`.
 #[test]
-fn requests_are_rejected_while_the_backlog_is_full() {
+fn requests_beyond_the_backlog_are_retransmitted_until_earlier_ones_are_taken() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.id(PortSpace::Tcp);
     listener.bind_addr(server.addr(7)).unwrap();
     listener.listen(3).unwrap();
-    let mut all: Vec<End> = (0..5).map(|_| client.connecting(server.addr(7), b"")).collect();
-    for _ in 0..2 {
-        let event = client.event(CmEventKind::Rejected);
-        assert_eq!(event.status, 3, "no resources");
-        all.retain(|end| end.id != event.id);
-    }
-    let request = listener.get_request(Some(TIMEOUT)).unwrap();
-    all.push(client.connecting(server.addr(7), b""));
-    let requests: Vec<CmEvent> = (0..3).map(|_| listener.get_request(Some(TIMEOUT)).unwrap()).collect();
-    assert!(matches!(listener.get_request(Some(TIMEOUT)), Err(WaitError::TimedOut(_) | WaitError::Idle)));
-    assert_eq!(all.len(), requests.len() + 1);
-    drop((request, requests));
-    for _ in 0..4 {
+    let all: Vec<End> = (0..5).map(|_| client.connecting(server.addr(7), b"")).collect();
+    // Both parties are idle until the two other requests are retransmitted.
+    fabric.advance(Duration::from_secs(3));
+    assert!(client.channel.try_event().is_none());
+    let requests: Vec<CmEvent> = (0..5).map(|_| listener.get_request(Some(TIMEOUT)).unwrap()).collect();
+    assert!(client.channel.try_event().is_none(), "no client gets a response before the program gives one");
+    drop(requests);
+    for _ in 0..5 {
         let event = client.event(CmEventKind::Rejected);
         assert!(all.iter().any(|end| end.id == event.id));
     }
+}
+
+#[test]
+fn requests_that_stay_beyond_the_backlog_are_unreachable_after_all_retransmissions() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let listener = server.id(PortSpace::Tcp);
+    listener.bind_addr(server.addr(7)).unwrap();
+    listener.listen(1).unwrap();
+    let ends = [(); 2].map(|()| client.connecting(server.addr(7), b""));
+    fabric.advance(Duration::from_secs(600));
+    // The request in the backlog has no response either.
+    for _ in &ends {
+        assert_eq!(client.event(CmEventKind::Unreachable).status, -libc::ETIMEDOUT);
+    }
+}
+
+#[test]
+fn resolution_of_a_datagram_service_beyond_the_backlog_is_rejected() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let listener = server.id(PortSpace::Udp);
+    listener.bind_addr(server.addr(7)).unwrap();
+    listener.listen(1).unwrap();
+    let ids = [(); 2].map(|()| client.resolved(PortSpace::Udp, server.addr(7)));
+    for id in &ids {
+        id.connect(&ConnParam::default().qp_num(Qpn::new(0x100))).unwrap();
+    }
+    let event = client.event(CmEventKind::Unreachable);
+    assert_eq!((&event.id, event.status), (&ids[1], 2));
 }
 
 #[test]
