@@ -310,6 +310,15 @@ static void signals(void)
 }
 
 // A thread that blocks all signals blocks neither SIGSEGV nor SIGBUS, with the library.
+// Opens the file at which the library searches the program for a libibverbs, whose sign is this name.
+static void abi_version(void)
+{
+	char name[64];
+	snprintf(name, sizeof(name), "%s_verbs/abi_%s", CLASS, "version");
+	int fd = open(name, O_RDONLY);
+	CHECK(fd >= 0 ? !close(fd) : errno == ENOENT);
+}
+
 static size_t reported[4], report_count;
 
 static void record(size_t at, size_t len, bool private_only)
@@ -492,6 +501,7 @@ int main(int argc, char **argv)
 	signals();
 	masks();
 	unmapping();
+	abi_version();
 	invalid_pointers();
 	limits();
 	executes(is_served);
