@@ -112,6 +112,10 @@ pub(crate) fn is_any_unmapped() -> bool {
 }
 
 /// Reports whether any of the `len` bytes at `addr` are registered.
+#[cfg_attr(
+    not(feature = "unstable-internals"),
+    allow(dead_code, reason = "for tests and the other packages")
+)]
 pub fn is_registered(addr: usize, len: usize) -> bool {
     let mut is_found = false;
     for_each(addr, len, |_, _| is_found = true);
