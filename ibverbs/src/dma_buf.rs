@@ -15,6 +15,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::{Whence, lseek};
 use urxe::memory::page_size;
+use urxe::sys::pinned::mark_unmapped;
 
 /// `DMA_BUF_MAGIC`: type of the file system that contains all DMA-bufs.
 const DMA_BUF_MAGIC: FsType = FsType(0x444d_4142);
@@ -68,6 +69,7 @@ impl Mapping {
             Errno::EACCES | Errno::ENOMEM => e,
             _ => Errno::EOPNOTSUPP,
         })?;
+        mark_unmapped(pages.addr().get(), mapped.get());
         Ok(Mapping { pages, mapped, skipped })
     }
 
