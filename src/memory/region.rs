@@ -17,19 +17,20 @@ pub(super) struct Region {
     pub extent: Extent,
     pub windows: BoundWindows,
     revoked: AtomicBool,
-    /// Pages that a device would pin: none of an on-demand region.
+    /// Set if the program may unmap the memory.
     pinned: Option<Pinned>,
 }
 
 impl Region {
     pub fn new(pd: PdId, extent: Extent) -> Region {
         let (windows, revoked) = (BoundWindows::default(), AtomicBool::new(false));
-        Region { pd, extent, windows, revoked, pinned: pin(&extent) }
+        Region { pd, extent, windows, revoked, pinned: None }
     }
 
-    /// Pins the pages that are mapped now.
+    /// Watches from now on for parts of the memory that the program unmaps. In an on-demand region it may do so.
     pub fn pin(&mut self) {
-        self.pinned = pin(&self.extent);
+        let is_pinned = !self.extent.access.allows(Access::ON_DEMAND);
+        self.pinned = is_pinned.then(|| Pinned::new(self.extent.addr, self.extent.len as usize));
     }
 
     /// Reports whether any of the `len` bytes at the host address `addr` were unmapped after the registration.
@@ -47,10 +48,6 @@ impl Region {
     pub fn set_revoked(&self, revoked: bool) -> bool {
         self.revoked.swap(revoked, Ordering::Relaxed)
     }
-}
-
-fn pin(extent: &Extent) -> Option<Pinned> {
-    (!extent.access.allows(Access::ON_DEMAND)).then(|| Pinned::new(extent.addr, extent.len as usize))
 }
 
 /// Number of windows bound to a region. The region cannot be deregistered while there are any (C10-70).

@@ -201,6 +201,15 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
+    /// Denies access to parts of an ordinary region that the program unmaps from now on, unless the region is an on-demand one.
+    /// For memory that the program owns; to be repeated after a re-registration.
+    pub fn pin(&mut self, lkey: LKey) {
+        let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
+        if let Some(Slot { entry: Some(Entry::Region(region)), .. }) = slot {
+            region.pin();
+        }
+    }
+
     /// Registers the process's entire memory, as mapped at the time of each access (implicit on-demand
     /// paging). Returns `None` if the table is full.
     ///
@@ -258,7 +267,7 @@ impl Table {
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let extent = &mut region.extent;
-        let (was_whole, before) = (extent.is_whole_process(), extent.access);
+        let was_whole = extent.is_whole_process();
         extent.access = change.access.unwrap_or(extent.access);
         if let Some((addr, len, iova)) = change.translation {
             (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
@@ -266,9 +275,6 @@ impl Table {
             region.set_revoked(false);
         } else if was_whole {
             extent.access |= Access::ON_DEMAND;
-        }
-        if change.translation.is_some() || (before ^ region.extent.access).contains(Access::ON_DEMAND) {
-            region.pin();
         }
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }

@@ -67,7 +67,9 @@ impl Pd {
         self.check_empty(addr.addr(), len)?;
         install_fault_handler();
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped.
-        unsafe { self.register(MrExtent { addr: addr.expose_provenance(), len, iova, access }) }
+        let mr = unsafe { self.register(MrExtent { addr: addr.expose_provenance(), len, iova, access }) }?;
+        self.with_table(|table| table.pin(mr.info.lkey));
+        Ok(mr)
     }
 
     /// Registers the process's entire address space, as mapped at the time of each access: implicit on-demand
@@ -304,7 +306,9 @@ impl RawMr {
         install_fault_handler();
         let translation = memory.map(|(addr, len)| (addr.expose_provenance(), len, addr.addr() as u64));
         // SAFETY: this function has the same contract, which the caller upholds.
-        unsafe { self.rereg_as(pd, translation, access) }
+        unsafe { self.rereg_as(pd, translation, access) }?;
+        self.pd.with_table(|table| table.pin(self.info.lkey));
+        Ok(())
     }
 
     /// # Safety
