@@ -76,10 +76,13 @@ const MAX_DESCRIPTORS: usize = 1000;
 struct Memory(OwnedFd);
 
 impl Memory {
-    /// Creates the memory of an empty ring.
-    fn create(seals: SealFlags, len: u64) -> Memory {
+    /// Creates the memory of an empty ring, of which some bytes are allocated.
+    fn create(seals: SealFlags, len: u64, allocated: u64) -> Memory {
         let fd = memfd_create("ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a descriptor");
         ftruncate(&fd, len).expect("memory");
+        if allocated > 0 {
+            fallocate(&fd, FallocateFlags::empty(), 0, allocated).expect("memory");
+        }
         fcntl_add_seals(&fd, seals).expect("seals");
         Memory(fd)
     }
@@ -524,10 +527,12 @@ impl Victim {
         let kind = p.below(16);
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         let memory = match kind {
-            0 => Memory::create(SealFlags::SHRINK, FILE_LEN),
-            1 => Memory::create(seals, u64::from(p.u16())),
+            0 => Memory::create(SealFlags::SHRINK, FILE_LEN, FILE_LEN),
+            1 => Memory::create(seals, u64::from(p.u16()), 0),
             2 => Memory(std::fs::File::open("/dev/null").expect("a descriptor").into()),
-            _ => Memory::create(seals, FILE_LEN),
+            // Refused unless all of it is allocated.
+            6 => Memory::create(seals, FILE_LEN, u64::from(p.u16())),
+            _ => Memory::create(seals, FILE_LEN, FILE_LEN),
         };
         let (src, dst) = (self.attacker, shared::address());
         let line = match kind {
@@ -548,7 +553,7 @@ impl Victim {
             .expect("the message is short");
         assert_eq!(self.receive(), []);
         // An empty message carries no line, and looks like the end of the connection.
-        let is_valid = kind > 5;
+        let is_valid = kind > 6;
         assert!(is_open_if(is_valid, &connection), "offer of kind {kind}: open: {}", !is_valid);
         is_valid.then_some(ToVictim {
             memory,

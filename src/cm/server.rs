@@ -121,7 +121,7 @@ impl Cm {
                 return refuse(self, reason, &info);
             }
         };
-        // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM, since 2.6.19):
+        // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM):
         // a retransmission of the client finds room once the program has taken earlier requests.
         if !self.has_room(listener) {
             return;
