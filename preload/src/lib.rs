@@ -6,8 +6,8 @@
 //! errno preserved.
 //!
 //! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open themselves
-//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`). It reports to urxe what programs
-//! unmap.
+//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`). It reports to urxe the
+//! ranges that programs unmap.
 
 #![allow(unknown_lints, reason = "Rust 1.101 introduces the next one")]
 #![allow(

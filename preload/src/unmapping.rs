@@ -1,8 +1,8 @@
-//! Interposed `munmap`, `mmap`, `mremap` and `madvise`. They report the memory whose pages the process loses. A key of registered
-//! memory must give no access to what is mapped at its address later.
+//! Interposed `munmap`, `mmap`, `mremap` and `madvise`. They report the memory whose pages the process loses. A key must give no
+//! access to later mappings at the addresses of its region.
 //!
-//! UCX, Open MPI and libfabric overwrite the code of these functions, whose address they ask `dlsym` for, to learn what the
-//! C library unmaps. So this library must not define the functions that `dlsym` finds: it gives them the symbol version that
+//! UCX, Open MPI and libfabric overwrite the code of these functions, whose address they ask `dlsym` for, to observe the calls
+//! of the C library itself. So this library must not define the functions that `dlsym` finds: it gives them the symbol version that
 //! programs are linked against, but not as the default one, and `dlsym` ignores such symbols.
 
 use std::ffi::{c_int, c_void};
@@ -118,7 +118,7 @@ unsafe extern "C" fn mmap(
     let next = next!("mmap\0": Mmap, MAP_FAILED);
     // SAFETY: the caller's arguments satisfy the contract of the function.
     let mapped = unsafe { next(address, len, protection, flags, fd, offset) };
-    // What was mapped there before is unmapped: by this call (MAP_FIXED), or by one that was not noticed.
+    // This call (MAP_FIXED), or an earlier one that was not reported, has unmapped the previous mapping of the range.
     if mapped != MAP_FAILED {
         report(mapped, len, false);
     }

@@ -13,6 +13,7 @@ mod extent;
 mod fault;
 mod guarded;
 mod mapped;
+mod null;
 mod prefetch;
 mod region;
 mod shareable;

@@ -26,6 +26,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::{HostSlice, install_fault_handler};
 use crate::sys::memfd;
 use crate::sys::pinned::mark_unmapped;
+use crate::sys::quota::{Quota, Share};
 
 /// Length of the header, a multiple of every page size.
 const HEADER: usize = 64 << 10;
@@ -40,7 +41,7 @@ const MAX_MAPPED: u64 = 256 << 30;
 const BLOCK: u64 = 512;
 
 /// Size of all memory of other processes that this process has mapped.
-static MAPPED: AtomicU64 = AtomicU64::new(0);
+static MAPPED: Quota = Quota::new();
 
 /// This process's shareable memory.
 static REGISTRY: Mutex<Vec<Arc<ShareableMemory>>> = Mutex::new(Vec::new());
@@ -221,7 +222,7 @@ impl From<Errno> for PeerMemoryError {
 #[derive(Debug)]
 pub struct PeerMemory {
     mapping: Mapping,
-    _budget: Budget,
+    _mapped: Share,
 }
 
 impl PeerMemory {
@@ -241,13 +242,13 @@ impl PeerMemory {
             return Err(PeerMemoryError::Length { len, allocated });
         }
         let size = usize::try_from(len).ok().filter(|len| isize::try_from(*len).is_ok());
-        let (Some(size), Some(budget)) = (size, Budget::take(len)) else {
+        let (Some(size), Some(mapped)) = (size, MAPPED.take(len, MAX_MAPPED)) else {
             return Err(PeerMemoryError::TooMuch { len });
         };
         // A page may be unreadable nevertheless, such as one in broken memory.
         install_fault_handler();
         let mapping = Mapping::new(fd, size, ProtFlags::READ)?;
-        Ok(PeerMemory { mapping, _budget: budget })
+        Ok(PeerMemory { mapping, _mapped: mapped })
     }
 
     /// Returns the `len` bytes at `offset`, for reading; `None` if they exceed the memory. The slice is valid as long as
@@ -270,23 +271,6 @@ impl PeerMemory {
         // epoch.
         fence(Ordering::Acquire);
         self.mapping.epoch().load(Ordering::Relaxed) == epoch
-    }
-}
-
-/// A share of [`MAX_MAPPED`], until it is dropped.
-#[derive(Debug)]
-struct Budget(u64);
-
-impl Budget {
-    fn take(len: u64) -> Option<Budget> {
-        let add = |mapped: u64| mapped.checked_add(len).filter(|sum| *sum <= MAX_MAPPED);
-        MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok().map(|_| Budget(len))
-    }
-}
-
-impl Drop for Budget {
-    fn drop(&mut self) {
-        MAPPED.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
@@ -371,9 +355,11 @@ mod tests {
 
     #[test]
     fn memory_beyond_the_limit_of_this_process_is_not_mapped() {
-        assert!(Budget::take(MAX_MAPPED + 1).is_none() && Budget::take(u64::MAX).is_none());
-        let first = Budget::take(1).unwrap();
-        assert!(Budget::take(MAX_MAPPED).is_none());
+        assert!(
+            MAPPED.take(MAX_MAPPED + 1, MAX_MAPPED).is_none() && MAPPED.take(u64::MAX, MAX_MAPPED).is_none()
+        );
+        let first = MAPPED.take(1, MAX_MAPPED).unwrap();
+        assert!(MAPPED.take(MAX_MAPPED, MAX_MAPPED).is_none());
         drop(first);
     }
 }

@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use super::extent::Extent;
+use super::null::Null;
 use super::region::{BoundWindows, FastRegion, Region};
 use super::window::Window;
-use super::{
-    Access, AccessError, Accessor, Bind, Buffer, FastReg, HostSlice, ManagementError, PdId, WindowKind,
-};
+use super::{Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind};
 use crate::sys::pinned::is_any_unmapped;
 use crate::wire::{LKey, Permutation, RKey};
 
@@ -49,15 +48,6 @@ enum Entry {
     /// Null region: reads as zeros and discards all writes (`ibv_alloc_null_mr`).
     Null(PdId),
 }
-
-#[derive(Debug)]
-struct Null {
-    zeros: Buffer,
-    sink: Buffer,
-}
-
-/// Maximum length of one access to a null region, in bytes: more than a packet can carry.
-const NULL_RUN: usize = 1 << 16;
 
 /// Keys of a registered region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -226,8 +216,7 @@ impl Table {
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
     /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
-        self.null
-            .get_or_insert_with(|| Null { zeros: Buffer::zeroed(NULL_RUN), sink: Buffer::zeroed(NULL_RUN) });
+        self.null.get_or_insert_with(Null::default);
         self.insert(|_| Entry::Null(pd))
     }
 
@@ -677,19 +666,6 @@ fn slice(extent: &Extent, key: u32, va: u64, len: u64, needed: Access) -> Result
         return Err(AccessError::NotMapped { key, addr: va, len });
     }
     Ok(slice)
-}
-
-impl Null {
-    fn run(&self, key: u32, addr: u64, len: u32, needed: Access) -> Result<HostSlice, AccessError> {
-        if len as usize > NULL_RUN {
-            let region_len = NULL_RUN as u64;
-            return Err(AccessError::OutOfRange { key, addr, len: len.into(), start: addr, region_len });
-        }
-        let buffer = if needed.allows(Access::LOCAL_WRITE) { &self.sink } else { &self.zeros };
-        // SAFETY: both buffers have `NULL_RUN` bytes, which `len` does not exceed, and live as long as the
-        // table.
-        Ok(unsafe { HostSlice::from_raw(buffer.addr(), len as usize) })
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! Process-wide facilities: fork detection, queries about signal handlers, background threads that block
-//! signals, registered memory, and memory for other processes.
+//! signals, registered memory, limits of the process, and memory for other processes.
 //!
 //! Memory, links and the driver use it; it depends on no other component. Also the macro that defines setters, which
 //! every component uses.
@@ -7,6 +7,7 @@
 pub mod fork;
 pub(crate) mod memfd;
 pub mod pinned;
+pub(crate) mod quota;
 pub(crate) mod setters;
 pub(crate) mod shared_words;
 pub mod signals;

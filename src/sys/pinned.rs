@@ -1,9 +1,9 @@
 //! Registered memory of the process, and the parts of it that were unmapped after the registration.
 //!
-//! A device pins the pages of a region, and never reaches what is mapped at their addresses later. This NIC accesses memory by
-//! address, so it must not access an unmapped part again, even if something else is mapped there. The preload library reports what
-//! the program unmaps. The library reports each mapping of its own: the kernel picks unused addresses, so what was
-//! registered there has been unmapped. Thus no key gives access to the library's mappings.
+//! A device pins the pages of a region, so later mappings at their addresses are out of its reach. This NIC accesses memory by
+//! address, so it must not access an unmapped part again, even if a new mapping has its address. The preload library reports the
+//! ranges that the program unmaps. The library reports each mapping of its own: the kernel maps at unused addresses, so
+//! memory that was registered there has been unmapped. Thus no key gives access to the library's mappings.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -44,6 +44,7 @@ use crate::link::RxBurst;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
+use crate::sys::quota::Share;
 use crate::transport::{BurstLimits, Instant, PeerWindow, TxBurst};
 use crate::wire::{Qpn, ROCE_PORT};
 
@@ -120,7 +121,7 @@ enum Role {
     Reader {
         ring: RingReader,
         has_ended: bool,
-        _memory: limits::Taken,
+        _memory: Share,
     },
     Writer(Writer),
 }
@@ -139,7 +140,7 @@ struct Writer {
 struct Connection {
     socket: CloseOnForkFd,
     role: Role,
-    _counted: limits::Taken,
+    _counted: Share,
 }
 
 /// Verdict on a burst.
@@ -421,7 +422,7 @@ impl Rings {
         if !is_own_user(peer_user(&socket)?) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        let counted = limits::Taken::connection().ok_or_else(|| io::Error::other("too many rings"))?;
+        let counted = limits::connection().ok_or_else(|| io::Error::other("too many rings"))?;
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
         let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
         fd_message::send(&socket, &offer, &[memory.as_fd()])?;
@@ -429,7 +430,7 @@ impl Rings {
         self.add(socket, Role::Writer(writer), counted)
     }
 
-    fn add(&mut self, socket: OwnedFd, role: Role, counted: limits::Taken) -> io::Result<usize> {
+    fn add(&mut self, socket: OwnedFd, role: Role, counted: Share) -> io::Result<usize> {
         let index = self.connections.iter().position(Option::is_none).unwrap_or(self.connections.len());
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))?;
         let connection = Some(Connection { socket: CloseOnForkFd::new(socket), role, _counted: counted });
@@ -569,7 +570,7 @@ impl Rings {
                 Err(_) => return,
             };
             if peer_user(&socket).is_ok_and(|user| is_trusted(user, false))
-                && let Some(counted) = limits::Taken::connection()
+                && let Some(counted) = limits::connection()
                 && let Ok(index) = self.add(socket, Role::Pending, counted)
             {
                 // The writer sends its offer right after it has connected.
@@ -707,7 +708,7 @@ fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
 }
 
 /// Returns the ring that a process has passed to the link with the given address, and its memory.
-fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, limits::Taken)> {
+fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, Share)> {
     let (Ok(RingOffer { src, dst }), [memory]) = (line.parse(), fds) else { return None };
     if dst != own || src.is_ipv4() != dst.is_ipv4() {
         return None;
@@ -715,7 +716,7 @@ fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, l
     let ring = RingReader::open(memory, CAPACITY, src, dst)
         .inspect_err(|error| trace_event!(WARN, "urxe::link", "ring refused", reason = %error))
         .ok()?;
-    let memory = limits::Taken::read_memory(ring.memory())?;
+    let memory = limits::read_memory(ring.memory())?;
     Some((ring, memory))
 }
 
