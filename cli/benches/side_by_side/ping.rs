@@ -9,7 +9,7 @@ use crate::control::Control;
 use crate::job::{Job, LinkAddrs, Metrics, Op, Role};
 use crate::nic::{self, ConnInfo, Nic};
 
-/// Number of warm-up rounds.
+/// Maximum number of warm-up rounds, of which there are no more than measured ones.
 const WARM_UP: usize = 2000;
 /// Number of polls after which a message counts as lost.
 pub const MAX_POLLS: u64 = 1 << 26;
@@ -32,11 +32,12 @@ pub const PERCENTILES: [(&str, f64); 11] = [
 /// called with the round number, counting from 1.
 pub fn time_round_trips(rounds: usize, mut round_trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
     let mut times = Vec::with_capacity(rounds);
-    for round in 1..=(WARM_UP + rounds) as u64 {
+    let warm_up = WARM_UP.min(rounds);
+    for round in 1..=(warm_up + rounds) as u64 {
         let start = Instant::now();
         round_trip(round)?;
         let half = start.elapsed().as_nanos() as f64 / 2.0;
-        if round > WARM_UP as u64 {
+        if round > warm_up as u64 {
             times.push(half);
         }
     }

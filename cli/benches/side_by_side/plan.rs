@@ -35,6 +35,11 @@ pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
 pub const BUSY_PAIRS: [usize; 2] = [1, 4];
 pub const BUSY_LINKS: [LinkKind; 2] = [LinkKind::Udp4, LinkKind::SharedMemory];
 
+/// Number of threads that only spin beside programs that poll memory, and of the round trips of these programs, each of which
+/// may take two time slices of the scheduler.
+pub const BUSY_THREADS: usize = 2;
+const ROUND_TRIPS_BESIDE_LOAD: usize = 1000;
+
 const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
 
 /// Link that carries urxe's packets.
@@ -79,6 +84,8 @@ pub enum Measurement {
     Client(Client, Carrier),
     /// Tasks of two processes each, at the same time.
     Together(Vec<Task>),
+    /// A measurement beside [`BUSY_THREADS`].
+    BesideLoad(Box<Measurement>),
 }
 
 /// An item to measure.
@@ -147,7 +154,13 @@ pub fn busy_pairs(kind: LinkKind, pairs: usize) -> Key {
 
 /// Programs of perftest with their options.
 pub const PERFTEST: [Perftest; 7] = {
-    let write = Perftest { program: "ib_write_bw", size: MESSAGE, events: false, shared_memory: false };
+    let write = Perftest {
+        program: "ib_write_bw",
+        size: MESSAGE,
+        messages: 20_000,
+        events: false,
+        shared_memory: false,
+    };
     let send = Perftest { program: "ib_send_bw", ..write };
     [
         write,
@@ -302,6 +315,30 @@ impl Plan {
         }
     }
 
+    /// Adds programs that wait for data by polling memory, so that the library's background thread has to receive it, and the
+    /// same in memory without urxe: each alone and beside other load.
+    fn memory_pollers(&mut self, round_trips: usize) {
+        type Measure = fn(usize) -> (Key, Measurement);
+        const fn latency(shared_memory: bool, messages: usize) -> Perftest {
+            Perftest { program: "ib_write_lat", size: 8, messages, events: false, shared_memory }
+        }
+        let pollers: [Measure; 3] = [
+            |rounds| {
+                let task = Task::RawMemoryPing { rounds };
+                (Key::new(RAW_MEMORY_PING, 8), Measurement::Urxe(task, Placement::Current))
+            },
+            |n| (perftest(latency(true, n)), Measurement::Perftest(latency(true, n))),
+            |n| (perftest(latency(false, n)), Measurement::Perftest(latency(false, n))),
+        ];
+        for measure in pollers {
+            let (key, measurement) = measure(round_trips);
+            self.add(key, measurement);
+            let (key, measurement) = measure(ROUND_TRIPS_BESIDE_LOAD);
+            let series = format!("{}, beside load", key.series);
+            self.add(Key::new(series, key.size), Measurement::BesideLoad(Box::new(measurement)));
+        }
+    }
+
     /// Adds the items that targets refer to.
     fn targets(&mut self, round_trips: usize) {
         let write = Stream::new(Op::Write, MESSAGE, 4096);
@@ -413,6 +450,7 @@ pub fn plan(args: &Args) -> Vec<Item> {
         plan.shared_memory(50_000);
         plan.rounds = 5;
         plan.busy_pairs();
+        plan.memory_pollers(20_000);
         plan.clients();
         (plan.rounds, plan.seconds) = (3, 5.0);
         plan.many_qps();

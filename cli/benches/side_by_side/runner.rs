@@ -1,15 +1,35 @@
 //! Measurement of a plan's items, round by round.
 
+use std::hint;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use crate::Result;
 use crate::clients::Clients;
 use crate::job::Metrics;
 use crate::namespace::{Namespace, Net};
-use crate::plan::{Item, Measurement, Placement};
+use crate::plan::{BUSY_THREADS, Item, Measurement, Placement};
 use crate::processes;
 use crate::table::Table;
 use crate::tools;
+
+/// Calls `measure` while threads of this process keep cores busy.
+fn beside_load<R>(measure: impl FnOnce() -> R) -> R {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..BUSY_THREADS {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    hint::spin_loop();
+                }
+            });
+        }
+        let result = measure();
+        is_over.store(true, Ordering::Relaxed);
+        result
+    })
+}
 
 pub struct Runner {
     /// Network namespaces, or the error that prevented their creation.
@@ -30,8 +50,8 @@ impl Runner {
     }
 
     /// Returns the reason why an item cannot be measured on this machine; `None` if it can.
-    pub fn skip_reason(&self, item: &Item) -> Option<String> {
-        match (&item.measurement, &self.net) {
+    pub fn skip_reason(&self, measurement: &Measurement) -> Option<String> {
+        match (measurement, &self.net) {
             (Measurement::Urxe(_, Placement::FirstNamespace | Placement::BothNamespaces), Err(e)) => {
                 Some(e.to_string())
             }
@@ -40,12 +60,13 @@ impl Runner {
                 Some("ib_write_bw is not installed (Debian: perftest)".into())
             }
             (Measurement::Client(client, _), _) => self.clients.skip_reason(*client),
+            (Measurement::BesideLoad(measurement), _) => self.skip_reason(measurement),
             _ => None,
         }
     }
 
-    fn measure(&self, item: &Item) -> Result<Metrics> {
-        match &item.measurement {
+    fn measure(&self, measurement: &Measurement, item: &Item) -> Result<Metrics> {
+        match measurement {
             Measurement::Urxe(task, placement) => {
                 let current = [&Namespace::Current, &Namespace::Current];
                 let namespaces = match (placement, &self.net) {
@@ -61,6 +82,7 @@ impl Runner {
                 self.clients.measure(*client, *carrier, item.key.size, item.seconds)
             }
             Measurement::Together(tasks) => processes::measure_together(tasks, item.seconds),
+            Measurement::BesideLoad(measurement) => beside_load(|| self.measure(measurement, item)),
         }
     }
 
@@ -70,11 +92,12 @@ impl Runner {
         let mut table = Table::default();
         let (start, rounds) = (Instant::now(), items.iter().map(|item| item.rounds).max().unwrap_or(0));
         for item in items {
-            table.row(&item.key).skip_reason = self.skip_reason(item);
+            table.row(&item.key).skip_reason = self.skip_reason(&item.measurement);
         }
         for round in 0..rounds {
-            for item in items.iter().filter(|item| round < item.rounds && self.skip_reason(item).is_none()) {
-                match self.measure(item) {
+            let is_due = |item: &&Item| round < item.rounds && self.skip_reason(&item.measurement).is_none();
+            for item in items.iter().filter(is_due) {
+                match self.measure(&item.measurement, item) {
                     Ok(metrics) => {
                         table.row(&item.key).rounds.insert(round, metrics);
                     }
