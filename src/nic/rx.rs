@@ -43,12 +43,6 @@ impl<'a> BurstPackets<'a> {
         BurstPackets { rest: &[], ..*self }
     }
 
-    /// Reports whether the next packet is for the queue pair that has accepted `packet`.
-    #[inline]
-    fn continues(&self, packet: &Packet<'_>) -> bool {
-        self.rest.first_chunk::<BTH_LEN>().is_some_and(|bytes| is_same_path(&Bth::read(bytes), packet))
-    }
-
     /// Returns the payloads of the next packets that repeat `packet`, the one taken last, with consecutive PSNs; `None` if
     /// there are none, or if the packets have ICRCs to verify.
     #[inline]
@@ -203,9 +197,11 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        while !packets.rest.is_empty() {
-            if let Some(packet) = packets.next(&mut self.verifier, &mut self.state.counters) {
-                self.handle_packet(now, &packet, &mut packets, memory, tx);
+        let mut behind = None;
+        while behind.is_some() || !packets.rest.is_empty() {
+            let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
+            if let Some(packet) = packet {
+                behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
             }
         }
         while let Some(qpn) = self.schedule.next_dirty() {
@@ -219,15 +215,16 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, together with any packets for the same queue pair that immediately follow.
-    fn handle_packet(
+    /// Processes a packet, together with any packets for the same queue pair that immediately follow. Returns the packet behind
+    /// these, if it was taken.
+    fn handle_packet<'a>(
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
-        packets: &mut BurstPackets<'_>,
+        packets: &mut BurstPackets<'a>,
         memory: &Table,
         tx: &mut TxQueue,
-    ) {
+    ) -> Option<Packet<'a>> {
         let c = &mut self.state.counters;
         let row = packet.row();
         let dest = packet.bth().dest_qp;
@@ -236,11 +233,11 @@ impl Nic {
             if let Some((entry, _)) = find_qp(&mut self.table, dest, packet, flow, &self.pkeys, c) {
                 entry.qp.handle_cnp(now, &self.config.tuning, c);
             }
-            return;
+            return None;
         }
         let to_group = packets.burst.flow.dst.is_multicast();
         match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
-            (false, false) => self.deliver_to_qp(dest, now, packet, packets, memory, tx),
+            (false, false) => return self.deliver_to_qp(dest, now, packet, packets, memory, tx),
             (true, true) => {
                 c.rcvd_mcast_pkts += 1;
                 self.deliver_to_group(now, packets, packet, memory, tx);
@@ -248,22 +245,23 @@ impl Nic {
             // A group address and the multicast QPN go together, and for datagrams only (IBA 9.6, 10.5.2).
             _ => c.rx_not_multicast += 1,
         }
+        None
     }
 
     /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
-    /// immediately follow.
-    pub(super) fn deliver_to_qp(
+    /// immediately follow. Returns the packet behind these, if it was taken.
+    pub(super) fn deliver_to_qp<'a>(
         &mut self,
         dest: Qpn,
         now: Instant,
         packet: &Packet<'_>,
-        packets: &mut BurstPackets<'_>,
+        packets: &mut BurstPackets<'a>,
         memory: &Table,
         tx: &mut TxQueue,
-    ) {
+    ) -> Option<Packet<'a>> {
         let flow = &packets.burst.flow;
         let admitted = find_qp(&mut self.table, dest, packet, flow, &self.pkeys, &mut self.state.counters);
-        let Some((entry, via)) = admitted else { return };
+        let (entry, via) = admitted?;
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env =
             self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
@@ -275,22 +273,24 @@ impl Nic {
         // After a refused run, the packets are not searched for further ones: the search compares all packets that are left.
         let mut accepts_runs = true;
         entry.qp.handle_packet(packet, flow, via, &mut env);
-        while one_path && packets.continues(packet) {
-            // In shared memory, the header may have changed since.
-            let next = packets.next(&mut self.verifier, env.counters);
-            if let Some(next) = next.filter(|next| is_same_path(&next.bth(), packet)) {
-                env.payload = packets.source;
-                entry.qp.handle_packet(&next, flow, via, &mut env);
-                accepted += 1;
-                if accepts_runs
-                    && RUN_OPCODES.contains(&next.bth().opcode)
-                    && let Some(run) = packets.repeats(&next)
-                {
-                    let processed = entry.qp.handle_repeated(&next, &run, &mut env);
-                    accepts_runs = processed > 0;
-                    packets.skip(processed, env.counters);
-                    accepted += processed as u64;
-                }
+        let mut behind = None;
+        while one_path && !packets.rest.is_empty() {
+            let Some(next) = packets.next(&mut self.verifier, env.counters) else { continue };
+            if !is_same_path(&next.bth(), packet) {
+                behind = Some(next);
+                break;
+            }
+            env.payload = packets.source;
+            entry.qp.handle_packet(&next, flow, via, &mut env);
+            accepted += 1;
+            if accepts_runs
+                && RUN_OPCODES.contains(&next.bth().opcode)
+                && let Some(run) = packets.repeats(&next)
+            {
+                let processed = entry.qp.handle_repeated(&next, &run, &mut env);
+                accepts_runs = processed > 0;
+                packets.skip(processed, env.counters);
+                accepted += processed as u64;
             }
         }
         entry.qp.end_packets(&mut env);
@@ -306,5 +306,6 @@ impl Nic {
         }
         self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.schedule.mark_dirty(entry);
+        behind
     }
 }

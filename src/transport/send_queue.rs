@@ -97,7 +97,7 @@ fn is_train(op: &WrOp, conn: &Connection) -> bool {
 
 /// Returns the flight cost of the first `n` packets of a message that has `packets` packets.
 fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
-    if packets == 0 {
+    if n == 0 {
         return 0;
     }
     let full = n.min(packets - 1) as u64;

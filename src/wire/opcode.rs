@@ -109,12 +109,8 @@ impl Position {
 
     /// Returns the position of packet `index`, counted from 0, in a message of `count` packets.
     pub const fn of(index: u32, count: u32) -> Position {
-        match (index == 0, index + 1 == count) {
-            (true, true) => Position::Only,
-            (true, false) => Position::First,
-            (false, true) => Position::Last,
-            (false, false) => Position::Middle,
-        }
+        const POSITIONS: [Position; 4] = [Position::Middle, Position::Last, Position::First, Position::Only];
+        POSITIONS[(index == 0) as usize * 2 + (index + 1 == count) as usize]
     }
 }
 

@@ -66,6 +66,9 @@ impl Perftest {
             true => &[("p50", 4, 1e3), ("p99", 7, 1e3)],
             false => &[("Gb/s", 3, 1.0)],
         };
-        columns.iter().map(|&(name, column, scale)| Some((name.into(), fields.get(column)? * scale))).collect()
+        columns
+            .iter()
+            .map(|&(name, column, scale)| Some((name.into(), fields.get(column)? * scale)))
+            .collect()
     }
 }

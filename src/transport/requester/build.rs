@@ -252,6 +252,7 @@ impl Requester {
     }
 
     /// Retransmits one packet in flight with AckReq.
+    #[cold]
     fn retransmit_one(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
         let Some(wqe) = self.queue.get(at.wqe) else { return Ok(()) };
         let psns = psns_at(wqe, at.packet, conn, env.tuning);

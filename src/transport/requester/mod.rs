@@ -108,6 +108,7 @@ impl Requester {
     }
 
     /// Queues a work request.
+    #[inline(always)]
     pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
         if wr.op.awaits_response()
             && conn.max_rd_atomic == 0

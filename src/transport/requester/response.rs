@@ -95,18 +95,21 @@ impl Requester {
     }
 
     /// Completes the oldest work request successfully.
+    #[inline(always)]
     fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.retire(conn, Output::Sent, env);
     }
 
     /// Retires the oldest work request and the local operations behind it that have already been executed.
     /// `report` converts a completion into an [`Output`].
+    #[inline]
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
         self.retire_local_ops(conn, report, env);
     }
 
     /// Retires the oldest work request, and reports its completion if it is signaled.
+    #[inline(always)]
     pub(super) fn retire_one(
         &mut self,
         conn: &Connection,
