@@ -56,6 +56,8 @@ interpose! {
     openat64(dir: c_int; flags: c_int, mode: mode_t) -> c_int, dir, flags;
     __openat_2(dir: c_int; flags: c_int) -> c_int, dir, flags;
     __openat64_2(dir: c_int; flags: c_int) -> c_int, dir, flags;
+    creat(; mode: mode_t) -> c_int, AT_FDCWD, libc::O_CREAT | libc::O_WRONLY;
+    creat64(; mode: mode_t) -> c_int, AT_FDCWD, libc::O_CREAT | libc::O_WRONLY;
     fopen(; mode: *const c_char) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
     fopen64(; mode: *const c_char) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);
     freopen(; mode: *const c_char, file: *mut FILE) -> *mut FILE, AT_FDCWD, flags_of_mode(mode);

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{copy_nonoverlapping, null_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, copy_of_variable, errno, fail, is_invalid, set_errno};
@@ -64,6 +64,17 @@ pub fn tree() -> &'static CStr {
     unsafe { CStr::from_ptr(tree) }
 }
 
+/// Whether the program has named a directory of the tree, or started in one, so that names may be relative to such a
+/// directory. Until then, relative names cost no system call.
+static HAS_NAMED_DIRECTORY: AtomicBool = AtomicBool::new(false);
+
+/// Finds out whether the program starts in the tree.
+pub fn find_start() {
+    if !tree().is_empty() && with_saved_errno(|| is_in_tree(libc::AT_FDCWD, c".")) {
+        HAS_NAMED_DIRECTORY.store(true, Ordering::Relaxed);
+    }
+}
+
 /// File name that the [`DIRECTORIES`] include.
 struct DeviceName {
     /// Whether the name begins with a slash. Otherwise, it names a device only if it is relative to the root
@@ -93,7 +104,11 @@ pub unsafe fn redirect<R: Failed>(
     }
     // SAFETY: `path` is valid here, so the caller guarantees that it is zero-terminated.
     match unsafe { device_name(path) } {
-        None => call(path),
+        // SAFETY: as above.
+        None => match unsafe { relative_refusal(from, path, flags) } {
+            Some(errno) => fail(errno),
+            None => call(path),
+        },
         // SAFETY: `device_name` was derived from `path`, which is zero-terminated.
         Some(device_name) => unsafe { call_in_tree(from, path, device_name, flags, call) },
     }
@@ -166,38 +181,77 @@ unsafe fn call_in_tree<R: Failed>(
     warn_of_copy(&rest[..rest.len() - 1]);
     // SAFETY: the last part that was copied ends with a zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) };
-    match with_saved_errno(|| refusal(name, flags())) {
+    let refusal = with_saved_errno(|| {
+        let status = status_of(libc::AT_FDCWD, name, 0);
+        if status.is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR) {
+            HAS_NAMED_DIRECTORY.store(true, Ordering::Relaxed);
+        }
+        refusal(libc::AT_FDCWD, name, flags())
+    });
+    match refusal {
         Some(errno) => fail(errno),
         None => call(name.as_ptr()),
     }
 }
 
-/// Returns the error of an `open` that the kernel would refuse root too: sysfs has no new files, and a file that has no store
-/// function, which nobody may write to, cannot be opened for writing.
-fn refusal(name: &CStr, flags: c_int) -> Option<c_int> {
-    if flags & libc::O_TMPFILE == libc::O_TMPFILE {
-        return Some(libc::EOPNOTSUPP);
+/// Returns the [`refusal`] of a name that is not redirected, but may be relative to a directory of the tree.
+///
+/// # Safety
+/// `path` is zero-terminated.
+#[inline]
+unsafe fn relative_refusal(from: c_int, path: *const c_char, flags: impl FnOnce() -> c_int) -> Option<c_int> {
+    if !HAS_NAMED_DIRECTORY.load(Ordering::Relaxed) {
+        return None;
     }
+    let flags = flags();
+    if flags & (libc::O_CREAT | libc::O_ACCMODE) == 0 {
+        return None;
+    }
+    // SAFETY: the caller guarantees that `path` is zero-terminated.
+    let name = unsafe { CStr::from_ptr(path) };
+    if name.to_bytes().starts_with(b"/") { None } else { with_saved_errno(|| refusal(from, name, flags)) }
+}
+
+/// Returns the error of an `open` in the tree that the kernel would refuse root too: sysfs has no new files, and a file that
+/// has no store function, which nobody may write to, cannot be opened for writing.
+#[cold]
+#[inline(never)]
+fn refusal(from: c_int, name: &CStr, flags: c_int) -> Option<c_int> {
     let (creates, writes) = (flags & libc::O_CREAT != 0, flags & libc::O_ACCMODE != libc::O_RDONLY);
     if !creates && !writes {
         return None;
     }
-    match status_of(libc::AT_FDCWD, name, 0) {
+    let error = match status_of(from, name, 0) {
+        _ if flags & libc::O_TMPFILE == libc::O_TMPFILE => Some(libc::EOPNOTSUPP),
         // The call itself fails with EEXIST.
         Some(_) if creates && flags & libc::O_EXCL != 0 => None,
         Some(status) => (writes && status.st_mode & 0o222 == 0).then_some(libc::EACCES),
         // Without a directory for the file, the call fails with ENOENT.
-        None => (creates && has_directory(name)).then_some(libc::EACCES),
-    }
+        None => creates.then_some(libc::EACCES),
+    };
+    error.filter(|_| is_in_tree(from, name))
 }
 
-/// Reports whether the directory of a file exists.
-fn has_directory(name: &CStr) -> bool {
+/// Reports whether the directory of a file exists and is the tree or below it.
+fn is_in_tree(from: c_int, name: &CStr) -> bool {
+    let root = inode_of(libc::AT_FDCWD, tree(), 0);
     let name = name.to_bytes();
-    let directory = name.iter().rposition(|byte| *byte == b'/').map_or(name, |slash| &name[..slash]);
-    let mut copy = [0; PATH_MAX];
-    copy[..directory.len()].copy_from_slice(directory);
-    CStr::from_bytes_until_nul(&copy).is_ok_and(|directory| status_of(libc::AT_FDCWD, directory, 0).is_some())
+    let mut len = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let (mut path, mut below) = ([0; PATH_MAX], None);
+    if len < path.len() {
+        path[..len].copy_from_slice(&name[..len]);
+    }
+    // Goes up to the tree, or to the root directory, whose parent is itself.
+    while len + 4 <= path.len() {
+        path[len] = b'.';
+        let found = CStr::from_bytes_until_nul(&path).ok().and_then(|path| inode_of(from, path, 0));
+        if found.is_none() || found == root || found == below {
+            return found.is_some() && found == root;
+        }
+        path[len..len + 3].copy_from_slice(b"../");
+        (len, below) = (len + 3, found);
+    }
+    false
 }
 
 /// Returns the flags of `open` that correspond to a mode of `fopen`.

@@ -18,6 +18,8 @@ pub struct Interface {
     pub is_loopback: bool,
     /// Whether the interface has a carrier.
     pub has_carrier: bool,
+    /// Whether the kernel has detected a carrier, but not yet acted on it: `has_carrier` is false until then.
+    pub(crate) has_new_carrier: bool,
     /// The addresses in GID table order: link-local IPv6 first, then IPv4, then other IPv6, each group in the
     /// order that the system lists them. The kernel's rxe uses the same order, and programs rely on GID
     /// indices.
@@ -36,8 +38,17 @@ pub fn interfaces() -> Vec<Interface> {
             let mut seen = HashSet::new();
             addresses.retain(|ip| seen.insert(*ip));
             let (is_loopback, has_carrier) = (i.is_loopback(), i.is_running());
+            let has_new_carrier = i.is_lower_up() && !has_carrier && !i.is_dormant();
             let mac = i.mac.map_or([0; 6], |mac| mac.octets());
-            Interface { name: i.name, index: i.index, mac, is_loopback, has_carrier, addresses }
+            Interface {
+                name: i.name,
+                index: i.index,
+                mac,
+                is_loopback,
+                has_carrier,
+                has_new_carrier,
+                addresses,
+            }
         })
         .collect();
     all.sort_by_key(|i| i.is_loopback);

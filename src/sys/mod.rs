@@ -4,6 +4,7 @@
 //! Memory, links and the driver use it; it depends on no other component. Also the macro that defines setters, which
 //! every component uses.
 
+pub(crate) mod cgroup;
 pub mod fork;
 pub(crate) mod memfd;
 pub mod pinned;

@@ -146,6 +146,7 @@ mod tests {
             mac: [0; 6],
             is_loopback: true,
             has_carrier: true,
+            has_new_carrier: false,
             addresses,
         }];
         let adapter_on = |ip: &str| {

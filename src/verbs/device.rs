@@ -96,7 +96,15 @@ mod tests {
 
     fn interface(name: &str, is_loopback: bool, addresses: &[&str]) -> Interface {
         let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
-        Interface { name: name.into(), index: 1, mac: [0; 6], is_loopback, has_carrier: true, addresses }
+        Interface {
+            name: name.into(),
+            index: 1,
+            mac: [0; 6],
+            is_loopback,
+            has_carrier: true,
+            has_new_carrier: false,
+            addresses,
+        }
     }
 
     #[test]

@@ -200,6 +200,24 @@ static void devices(void)
 	CHECK(open(GUID, O_WRONLY | O_CREAT | O_TRUNC, 0644) == -1 && errno == EACCES);
 	CHECK(closes(open(CLASS "/urxe0/counter", O_WRONLY | O_CREAT, 0644)));
 	CHECK(closes(open("/dev/infiniband/uverbs0", O_RDWR)));
+	CHECK(creat(CLASS "/urxe0/new", 0644) == -1 && errno == EACCES);
+
+	// The same with names relative to directories of the tree, also in programs that are executed there.
+	int class = open(CLASS, O_RDONLY | O_DIRECTORY);
+	CHECK(openat(class, "new", O_CREAT | O_WRONLY, 0644) == -1 && errno == EACCES);
+	CHECK(openat64(class, "urxe0/new", O_CREAT | O_RDWR | O_EXCL, 0644) == -1 && errno == EACCES);
+	CHECK(openat(class, "urxe0/./node_guid", O_WRONLY) == -1 && errno == EACCES);
+	CHECK(openat(class, "urxe0/node_guid", O_WRONLY | O_CREAT | O_EXCL, 0644) == -1 && errno == EEXIST);
+	CHECK(openat(class, "none/new", O_CREAT | O_WRONLY, 0644) == -1 && errno == ENOENT);
+	CHECK(openat(class, "urxe0", O_TMPFILE | O_RDWR, 0600) == -1 && errno == EOPNOTSUPP);
+	CHECK(holds_guid(openat(class, "urxe0/node_guid", O_RDONLY)));
+	CHECK(closes(openat(class, "urxe0/counter", O_WRONLY | O_CREAT, 0644)));
+	CHECK(closes(openat(class, "../../../beside", O_WRONLY | O_CREAT, 0644)));
+	CHECK(chdir(CLASS "/urxe0") == 0 && creat("new", 0644) == -1 && errno == EACCES);
+	CHECK(open(".", O_TMPFILE | O_RDWR, 0600) == -1 && errno == EOPNOTSUPP);
+	CHECK(creat64("new", 0644) == -1 && errno == EACCES && (none = fopen("new", "w")) == NULL && errno == EACCES);
+	CHECK(system("touch new 2>/dev/null") != 0 && access("new", F_OK) == -1 && chdir("/") == 0);
+	close(class);
 
 	// Names outside the directories, missing in them, in infiniband_verbs, and too long.
 	CHECK(open(CLASS "_none", O_RDONLY) == -1 && errno == ENOENT);

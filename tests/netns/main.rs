@@ -6,3 +6,4 @@ mod marking_queue;
 mod multihomed;
 mod port_state;
 mod shareable_containers;
+mod sysfs_in_namespace;

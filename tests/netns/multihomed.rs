@@ -158,6 +158,39 @@ fn open_waits_for_a_tentative_address() {
     write_both_ways(&[(a, b)]);
 }
 
+/// Returns a network in which the kernel detects the carrier of `v0`, but does not act on it until the mode changes.
+fn with_unprocessed_carrier() -> Veth {
+    let net = Veth::new(1500);
+    net.sides[0].ip("link set v0 down");
+    net.sides[0].ip("link set v0 up mode dormant");
+    net
+}
+
+#[test]
+fn open_waits_for_the_link_local_address_if_the_carrier_is_new() {
+    let net = with_unprocessed_carrier();
+    let gids = std::thread::scope(|scope| {
+        let opened = scope.spawn(|| open(&net, 0, "udp:v0", 1).gids());
+        std::thread::sleep(Duration::from_millis(50));
+        net.sides[0].ip("link set v0 mode default state up");
+        opened.join().unwrap()
+    });
+    assert!(matches!(gids[0].ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()), "{gids:?}");
+}
+
+#[test]
+fn open_waits_only_shortly_if_the_kernel_does_not_act_on_a_carrier() {
+    let net = with_unprocessed_carrier();
+    let times = [(); 3].map(|()| {
+        let start = Instant::now();
+        let gids = open(&net, 0, "udp:v0", 1).gids();
+        assert_eq!(gids, [Gid::from(IpAddr::from([10, 77, 0, 1]))]);
+        start.elapsed()
+    });
+    // On a loaded machine, one of several must do.
+    assert!(times.iter().any(|time| *time < Duration::from_secs(2)), "{times:?}");
+}
+
 #[test]
 fn open_does_not_wait_for_an_address_without_carrier() {
     let net = Veth::new(1500);

@@ -8,8 +8,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use nix::sys::socket::getsockopt;
+use nix::{getsockopt_impl, libc, sockopt_impl};
 
 use super::congestion_files::{CNP_PRIO_MODE, View, debugfs_name, ecn_name};
 use super::pci::{self, Slot};
@@ -76,9 +80,7 @@ impl Tree {
         port: PortView,
         congestion: &View,
     ) -> Tree {
-        let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
-        let namespace = namespace.to_string_lossy().into_owned();
-        let mut tree = Tree { entries: Vec::new(), namespace };
+        let mut tree = Tree { entries: Vec::new(), namespace: namespace() };
         tree.line("class/infiniband_verbs/abi_version", UVERBS_ABI);
         for (n, (adapter, slot)) in adapters.iter().zip(pci::free_slots()).enumerate() {
             let name = names.name(n);
@@ -286,6 +288,20 @@ impl Tree {
         let _ = fs::File::open(root).and_then(|root| root.set_modified(SystemTime::now()));
         Ok(())
     }
+}
+
+sockopt_impl!(
+    /// Number of a socket's network namespace, which the kernel never reuses.
+    NetnsCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64
+);
+
+/// Returns a text that identifies this thread's network namespace: its cookie, or before Linux 5.14 its inode number, which a
+/// later namespace may have too.
+fn namespace() -> String {
+    let cookie = UnixDatagram::unbound().ok().and_then(|socket| getsockopt(&socket, NetnsCookie).ok());
+    let inode =
+        || fs::read_link("/proc/thread-self/ns/net").unwrap_or_default().to_string_lossy().into_owned();
+    cookie.map_or_else(inode, |cookie| format!("cookie {cookie}"))
 }
 
 /// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local` (all loopback addresses

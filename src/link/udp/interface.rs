@@ -12,6 +12,10 @@ use crate::link::{Interface, Link, Multihomed, interfaces};
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
 /// a second, then waits another second for a response.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time to wait for the link-local address of an interface with a new carrier. The kernel assigns it when a work item
+/// acts on the carrier, at once or up to a second later (`net/core/link_watch.c`), but never while 802.1X keeps the interface
+/// dormant.
+const CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between checks.
 const DAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -76,16 +80,18 @@ fn missing(name: &str) -> UdpLinkError {
     UdpLinkError::NoInterface { name: name.to_owned() }
 }
 
-/// Returns the interface called `name` once none of its addresses is tentative, so that GID indices do not
-/// depend on timing. If duplicate address detection takes too long, or cannot proceed without a carrier, the
-/// tentative addresses are included; packets sent from them are lost until it completes.
+/// Returns the interface called `name` once the kernel has acted on its carrier, and none of its addresses is tentative, so
+/// that GID indices do not depend on timing. If duplicate address detection takes too long, or cannot proceed without a
+/// carrier, the tentative addresses are included; packets sent from them are lost until it completes.
 fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
-    let deadline = Instant::now() + DAD_TIMEOUT;
+    let start = Instant::now();
     loop {
         let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
         // Not /proc/net, which shows the network namespace of the main thread.
         let list = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
-        if !found.has_carrier || !has_tentative(&list, found.index) || Instant::now() >= deadline {
+        let is_tentative = found.has_carrier && has_tentative(&list, found.index);
+        let waited = start.elapsed();
+        if !(is_tentative && waited < DAD_TIMEOUT || found.has_new_carrier && waited < CARRIER_TIMEOUT) {
             return Ok(found);
         }
         thread::sleep(DAD_POLL_INTERVAL);

@@ -2,14 +2,17 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::sys::cgroup;
 use crate::sys::quota::{Quota, Share};
 
 /// Maximum number of connections of this process.
 const MAX_CONNECTIONS: u64 = 512;
 
 /// Maximum size of all rings that this process reads, in bytes. A writer that punches holes in its ring after this process has
-/// accepted it makes this process allocate the memory again.
+/// accepted it makes this process allocate the memory again, so the limit is also a fraction of its cgroup's, beyond which the
+/// kernel kills it.
 const MAX_READ_MEMORY: u64 = 256 << 20;
+const CGROUP_FRACTION: u64 = 8;
 
 /// Number of connections of this process.
 static CONNECTIONS: Quota = Quota::new();
@@ -25,5 +28,5 @@ pub fn connection() -> Option<Share> {
 
 /// Counts a ring of `bytes` that this process reads. Returns `None` if the rings would take too much memory.
 pub fn read_memory(bytes: u64) -> Option<Share> {
-    READ_MEMORY.take(bytes, MAX_READ_MEMORY)
+    READ_MEMORY.take(bytes, MAX_READ_MEMORY.min(cgroup::memory_limit() / CGROUP_FRACTION))
 }
