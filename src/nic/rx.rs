@@ -4,7 +4,9 @@
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
-use crate::transport::{Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SrqId, TxQueue};
+use crate::transport::{
+    Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
+};
 use crate::wire::icrc::Verifier;
 use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,
@@ -63,7 +65,8 @@ impl<'a> BurstPackets<'a> {
         if each > 0 && each != packet.payload().len() {
             return None;
         }
-        let sender = self.burst.payloads.filter(|_| each > 0).map(|payloads| (payloads, first));
+        let is_elsewhere = |payloads: &&SenderPayloads| each > 0 || payloads.are_originals();
+        let sender = self.burst.payloads.filter(is_elsewhere).map(|payloads| (payloads, first));
         (!packets.is_empty()).then_some(PayloadRun { packets, segment, sender })
     }
 

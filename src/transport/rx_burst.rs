@@ -46,6 +46,9 @@ impl<'a> RxBurst<'a> {
     /// sender can no longer be read.
     pub(crate) fn append_to(&self, first: usize, out: &mut Vec<u8>) -> Option<()> {
         let start = out.len();
+        if let Some(originals) = self.payloads.and_then(|payloads| payloads.originals_from(first)) {
+            return originals.split_at(self.data.len()).0.append(out, None).ok();
+        }
         out.extend_from_slice(self.data);
         let Some(payloads) = self.payloads else { return Some(()) };
         for (index, packet) in out[start..].chunks_mut(self.segment.max(1)).enumerate() {

@@ -145,23 +145,12 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(self.range(position, 4).cast()) }
     }
 
-    /// Returns the `len` bytes of data at the given position, for the reader.
-    ///
-    /// The other process can change the bytes at any time, contrary to what the type says: the caller must copy
-    /// everything that it checks, and may leave to this slice only bytes that it passes on whatever they are.
-    pub fn data(&self, position: u64, len: usize) -> &[u8] {
-        // SAFETY: `range` checks that the bytes lie within the mapping. That the other process changes them is a data
-        // race only if that process breaks the protocol, and then affects the values of the bytes and nothing else, as
-        // long as the caller heeds the above.
-        unsafe { std::slice::from_raw_parts(self.range(position, len), len) }
-    }
-
-    /// Returns the `len` bytes of data at the given position, for the writer. The other process can change them at any time. The
-    /// slice must not be used after the mapping.
+    /// Returns the `len` bytes of data at the given position, which the other process can change at any time: the caller must
+    /// copy what it checks. The slice must not be used after the mapping.
     pub fn slice(&self, position: u64, len: usize) -> HostSlice {
         let at = self.range(position, len).expose_provenance();
-        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. The writer has no
-        // references to them.
+        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. No reference to
+        // them exists.
         unsafe { HostSlice::from_raw(at, len) }
     }
 

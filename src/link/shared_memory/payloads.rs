@@ -7,13 +7,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::memory::{HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
+use crate::memory::{Faulted, HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
 use crate::transport::{LeftOut, SenderPayloads};
-use crate::wire::{BTH_LEN, Bth, ICRC_LEN};
+use crate::wire::{BTH_LEN, Bth, ICRC_LEN, Opcode};
 
 /// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and
 /// Linux permits 65,530 mappings.
 pub(crate) const MAX_SHARED: usize = 32;
+
+/// Length in bytes up to which the reader copies whole packets. The payloads of longer ones are copied once, from the record to
+/// their destination.
+const SHORT: usize = 512;
 
 /// Number of words of a descriptor.
 pub(super) const DESCRIPTOR_WORDS: usize = 6;
@@ -202,6 +206,35 @@ impl ReaderMemory {
         self.all.len() < before
     }
 
+    /// Copies the packets of a burst from a record that contains all of them, in segments of the given length. If they are long and
+    /// have no ICRCs to verify, only the headers are copied; returns whether that is so.
+    pub fn copy(&mut self, segment: usize, packets: HostSlice, elides_icrcs: bool) -> Result<bool, Faulted> {
+        self.make_room(packets.len());
+        let copies = &mut self.packets[..packets.len()];
+        if !elides_icrcs || segment <= SHORT {
+            return packets.load(copies).map(|()| false);
+        }
+        self.payloads.clear();
+        for (at, copy) in (0..packets.len()).step_by(segment).zip(copies.chunks_mut(segment)) {
+            let packet = packets.split_at(at).1;
+            // Most packets are middle ones, without extension headers.
+            let bth = copy.len().min(BTH_LEN);
+            packet.split_at(bth).0.load(&mut copy[..bth])?;
+            let extensions = Opcode(copy[0]).row().headers.wire_len().min(copy.len() - bth);
+            if extensions > 0 {
+                packet.split_at(bth).1.split_at(extensions).0.load(&mut copy[bth..][..extensions])?;
+            }
+        }
+        self.payloads.set_originals(packets, segment);
+        Ok(true)
+    }
+
+    fn make_room(&mut self, len: usize) {
+        if self.packets.len() < len {
+            self.packets.resize(len, 0);
+        }
+    }
+
     /// Reassembles the packets of a burst of `len` bytes from the `bytes` that the record contains. The descriptors locate the
     /// payloads that were left out, which are valid in the given epoch. Returns `None` if the descriptors contradict the
     /// bytes or exceed the mapped memory.
@@ -210,13 +243,11 @@ impl ReaderMemory {
     pub fn expand(
         &mut self,
         (len, segment): (usize, usize),
-        bytes: &[u8],
+        bytes: HostSlice,
         epoch: u32,
         descriptors: impl Iterator<Item = [u32; DESCRIPTOR_WORDS]>,
     ) -> Option<()> {
-        if self.packets.len() < len {
-            self.packets.resize(len, 0);
-        }
+        self.make_room(len);
         self.payloads.clear();
         // Positions of the next byte and of the current packet in the burst, and of the end of its last part in the packet.
         let (mut pos, mut packet, mut part_end, mut rest) = (0, 0, None, bytes);
@@ -234,8 +265,9 @@ impl ReaderMemory {
                 if part == 0 || !is_next || start < packet + BTH_LEN || end > (packet + segment).min(len) {
                     return None;
                 }
-                let (before, after) = rest.split_at_checked(start.checked_sub(pos)?)?;
-                self.packets[pos..start].copy_from_slice(before);
+                let gap = start.checked_sub(pos).filter(|gap| *gap <= rest.len())?;
+                let (before, after) = rest.split_at(gap);
+                before.load(&mut self.packets[pos..start]).ok()?;
                 (pos, part_end, rest) = (end, Some(end - packet), after);
                 self.payloads.add_of_peer(memory, offset, part_len, epoch).then_some(())?;
                 offset += u64::from(part_len);
@@ -245,7 +277,7 @@ impl ReaderMemory {
         if rest.len() != len - pos {
             return None;
         }
-        self.packets[pos..len].copy_from_slice(rest);
+        rest.load(&mut self.packets[pos..len]).ok()?;
         while packet < len {
             let bytes = &self.packets[packet..(packet + segment).min(len)];
             end_packet(&mut self.payloads, bytes, part_end.take())?;

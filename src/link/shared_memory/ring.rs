@@ -321,7 +321,7 @@ impl RingReader {
 
     /// Passes bursts to `sink` until they total `limit` bytes, and returns the number of packets.
     ///
-    /// The other process can change the bytes of a burst during the call.
+    /// The other process can change payloads of a burst during the call.
     ///
     /// # Errors
     /// [`RingError`] if the writer has broken the protocol.
@@ -354,9 +354,11 @@ impl RingReader {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
-        let data = self.mapping.data(self.tail + RecordHeader::LEN as u64, len);
+        let packets = self.mapping.slice(self.tail + RecordHeader::LEN as u64, len);
+        let leaves = self.memory.copy(segment, packets, header.elides_icrcs)?;
+        let (data, payloads) = (self.memory.packets(len), leaves.then_some(&self.memory.payloads));
         let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst { flow: self.flow, ident, segment, data, payloads: None });
+        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
         self.tail += header.record_len();
         Ok((len.div_ceil(segment), len as u64))
     }
@@ -386,7 +388,7 @@ impl RingReader {
             let start = descriptors + part * DESCRIPTOR_LEN as u64;
             std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed))
         });
-        let bytes = self.mapping.data(at + RecordHeader::LONG_LEN as u64, stored as usize);
+        let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
         let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
         expanded.ok_or(RingError::Payloads { len: header.len, count })?;
         self.set_flow(header);
