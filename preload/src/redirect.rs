@@ -182,8 +182,9 @@ unsafe fn call_in_tree<R: Failed>(
     // SAFETY: the last part that was copied ends with a zero.
     let name = unsafe { CStr::from_ptr(name.as_ptr().cast()) };
     let refusal = with_saved_errno(|| {
-        let status = status_of(libc::AT_FDCWD, name, 0);
-        if status.is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR) {
+        let is_known = HAS_NAMED_DIRECTORY.load(Ordering::Relaxed);
+        let status = || status_of(libc::AT_FDCWD, name, 0);
+        if !is_known && status().is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFDIR) {
             HAS_NAMED_DIRECTORY.store(true, Ordering::Relaxed);
         }
         refusal(libc::AT_FDCWD, name, flags())
@@ -212,7 +213,7 @@ unsafe fn relative_refusal(from: c_int, path: *const c_char, flags: impl FnOnce(
     if name.to_bytes().starts_with(b"/") { None } else { with_saved_errno(|| refusal(from, name, flags)) }
 }
 
-/// Returns the error of an `open` in the tree that the kernel would refuse root too: sysfs has no new files, and a file that
+/// Returns the error of an `open` in the tree that the kernel would refuse root too: no files can be created in sysfs, and a file that
 /// has no store function, which nobody may write to, cannot be opened for writing.
 #[cold]
 #[inline(never)]

@@ -211,6 +211,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use nix::sched::{CloneFlags, unshare};
     use rustix::net::bind;
@@ -365,6 +366,11 @@ mod tests {
             let socket = bound(&last.join("urxe-broker-127.0.0.1"));
             assert_eq!(&own().unwrap(), last);
             drop(socket);
+            // A child that another thread is starting has a copy of the socket until it executes its program.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while &own().unwrap() == last && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
             assert_eq!(own().unwrap(), candidates[0]);
             remove_unused(last);
             remove_unused(&candidates[0]);

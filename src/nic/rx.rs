@@ -4,9 +4,7 @@
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::{CopySource, Table};
-use crate::transport::{
-    Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SenderPayloads, SrqId, TxQueue,
-};
+use crate::transport::{Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
 use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,
@@ -65,8 +63,7 @@ impl<'a> BurstPackets<'a> {
         if each > 0 && each != packet.payload().len() {
             return None;
         }
-        let is_elsewhere = |payloads: &&SenderPayloads| each > 0 || payloads.are_originals();
-        let sender = self.burst.payloads.filter(is_elsewhere).map(|payloads| (payloads, first));
+        let sender = self.burst.payloads.filter(|_| each > 0).map(|payloads| (payloads, first));
         (!packets.is_empty()).then_some(PayloadRun { packets, segment, sender })
     }
 
@@ -218,8 +215,8 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, together with any packets for the same queue pair that immediately follow. Returns the packet behind
-    /// these, if it was taken.
+    /// Processes a packet, together with any packets for the same queue pair that immediately follow. If the method has
+    /// taken a packet behind these, for another queue pair, returns that packet.
     fn handle_packet<'a>(
         &mut self,
         now: Instant,
@@ -252,7 +249,7 @@ impl Nic {
     }
 
     /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
-    /// immediately follow. Returns the packet behind these, if it was taken.
+    /// immediately follow. If the method has taken a packet behind these, for another queue pair, returns that packet.
     pub(super) fn deliver_to_qp<'a>(
         &mut self,
         dest: Qpn,

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Returns the smallest memory limit of this process's cgroup and those around it, in bytes, as it was at the first call;
-/// `u64::MAX` if they have none.
+/// Returns the smallest memory limit of this process's cgroup and those around it, in bytes; `u64::MAX` if they have none. The
+/// limits are read once.
 pub(crate) fn memory_limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -32,7 +32,7 @@ fn files(cgroups: &str) -> Vec<PathBuf> {
     cgroups.lines().filter_map(of_line).flatten().collect()
 }
 
-/// Returns the smallest of the limits in the contents of files, of which `max` is none.
+/// Returns the smallest of the limits in the contents of files; `max` means no limit.
 fn smallest(contents: impl Iterator<Item = String>) -> u64 {
     contents.filter_map(|text| text.trim().parse().ok()).min().unwrap_or(u64::MAX)
 }

@@ -3,7 +3,7 @@
 use super::received::{PayloadSource, ReceivedPayload};
 use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning, TxQueue};
 use crate::memory::{HostSlice, Table};
-use crate::wire::{BTH_LEN, Packet, Qpn};
+use crate::wire::{Packet, Qpn};
 
 /// Step context: everything outside the queue pair that one of its steps reads or changes.
 #[derive(Debug)]
@@ -47,8 +47,7 @@ impl<'a> Env<'a> {
     where
         'a: 'p,
     {
-        let headers = BTH_LEN + packet.row().headers.wire_len();
-        ReceivedPayload::new(packet.payload(), headers, self.payload)
+        ReceivedPayload::new(packet.payload(), self.payload)
     }
 
     /// Reports whether the payload of the packet being processed can no longer be read. The packet then counts as lost; a

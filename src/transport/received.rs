@@ -1,4 +1,4 @@
-//! Payloads of received packets, in a link's buffer or still in the sender's memory.
+//! Payloads of received packets, in a link's buffer, or still in the sender's memory or in a ring.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,20 +11,26 @@ use crate::wire::BTH_LEN;
 pub enum PayloadSource<'a> {
     /// The packet itself. The value tells whether its bytes have been read just before.
     Packet(CopySource),
-    /// Memory of the sender: that of the packet with the given index among the payloads. The payload of the packet has the
+    /// Memory of the sender, or a ring: that of the packet with the given index among the payloads. The payload of the packet has the
     /// right length, but its bytes are meaningless.
     Sender(&'a SenderPayloads, usize),
-    /// The original of the packet, in a ring that the sender can write to. Only the headers have been copied from there.
-    Original(HostSlice),
 }
 
 impl PayloadSource<'_> {
+    /// Copies the payload to `payload`, which is as long, unless the packet contains it.
+    pub fn fill(self, payload: &mut [u8]) -> Result<(), Faulted> {
+        match self {
+            PayloadSource::Packet(_) => Ok(()),
+            PayloadSource::Sender(payloads, packet) => payloads.load(packet, payload),
+        }
+    }
+
     /// Reports whether the payload can no longer be read: since the packet was queued, the program has unmapped, protected
     /// or truncated the memory, or the sender has withdrawn the payload.
     #[cold]
     pub fn is_lost(self) -> bool {
         match self {
-            PayloadSource::Packet(_) | PayloadSource::Original(_) => false,
+            PayloadSource::Packet(_) => false,
             PayloadSource::Sender(payloads, packet) => {
                 let slices = payloads.slices_of(packet..packet + 1);
                 slices.iter().any(|slice| slice.probe().is_err()) || !payloads.are_valid()
@@ -33,18 +39,15 @@ impl PayloadSource<'_> {
     }
 }
 
-/// Payloads in the sender's memory, of consecutive packets.
+/// Payloads in the sender's memory, or in a ring, of consecutive packets.
 #[derive(Debug, Default)]
 pub struct SenderPayloads {
     slices: Vec<HostSlice>,
     /// For each packet, the end of its slices; it has none if it contains its payload.
     ends: Vec<usize>,
     /// Memory of another process in which the slices are, with the epoch in which they are valid. Empty if the sender is in
-    /// this process.
+    /// this process, or if the slices are in a ring.
     memory: Vec<(Arc<PeerMemory>, u32)>,
-    /// Originals of all packets, of which only the headers have been copied, and the distance between them. Then there are no
-    /// slices.
-    originals: Option<(HostSlice, usize)>,
 }
 
 impl SenderPayloads {
@@ -53,36 +56,11 @@ impl SenderPayloads {
         self.slices.clear();
         self.ends.clear();
         self.memory.clear();
-        self.originals = None;
-    }
-
-    /// Sets the memory that contains all packets, each `segment` bytes behind the previous one.
-    pub(crate) fn set_originals(&mut self, packets: HostSlice, segment: usize) {
-        self.originals = Some((packets, segment));
-    }
-
-    /// Reports whether only the headers of the packets have been copied.
-    #[inline]
-    pub fn are_originals(&self) -> bool {
-        self.originals.is_some()
-    }
-
-    /// Returns the originals of packets from index `first` on, if only the headers of the packets have been copied.
-    pub(super) fn originals_from(&self, first: usize) -> Option<HostSlice> {
-        self.originals.map(|(packets, segment)| packets.split_at(first * segment).1)
-    }
-
-    /// Returns the original of packet `index`.
-    #[inline]
-    fn original(&self, index: usize) -> Option<HostSlice> {
-        let (packets, segment) = self.originals?;
-        let packet = packets.split_at(index * segment).1;
-        Some(packet.split_at(packet.len().min(segment)).0)
     }
 
     /// Adds a slice of the payload of the packet that [`end_packet`](Self::end_packet) ends.
     #[inline]
-    pub(super) fn add(&mut self, slice: HostSlice) {
+    pub(crate) fn add(&mut self, slice: HostSlice) {
         self.slices.push(slice);
     }
 
@@ -118,19 +96,15 @@ impl SenderPayloads {
     /// Returns the source of the payload of packet `index`.
     #[inline]
     pub fn source(&self, index: usize) -> PayloadSource<'_> {
-        match self.original(index) {
-            Some(packet) => PayloadSource::Original(packet),
-            None if self.len_of(index) > 0 => PayloadSource::Sender(self, index),
-            None => PayloadSource::Packet(CopySource::Unread),
+        match self.len_of(index) {
+            0 => PayloadSource::Packet(CopySource::Unread),
+            _ => PayloadSource::Sender(self, index),
         }
     }
 
-    /// Returns the length of the slices of packet `index`; 0 if its payload is in the packet, or in its original.
+    /// Returns the length of the payload of packet `index`; 0 if it is not among them.
     #[inline]
     pub fn len_of(&self, index: usize) -> usize {
-        if self.originals.is_some() {
-            return 0;
-        }
         self.slices_of(index..index + 1).iter().map(|slice| slice.len()).sum()
     }
 
@@ -153,15 +127,8 @@ impl SenderPayloads {
     }
 
     /// Fills `target`, which is as long, with the payloads of consecutive packets like [`store`](Self::store).
-    fn store_all(&self, packets: Range<usize>, each: usize, target: HostSlice) -> Result<(), Faulted> {
+    fn store_all(&self, packets: Range<usize>, target: HostSlice) -> Result<(), Faulted> {
         let mut rest = target;
-        if let Some((originals, segment)) = self.originals {
-            return packets.into_iter().try_for_each(|index| {
-                let (now, later) = rest.split_at(each);
-                rest = later;
-                now.store_host(originals.split_at(index * segment + BTH_LEN).1.split_at(each).0)
-            });
-        }
         for slice in joined(self.slices_of(packets)) {
             let (now, later) = rest.split_at(slice.len());
             now.store_host(slice)?;
@@ -192,19 +159,15 @@ pub struct ReceivedPayload<'a> {
 }
 
 impl<'a> ReceivedPayload<'a> {
-    /// Returns the payload of a packet that contains `bytes` in its place, behind `headers` bytes.
+    /// Returns the payload of a packet that contains `bytes` in its place.
     #[inline]
-    pub fn new(bytes: &'a [u8], headers: usize, source: PayloadSource<'a>) -> ReceivedPayload<'a> {
-        let source = match source {
-            PayloadSource::Original(packet) => PayloadSource::Original(packet.split_at(headers).1),
-            source => source,
-        };
+    pub fn new(bytes: &'a [u8], source: PayloadSource<'a>) -> ReceivedPayload<'a> {
         ReceivedPayload { bytes, source, offset: 0 }
     }
 
     /// Returns `bytes`, which were made just before, as a payload.
     pub fn of(bytes: &'a [u8]) -> ReceivedPayload<'a> {
-        ReceivedPayload::new(bytes, 0, PayloadSource::Packet(CopySource::Read))
+        ReceivedPayload::new(bytes, PayloadSource::Packet(CopySource::Read))
     }
 
     /// Returns the length in bytes.
@@ -235,10 +198,6 @@ impl<'a> ReceivedPayload<'a> {
             PayloadSource::Sender(payloads, packet) => {
                 payloads.store(packet, self.offset, target.split_at(self.len()).0)
             }
-            PayloadSource::Original(behind) => {
-                let payload = behind.split_at(self.offset).1.split_at(self.len()).0;
-                target.split_at(self.len()).0.store_host(payload)
-            }
         }
     }
 }
@@ -265,7 +224,7 @@ impl PayloadRun<'_> {
     pub fn store_to(&self, target: HostSlice, each: usize) -> Result<(), Faulted> {
         let (count, mut rest) = (target.len() / each, target);
         match self.sender {
-            Some((payloads, first)) => payloads.store_all(first..first + count, each, target)?,
+            Some((payloads, first)) => payloads.store_all(first..first + count, target)?,
             None => {
                 for packet in self.packets.chunks_exact(self.segment).take(count) {
                     let (now, later) = rest.split_at(each);

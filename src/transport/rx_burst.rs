@@ -14,7 +14,7 @@ pub struct RxBurst<'a> {
     pub segment: usize,
     /// UDP payloads, concatenated.
     pub data: &'a [u8],
-    /// Payloads that are still in the sender's memory, by index of the packet; `None` if there are none. The payload of
+    /// Payloads that are still in the sender's memory or in a ring, by index of the packet; `None` if there are none. The payload of
     /// such a packet has the right length in `data`, but its bytes are meaningless.
     pub payloads: Option<&'a SenderPayloads>,
 }
@@ -46,9 +46,6 @@ impl<'a> RxBurst<'a> {
     /// sender can no longer be read.
     pub(crate) fn append_to(&self, first: usize, out: &mut Vec<u8>) -> Option<()> {
         let start = out.len();
-        if let Some(originals) = self.payloads.and_then(|payloads| payloads.originals_from(first)) {
-            return originals.split_at(self.data.len()).0.append(out, None).ok();
-        }
         out.extend_from_slice(self.data);
         let Some(payloads) = self.payloads else { return Some(()) };
         for (index, packet) in out[start..].chunks_mut(self.segment.max(1)).enumerate() {

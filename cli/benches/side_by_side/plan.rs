@@ -35,8 +35,8 @@ pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
 pub const BUSY_PAIRS: [usize; 2] = [1, 4];
 pub const BUSY_LINKS: [LinkKind; 2] = [LinkKind::Udp4, LinkKind::SharedMemory];
 
-/// Number of threads that only spin beside programs that poll memory, and of the round trips of these programs, each of which
-/// may take two time slices of the scheduler.
+/// Number of threads that only spin beside programs that poll memory, and number of round trips of these programs. Each round
+/// trip may take two time slices of the scheduler.
 pub const BUSY_THREADS: usize = 2;
 const ROUND_TRIPS_BESIDE_LOAD: usize = 1000;
 

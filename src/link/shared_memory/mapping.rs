@@ -146,11 +146,11 @@ impl Mapping {
     }
 
     /// Returns the `len` bytes of data at the given position, which the other process can change at any time: the caller must
-    /// copy what it checks. The slice must not be used after the mapping.
+    /// copy bytes before it checks them. The slice must not be used after the mapping.
     pub fn slice(&self, position: u64, len: usize) -> HostSlice {
         let at = self.range(position, len).expose_provenance();
-        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. No reference to
-        // them exists.
+        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. Both ends own their
+        // mapping, and use the slice only in the call that takes it from there, without a reference to these bytes.
         unsafe { HostSlice::from_raw(at, len) }
     }
 

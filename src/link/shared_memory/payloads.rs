@@ -207,7 +207,7 @@ impl ReaderMemory {
     }
 
     /// Copies the packets of a burst from a record that contains all of them, in segments of the given length. If they are long and
-    /// have no ICRCs to verify, only the headers are copied; returns whether that is so.
+    /// have no ICRCs to verify, copies only their headers and returns true: `payloads` then locates the payloads in the record.
     pub fn copy(&mut self, segment: usize, packets: HostSlice, elides_icrcs: bool) -> Result<bool, Faulted> {
         self.make_room(packets.len());
         let copies = &mut self.packets[..packets.len()];
@@ -216,19 +216,31 @@ impl ReaderMemory {
         }
         self.payloads.clear();
         for (at, copy) in (0..packets.len()).step_by(segment).zip(copies.chunks_mut(segment)) {
-            let packet = packets.split_at(at).1;
+            let (bth, behind) =
+                packets.split_at(at).1.split_at(copy.len()).0.split_at(copy.len().min(BTH_LEN));
+            let (copied, rest) = copy.split_at_mut(bth.len());
+            bth.load(copied)?;
             // Most packets are middle ones, without extension headers.
-            let bth = copy.len().min(BTH_LEN);
-            packet.split_at(bth).0.load(&mut copy[..bth])?;
-            let extensions = Opcode(copy[0]).row().headers.wire_len().min(copy.len() - bth);
+            let extensions = Opcode(copied[0]).row().headers.wire_len().min(rest.len());
+            let (headers, payload) = behind.split_at(extensions);
             if extensions > 0 {
-                packet.split_at(bth).1.split_at(extensions).0.load(&mut copy[bth..][..extensions])?;
+                headers.load(&mut rest[..extensions])?;
             }
+            let pad = copied.first_chunk::<BTH_LEN>().map_or(0, |bth| Bth::read(bth).pad);
+            // A packet that is too short has no payload; the NIC drops it.
+            if let Some(len @ 1..) = payload.len().checked_sub(usize::from(pad) + ICRC_LEN) {
+                let (payload, padding) = payload.split_at(len);
+                if pad > 0 {
+                    padding.load(&mut rest[extensions + len..])?;
+                }
+                self.payloads.add(payload);
+            }
+            self.payloads.end_packet();
         }
-        self.payloads.set_originals(packets, segment);
         Ok(true)
     }
 
+    /// Makes room for a burst of `len` bytes.
     fn make_room(&mut self, len: usize) {
         if self.packets.len() < len {
             self.packets.resize(len, 0);

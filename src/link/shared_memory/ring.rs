@@ -19,6 +19,8 @@ const ALIGN: usize = 64;
 
 /// Length of the shortest packet.
 const MIN_PACKET: usize = BTH_LEN + ICRC_LEN;
+/// Maximum length in bytes of the packets of a record. Writers form bursts of at most [`BurstLimits::SEGMENTED`] bytes.
+const MAX_BURST: usize = 64 << 10;
 
 /// Length of a descriptor of a payload that is left out.
 const DESCRIPTOR_LEN: usize = 4 * DESCRIPTOR_WORDS;
@@ -286,9 +288,9 @@ impl RingReader {
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
 
-    /// Returns the number of bytes of shared memory.
+    /// Returns the number of bytes of memory that the reader needs: shared memory, and that of its own for a burst.
     pub fn memory(&self) -> u64 {
-        self.mapping.file_len()
+        self.mapping.file_len() + MAX_BURST as u64
     }
 
     /// Source address of the packets.
@@ -350,7 +352,7 @@ impl RingReader {
         if header.leaves_out {
             return self.read_long_record(header, available, sink);
         }
-        if header.record_len() > available || segment < MIN_PACKET || segment > len {
+        if header.record_len() > available || !(MIN_PACKET..=len).contains(&segment) || len > MAX_BURST {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
@@ -377,9 +379,7 @@ impl RingReader {
         let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
         let [stored, count, epoch] = [12, 16, 20].map(|offset| self.word(at + offset));
         let record_len = RecordHeader::long_record_len(stored, count);
-        let is_valid = len as u64 <= self.mapping.capacity()
-            && (MIN_PACKET..=len).contains(&segment)
-            && header.elides_icrcs;
+        let is_valid = len <= MAX_BURST && (MIN_PACKET..=len).contains(&segment) && header.elides_icrcs;
         if record_len > available || !is_valid {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }

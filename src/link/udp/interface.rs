@@ -12,9 +12,9 @@ use crate::link::{Interface, Link, Multihomed, interfaces};
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
 /// a second, then waits another second for a response.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum time to wait for the link-local address of an interface with a new carrier. The kernel assigns it when a work item
-/// acts on the carrier, at once or up to a second later (`net/core/link_watch.c`), but never while 802.1X keeps the interface
-/// dormant.
+/// Maximum time to wait for the link-local address of an interface with a new carrier. The kernel assigns it when its
+/// link-watch work item processes the carrier, at once or up to a second later (`net/core/link_watch.c`), but never while 802.1X
+/// keeps the interface dormant.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between checks.
 const DAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -85,13 +85,15 @@ fn missing(name: &str) -> UdpLinkError {
 /// carrier, the tentative addresses are included; packets sent from them are lost until it completes.
 fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
     let start = Instant::now();
+    let mut dad_start = start;
     loop {
         let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
         // Not /proc/net, which shows the network namespace of the main thread.
         let list = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
         let is_tentative = found.has_carrier && has_tentative(&list, found.index);
-        let waited = start.elapsed();
-        if !(is_tentative && waited < DAD_TIMEOUT || found.has_new_carrier && waited < CARRIER_TIMEOUT) {
+        if found.has_new_carrier && start.elapsed() < CARRIER_TIMEOUT {
+            dad_start = Instant::now();
+        } else if !is_tentative || dad_start.elapsed() >= DAD_TIMEOUT {
             return Ok(found);
         }
         thread::sleep(DAD_POLL_INTERVAL);

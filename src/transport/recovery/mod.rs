@@ -147,11 +147,11 @@ impl Recovery {
     pub fn on_sent_without_ack_req(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         let ack_timer_runs = !self.sends_probes || self.timers.is_armed(Timer::LocalAck);
         if !self.awaits_ack_request() || !ack_timer_runs {
-            self.start_silence_timer(conn, now, tuning);
+            self.start_unrequested_timers(conn, now, tuning);
         }
     }
 
-    fn start_silence_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
+    fn start_unrequested_timers(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         if !self.awaits_ack_request() {
             let silence = match self.sends_probes {
                 true => ack_silence(conn.timeout, tuning),

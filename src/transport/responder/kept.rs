@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::transport::PayloadSource;
 use crate::transport::congestion::packet_cost;
-use crate::wire::{Packet, Psn};
+use crate::wire::{BTH_LEN, Packet, Psn};
 
 /// Maximum flight cost of the packets that all queue pairs of the process keep: what 64 peers may have in flight with the
 /// default window.
@@ -39,10 +40,17 @@ impl Kept {
         self.packets.front().map(|kept| kept.psn)
     }
 
-    /// Keeps a copy of a packet, in one of the `spare` buffers if there is one. Drops the packet if its PSN is kept already, or
-    /// if the kept packets would exceed the flight cost `limit`.
-    pub fn insert(&mut self, packet: &Packet<'_>, limit: usize, spare: &mut Vec<Vec<u8>>) {
-        let (psn, cost) = (packet.bth().psn, packet_cost(packet.payload().len() as u64) as usize);
+    /// Keeps a copy of a packet and of its payload, in one of the `spare` buffers if there is one. Drops the packet if its PSN is
+    /// kept already, if the kept packets would exceed the flight cost `limit`, or if the payload can no longer be read.
+    pub fn insert(
+        &mut self,
+        packet: &Packet<'_>,
+        payload: PayloadSource<'_>,
+        limit: usize,
+        spare: &mut Vec<Vec<u8>>,
+    ) {
+        let len = packet.payload().len();
+        let (psn, cost) = (packet.bth().psn, packet_cost(len as u64) as usize);
         let at = self.packets.partition_point(|kept| kept.psn.is_before(psn));
         if self.packets.get(at).is_some_and(|kept| kept.psn == psn) || self.cost + cost > limit {
             return;
@@ -51,10 +59,15 @@ impl Kept {
             TOTAL.fetch_sub(cost, Ordering::Relaxed);
             return;
         }
-        self.cost += cost;
         let mut bytes = spare.pop().unwrap_or_default();
         bytes.clear();
         packet.append_to(&mut bytes);
+        let start = BTH_LEN + packet.row().headers.wire_len();
+        if payload.fill(&mut bytes[start..start + len]).is_err() {
+            TOTAL.fetch_sub(cost, Ordering::Relaxed);
+            return;
+        }
+        self.cost += cost;
         self.packets.insert(at, KeptPacket { psn, cost, bytes });
     }
 
@@ -89,6 +102,7 @@ impl Drop for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::CopySource;
 
     /// Keeps empty SEND Only packets with consecutive PSNs until one is rejected, and returns the number of those kept.
     fn fill(kept: &mut Kept, limit: usize) -> usize {
@@ -97,7 +111,8 @@ mod tests {
             bytes[0] = 4;
             bytes[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
             let count = kept.packets.len();
-            kept.insert(&Packet::parse(&bytes).unwrap(), limit, &mut Vec::new());
+            let payload = PayloadSource::Packet(CopySource::Read);
+            kept.insert(&Packet::parse(&bytes).unwrap(), payload, limit, &mut Vec::new());
             if kept.packets.len() == count {
                 break;
             }

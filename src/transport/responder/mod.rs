@@ -341,15 +341,14 @@ impl Responder {
 
     /// Keeps a SEND or WRITE request behind a gap, if there is room for it. READs and atomics are not kept, because the requester
     /// repeats them after a loss and would be answered twice. XRC is excluded because each of its packets names a shared receive
-    /// queue, and payloads in the sender's memory because the sender may withdraw them.
+    /// queue.
     fn keep(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         if conn.quirks().selective_repeat
             && conn.qp_type == QpType::Rc
             && self.nak_outstanding != NakOutstanding::Refusal
             && matches!(packet.row().operation, Operation::Send | Operation::Write)
-            && matches!(env.payload, PayloadSource::Packet(_))
         {
-            self.kept.insert(packet, env.window, env.spare);
+            self.kept.insert(packet, env.payload, env.window, env.spare);
         }
     }
 

@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
-use urxe::transport::{QpType, RecvWr, SendFlags, WcOpcode, WcStatus, WrOp};
+use urxe::nic::Personality;
+use urxe::transport::{QpType, Quirks, RecvWr, SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
 
 use crate::bench::{Bench, QKEY, RQ, SQ, Wc, bad, ok};
@@ -99,6 +100,24 @@ fn write_gathered_from_slices_of_any_length_arrives() {
     );
     b.expect(&[ack(RQ + 2, 1)]);
     assert_eq!(b.mr.read(3, 2749), SenderMemory::bytes(2749));
+}
+
+#[test]
+fn payload_behind_a_gap_is_kept_until_the_missing_packet_arrives() {
+    let memory = SenderMemory::new();
+    let mut b = Bench::with(|s| {
+        s.mtu = Mtu::Mtu1024;
+        s.quirks = Quirks { credits: false, ..Personality::DEFAULT.quirks };
+    });
+    let to = b.remote(0, 3 * 1024);
+    let slices = [0, 1, 2].map(|i| memory.slices(1024 * i, &[1024]));
+    let packets = [(First, RQ), (Middle, RQ + 1), (Last, RQ + 2)].map(|(at, psn)| write(at, psn, to, &[]));
+    let at = |i: usize| (packets[i].clone(), &slices[i][..]);
+    b.deliver_directly(&b.flow(), &[at(0), at(2)], || {});
+    b.expect(&[nak(RQ + 1, 0, NakCode::PsnSequenceError)]);
+    b.deliver_directly(&b.flow(), &[at(1)], || {});
+    b.expect(&[ack(RQ + 2, 1)]);
+    assert_eq!(b.mr.read(0, 3 * 1024), SenderMemory::bytes(3 * 1024));
 }
 
 /// Number of packets of a WRITE that [`same_in_runs`] delivers, and its path MTU in bytes.

@@ -9,8 +9,8 @@ use crate::sys::quota::{Quota, Share};
 const MAX_CONNECTIONS: u64 = 512;
 
 /// Maximum size of all rings that this process reads, in bytes. A writer that punches holes in its ring after this process has
-/// accepted it makes this process allocate the memory again, so the limit is also a fraction of its cgroup's, beyond which the
-/// kernel kills it.
+/// accepted it makes this process allocate the memory again. The kernel kills a process of a cgroup that exceeds its memory
+/// limit, so the rings take at most a fraction of that limit.
 const MAX_READ_MEMORY: u64 = 256 << 20;
 const CGROUP_FRACTION: u64 = 8;
 
