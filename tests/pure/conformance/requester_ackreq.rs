@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
-use urxe::wire::{Mtu, NakCode, Position::*, RKey};
+use urxe::wire::{Mtu, NakCode, RKey};
 
 use crate::bench::{Bench, SQ, Setup, Wc, bad, flushed, ok};
 use crate::pkt::*;
