@@ -442,16 +442,23 @@ static int is_asleep(pid_t thread)
 	return state == 'S';
 }
 
+/* Waits until the call sleeps, or has ended. A call that is about to return is not asleep, however long it has to wait for a core. */
+static void until_asleep(void)
+{
+	for (int asleep = 0; asleep < 20 && !waiter.ended; asleep += is_asleep(waiter.id))
+		usleep(10000);
+}
+
 static void *interrupts(void *none)
 {
 	(void)none;
-	for (int asleep = 0; asleep < 20; asleep += is_asleep(waiter.id))
-		usleep(10000);
+	until_asleep();
 	CHECK(!waiter.ended);
 	CHECK(!pthread_kill(waiter.thread, SIGUSR1));
 	for (int i = 0; i < 2000 && !waiter.handled; i++)
 		usleep(10000);
 	CHECK(waiter.handled == 1);
+	until_asleep();
 	if (waiter.bring && !waiter.ended)
 		waiter.bring(&waiter);
 	return NULL;
