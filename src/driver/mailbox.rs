@@ -107,7 +107,6 @@ impl ShardMailbox {
             let rest = &burst.data[from..];
             let mut packets = rest.chunks(segment);
             let owner = packets.next().map_or(ours, |packet| self.owner(packet));
-            // At least one packet.
             let count = 1 + packets.take_while(|packet| self.owner(packet) == owner).count();
             let len = (count * segment).min(rest.len());
             let run = RxBurst { data: &rest[..len], ..*burst };

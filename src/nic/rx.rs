@@ -215,8 +215,8 @@ impl Nic {
         }
     }
 
-    /// Processes a packet, together with any packets for the same queue pair that immediately follow. If the method has
-    /// taken a packet behind these, for another queue pair, returns that packet.
+    /// Processes a packet, together with any packets for the same queue pair that immediately follow. If the
+    /// packet behind these is for another queue pair, returns that packet, which has been taken.
     fn handle_packet<'a>(
         &mut self,
         now: Instant,
@@ -249,7 +249,7 @@ impl Nic {
     }
 
     /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
-    /// immediately follow. If the method has taken a packet behind these, for another queue pair, returns that packet.
+    /// immediately follow. If the packet behind these is for another queue pair, returns that packet, which has been taken.
     pub(super) fn deliver_to_qp<'a>(
         &mut self,
         dest: Qpn,

@@ -11,7 +11,7 @@ use crate::wire::BTH_LEN;
 pub enum PayloadSource<'a> {
     /// The packet itself. The value tells whether its bytes have been read just before.
     Packet(CopySource),
-    /// Memory of the sender, or a ring: that of the packet with the given index among the payloads. The payload of the packet has the
+    /// Memory of the sender, or a ring. The index is that of the packet among the payloads. The payload of the packet has the
     /// right length, but its bytes are meaningless.
     Sender(&'a SenderPayloads, usize),
 }

@@ -108,6 +108,7 @@ impl Requester {
     }
 
     /// Queues a work request.
+    // Always inline: saves 26 of 1991 instructions for an 8-byte WRITE (callgrind).
     #[inline(always)]
     pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
         if wr.op.awaits_response()
