@@ -2,20 +2,22 @@
  * time.
  *
  * Frames in both directions: u8 type, u32 session, u32 length (big endian), payload (at most MAXP bytes).
- *   guest -> host  'H' hello, sent once
- *                  'O' / 'E' stdout / stderr data, 'X' exit: i32 status (128 + N if signal N killed the command)
+ *   guest -> host  'O' / 'E' stdout / stderr data, 'X' exit: i32 status (128 + N if signal N killed the command)
  *   host -> guest  'C' command for sh -c; opens the session, whose number the host chooses
  *                  'I' stdin data, 'Z' end of stdin, 'S' signal (u8) for the whole process group
+ *                  'R' no payload: seeds the kernel's random numbers again, from the (emulated) processor's
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/random.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -138,12 +140,24 @@ static void drain(struct session *s, int *fd, uint8_t type)
 	}
 }
 
+static void reseed(void)
+{
+	int fd = open("/dev/urandom", O_WRONLY | O_CLOEXEC);
+	if (fd < 0 || ioctl(fd, RNDRESEEDCRNG))
+		perror("agent: RNDRESEEDCRNG");
+	close(fd);
+}
+
 static void frame(uint8_t type, uint32_t sid, uint8_t *data, size_t len)
 {
 	if (type == 'C') {
 		char *cmd = strndup((char *)data, len);
 		start(sid, cmd);
 		free(cmd);
+		return;
+	}
+	if (type == 'R') {
+		reseed();
 		return;
 	}
 	for (struct session *s = sessions; s < sessions + MAXS; s++) {
@@ -206,7 +220,6 @@ int main(int argc, char **argv)
 		sleep(5);	/* the exit of PID 1 panics the kernel: let the message reach the console first */
 		return 1;
 	}
-	send_frame('H', 0, NULL, 0);
 	for (;;) {
 		struct pollfd p[2 + 3 * MAXS] = { { port, POLLIN, 0 }, { sfd, POLLIN, 0 } };
 		for (int i = 0; i < MAXS; i++) {

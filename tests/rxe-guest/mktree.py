@@ -1,6 +1,7 @@
 """mktree.py WORK TREE VMLINUX: creates the guest's root file system in TREE from the packages that mkimage
 unpacked in WORK/root and WORK/kernel, and writes the decompressed kernel to VMLINUX."""
 import glob, lzma, os, re, shutil, struct, subprocess, sys
+from btf import Btf
 
 work, tree, vmlinux = sys.argv[1:]
 root = work + "/root"
@@ -34,7 +35,13 @@ else:
     sys.exit("mktree: the kernel is compressed neither with xz nor with zstd")
 with open(vmlinux, "wb") as f:
     f.write(elf)
-subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
+
+
+
+def btf(file, base=None):
+    subprocess.run(["objcopy", "--dump-section", f".BTF={work}/btf", file, "/dev/null"], check=True)
+    return Btf(open(work + "/btf", "rb").read(), base)
+
 
 # Modules that are loaded at boot, in this order, and modules for modprobe.
 boot = "virtio_mmio virtio_console virtio_net crc32_generic ib_uverbs rdma_ucm ib_umad rdma_rxe".split()
@@ -82,6 +89,13 @@ with open(f"{tree}{md}/modules.dep", "w") as f:
     for m in everything:
         subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", plain(m)], check=True)
         f.write(f"{m}.ko: {' '.join(x + '.ko' for x in reversed(closure(m, [])[:-1]))}\n")
+
+# Where the fixture finds the state of a queue pair (tests/support/guest/requester.rs).
+types = btf(plain("rdma_rxe"), btf(vmlinux))
+fields = ("req.psn", "comp.psn", "skb_out", "need_req_skb", "req.wait_psn")
+with open(f"{tree}/etc/rxe_qp", "w") as f:
+    f.writelines(f"{types.offset('rxe_qp', field)}\n" for field in fields)
+subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
 
 # Programs and the libraries that they need.
 libdirs = [root + d for d in ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu")]

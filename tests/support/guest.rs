@@ -4,6 +4,7 @@
 //! `tests/rxe-guest/README.md` describes how the guest is built, what runs in it, and its limitations.
 
 mod process;
+mod qemu;
 mod requester;
 mod vsh;
 
@@ -11,18 +12,16 @@ pub use process::{GuestProcess, Output};
 pub use requester::Requester;
 pub use vsh::{Reply, Vsh, Wc, hash, pattern};
 
-use parking_lot::Mutex;
 use process::Link;
+use qemu::{Qemu, Snapshot};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 const TESTS: &str = concat!(env!("URXE_REPOSITORY"), "/tests/rxe-guest");
 /// Time limit for a command that normally completes at once; long because the guest is emulated and the host
@@ -86,6 +85,11 @@ pub type Result<T> = std::result::Result<T, GuestError>;
 
 fn error<T>(kind: ErrorKind, message: impl Into<String>) -> Result<T> {
     Err(GuestError { kind, message: message.into(), log: String::new() })
+}
+
+fn temporary_directory() -> Result<tempfile::TempDir> {
+    let dir = tempfile::Builder::new().prefix("urxe-guest-").tempdir();
+    dir.map_err(|e| io_error("creating a temporary directory", e))
 }
 
 fn io_error(operation: impl fmt::Display, e: io::Error) -> GuestError {
@@ -174,7 +178,8 @@ pub struct GuestConfig {
     pub cpus: u8,
     /// Pcap file for the guest's frames in both directions; `None` for no recording.
     pub pcap: Option<PathBuf>,
-    /// Time limit for the boot, which ends when `rxe0` is ACTIVE with all its GIDs.
+    /// Time limit for the start, which ends when `rxe0` is ACTIVE with all its GIDs, and before it for the boot of the
+    /// guest of the snapshot, if there is none yet.
     pub boot_timeout: Duration,
 }
 
@@ -234,21 +239,9 @@ pub struct Guest {
     _dir: tempfile::TempDir,
 }
 
-/// QEMU process, killed on drop. It has its own type so that it is killed even if the boot fails.
-struct Qemu(Child);
-
-impl Drop for Qemu {
-    fn drop(&mut self) {
-        let _ = self.0.kill(); // fails if the process has exited
-        let _ = self.0.wait();
-    }
-}
-
 impl Guest {
-    /// Boots a guest, and waits until `rxe0` is ACTIVE and has a GID for each address.
+    /// Starts a guest, and waits until `rxe0` is ACTIVE and has a GID for each address.
     pub fn start(config: GuestConfig) -> Result<Self> {
-        let begin = Instant::now();
-        let deadline = begin + config.boot_timeout;
         let link_local = config.link_local()?;
         if let Net::StreamConnect { path } = &config.net
             && !path.exists()
@@ -256,60 +249,20 @@ impl Guest {
             // QEMU would run without a network
             return error(ErrorKind::Io, format!("no process listens on {}", path.display()));
         }
-        let image = image(config.suite)?;
-        let temp = tempfile::Builder::new().prefix("urxe-guest-").tempdir();
-        let temp = temp.map_err(|e| io_error("creating a temporary directory", e))?;
-        let dir = temp.path().to_path_buf();
-        let agent = dir.join("agent");
-        let listener = UnixListener::bind(&agent).map_err(|e| io_error(agent.display(), e))?;
+        let snapshot = Snapshot::open(config.suite, config.cpus, config.boot_timeout)?;
+        let begin = Instant::now();
+        let deadline = begin + config.boot_timeout;
+        let dir = temporary_directory()?;
         let mut oob = config.oob.clone();
         for (host, _) in oob.iter_mut().filter(|p| p.0 == 0) {
             *host = super::tcp_port::unused();
         }
-
-        let cmd = qemu_command(&config, &oob, &image, &dir)?;
-        let child = spawn_with_parent_death_signal(cmd)
-            .map_err(|e| io_error("starting setpriv and qemu-system-x86_64", e))?;
-        let mut qemu = Qemu(child);
-        let boot_error = |qemu: &mut Qemu, message: &str| {
-            let cause = match qemu.0.try_wait() {
-                Ok(Some(status)) => format!("QEMU exited: {status}"),
-                _ => format!("after {:.1} s", begin.elapsed().as_secs_f64()),
-            };
-            GuestError {
-                kind: ErrorKind::Boot,
-                message: format!("guest: {message} ({cause})"),
-                log: log_tail(&dir),
-            }
-        };
-
-        // QEMU connects when it starts; the agent sends its first message when the guest is up.
-        listener.set_nonblocking(true).map_err(|e| io_error("configuring the agent socket", e))?;
-        let stream = loop {
-            if let Ok((s, _)) = listener.accept() {
-                break s;
-            }
-            if Instant::now() > deadline || !matches!(qemu.0.try_wait(), Ok(None)) {
-                return Err(boot_error(&mut qemu, "QEMU did not start"));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        let remaining = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let link = stream
-            .set_nonblocking(false)
-            .and_then(|()| stream.set_read_timeout(Some(remaining)))
-            .and_then(|()| Link::new(stream, dir.clone()))
-            .map_err(|e| boot_error(&mut qemu, &format!("the agent in the guest did not start: {e}")))?;
-
-        let mut guest = Self {
-            link,
-            qemu,
-            gids: BTreeMap::new(),
-            link_local,
-            oob,
-            boot_time: Duration::ZERO,
-            _dir: temp,
-        };
+        let (qemu, link) = snapshot.restore(&config, &oob, dir.path())?;
+        let gids = BTreeMap::new();
+        let mut guest = Self { link, qemu, gids, link_local, oob, boot_time: Duration::ZERO, _dir: dir };
+        if let Err(e) = guest.configure(&config) {
+            return Err(guest.qemu.boot_error(e.message));
+        }
         let mut expected = vec![link_local];
         for ip in &config.ips {
             expected.push(gid_of(ip.split('/').next().unwrap_or(ip))?);
@@ -317,6 +270,17 @@ impl Guest {
         guest.wait_for_gids(&expected, deadline)?;
         guest.boot_time = begin.elapsed();
         Ok(guest)
+    }
+
+    /// Gives `eth0` its addresses, and adds `rxe0`. The clock of the guest stood still since the snapshot.
+    fn configure(&self, config: &GuestConfig) -> Result<Output> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (mac, mtu) = (&config.mac, config.mtu);
+        let mut cmd = format!("date -s @{now} && ip link set eth0 address {mac} mtu {mtu} up");
+        for ip in &config.ips {
+            cmd += &format!(" && ip addr add {ip} dev eth0");
+        }
+        self.check(&(cmd + " && rdma link add rxe0 type rxe netdev eth0"), config.boot_timeout)
     }
 
     fn wait_for_gids(&mut self, expected: &[Ipv6Addr], deadline: Instant) -> Result<()> {
@@ -483,172 +447,24 @@ impl Guest {
         self.link_local
     }
 
-    /// Returns the time that the guest took to boot.
+    /// Returns the time that the guest took to start.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
 
     /// Returns QEMU's process ID.
     pub fn pid(&self) -> u32 {
-        self.qemu.0.id()
+        self.qemu.child.id()
     }
 
     /// Kills QEMU, as if the machine lost its power, and waits until the process has ended.
     pub fn kill(&mut self) {
-        self.qemu.0.kill().unwrap();
-        self.qemu.0.wait().unwrap();
+        self.qemu.child.kill().unwrap();
+        self.qemu.child.wait().unwrap();
     }
 
     /// Returns the last lines of the guest's console and of QEMU's messages.
     pub fn log(&self) -> String {
         log_tail(&self.link.dir)
     }
-}
-
-/// Returns the directory of the guest image. The error says how to build the image or install QEMU.
-fn image(suite: Suite) -> Result<PathBuf> {
-    let hint = "run tests/install guest (as root or a user with sudo)";
-    let found = |tool: &str| {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|d| d.join(tool).is_file())
-    };
-    for tool in ["qemu-system-x86_64", "setpriv"] {
-        if !found(tool) {
-            return error(
-                ErrorKind::Missing,
-                format!("{tool} is not installed; guest tests need it: {hint}"),
-            );
-        }
-    }
-    let mkimage = format!("{TESTS}/mkimage");
-    let out =
-        Command::new(&mkimage).args(["-n", suite.name()]).output().map_err(|e| io_error(&mkimage, e))?;
-    let dir = String::from_utf8_lossy(&out.stdout).trim().to_string();
-    if !out.status.success() {
-        let message =
-            format!("no image of the test guest in {dir}: {hint}, or only {mkimage} {}", suite.name());
-        return error(ErrorKind::Missing, message);
-    }
-    Ok(dir.into())
-}
-
-fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Path) -> Result<Command> {
-    // QEMU separates options by commas and unescapes doubled ones.
-    let text = |p: &Path| p.display().to_string().replace(',', ",,");
-    let (netdev, netns) = match &config.net {
-        Net::Dgram { local, remote } => {
-            let (l, r) = (text(local), text(remote));
-            (format!("dgram,id=n0,local.type=unix,local.path={l},remote.type=unix,remote.path={r}"), None)
-        }
-        Net::StreamListen { path } => {
-            (format!("stream,id=n0,server=on,addr.type=unix,addr.path={}", text(path)), None)
-        }
-        Net::StreamConnect { path } => {
-            (format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", text(path)), None)
-        }
-        Net::Tap { ifname, netns } => {
-            (format!("tap,id=n0,ifname={ifname},script=no,downscript=no,vnet_hdr=off"), netns.as_ref())
-        }
-    };
-    let forwards: String = oob.iter().map(|(h, g)| format!(",hostfwd=tcp:127.0.0.1:{h}-:{g}")).collect();
-    let mut append = format!(
-        "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests init_on_alloc=0 audit=0 lsm= \
-         apparmor=0 urxe.mtu={} urxe.ip={}",
-        config.mtu,
-        config.ips.join(",")
-    );
-    // Under emulation the guest's calibration of the TSC fails in one boot of seven, and the guest then
-    // hangs.
-    if let Some(khz) = tsc_khz() {
-        append += &format!(" tsc_early_khz={khz} no_timer_check");
-        // Two emulated processors share one counter, but the guest finds it unsynchronized and would fall
-        // back to jiffies.
-        if config.cpus > 1 {
-            append += " tsc=reliable";
-        }
-    }
-    let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("creating qemu.log", e))?;
-    let log2 = log.try_clone().map_err(|e| io_error("creating qemu.log", e))?;
-
-    let mut c = Command::new("setpriv");
-    c.args(["--pdeathsig", "KILL"]);
-    if let Some(ns) = netns {
-        c.args(["ip", "netns", "exec", ns]);
-    }
-    // maxcpus=2: for a machine with one CPU at most, QEMU translates locked instructions, the guest's memory
-    // barriers, to plain loads and stores, although devices run concurrently with that CPU; a notification
-    // lost in this way blocks a queue of the NIC permanently.
-    c.args(
-        "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -m 384".split(' '),
-    );
-    c.arg("-smp").arg(format!("{},maxcpus=2", config.cpus));
-    c.args(
-        "-nodefaults -no-user-config -display none -no-reboot -global virtio-mmio.force-legacy=false"
-            .split(' '),
-    );
-    c.arg("-serial").arg(format!("file:{}", text(&dir.join("console"))));
-    c.arg("-kernel").arg(image.join("vmlinux"));
-    c.arg("-initrd").arg(image.join("initrd"));
-    // status=off: otherwise IPv6 is ready 0.6 s later
-    c.arg("-netdev").arg(netdev);
-    c.arg("-device").arg(format!("virtio-net-device,netdev=n0,mac={},status=off", config.mac));
-    c.arg("-netdev").arg(format!("user,id=n1{forwards}"));
-    c.arg("-device").arg("virtio-net-device,netdev=n1,mac=52:54:00:77:ff:01,status=off");
-    if let Some(pcap) = &config.pcap {
-        c.arg("-object").arg(format!("filter-dump,id=dump0,netdev=n0,file={},maxlen=65536", text(pcap)));
-    }
-    c.args(["-device", "virtio-serial-device"]);
-    c.arg("-chardev").arg(format!("socket,id=agent,path={},server=off", text(&dir.join("agent"))));
-    c.args(["-device", "virtserialport,chardev=agent,nr=1,name=agent"]);
-    c.arg("-append").arg(append);
-    c.stdin(Stdio::null()).stdout(log).stderr(log2);
-    Ok(c)
-}
-
-/// Starts a process whose command uses `setpriv --pdeathsig`, so that the process is killed when this one
-/// terminates. The kernel sends that signal when the *thread* that started the process exits, and a test's
-/// thread may exit before its guests. Therefore a thread that never exits starts all of them.
-fn spawn_with_parent_death_signal(cmd: Command) -> io::Result<Child> {
-    type Request = (Command, Sender<io::Result<Child>>);
-    static TO_SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
-    let to_spawner = TO_SPAWNER.get_or_init(|| {
-        let (tx, rx) = mpsc::channel::<Request>();
-        std::thread::spawn(move || {
-            for (mut cmd, reply) in rx {
-                let _ = reply.send(cmd.spawn());
-            }
-        });
-        Mutex::new(tx)
-    });
-    let (tx, rx) = mpsc::channel();
-    to_spawner.lock().send((cmd, tx)).map_err(io::Error::other)?;
-    rx.recv().map_err(io::Error::other)?
-}
-
-/// Returns the frequency of this machine's time-stamp counter in kHz. The emulated counter has the same
-/// frequency.
-#[cfg(target_arch = "x86_64")]
-fn tsc_khz() -> Option<u64> {
-    // The fastest of ten readings.
-    fn sample() -> (Instant, u64) {
-        let one = || {
-            let before = Instant::now();
-            // SAFETY: every x86_64 processor has the instruction, and it accesses no memory.
-            let tsc = unsafe { std::arch::x86_64::_rdtsc() };
-            (before.elapsed(), before, tsc)
-        };
-        let (_, at, tsc) = (0..10).map(|_| one()).min_by_key(|s| s.0).unwrap();
-        (at, tsc)
-    }
-    let a = sample();
-    std::thread::sleep(Duration::from_millis(10));
-    let b = sample();
-    let ns = b.0.duration_since(a.0).as_nanos() as u64;
-    Some((b.1 - a.1) * 1_000_000 / ns)
-}
-
-/// Returns `None`, because only x86_64 has a time-stamp counter.
-#[cfg(not(target_arch = "x86_64"))]
-fn tsc_khz() -> Option<u64> {
-    None
 }

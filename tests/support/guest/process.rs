@@ -31,14 +31,8 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits for the agent's first message, for at most the read timeout of `stream`, and then starts a
-    /// thread that dispatches messages to their sessions.
-    pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
-        let (kind, _, _) = read_frame(&mut stream)?;
-        if kind != b'H' {
-            return Err(io::Error::other("the first message of the agent is not a hello"));
-        }
-        stream.set_read_timeout(None)?;
+    /// Starts a thread that dispatches the agent's messages to their sessions.
+    pub fn new(stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
         // A guest that reads no data for this long hangs.
         stream.set_write_timeout(Some(SHORT))?;
         let sessions = Mutex::new(Sessions { next: 1, open: HashMap::new(), closed: false });
@@ -106,6 +100,11 @@ impl Link {
             stderr: Vec::new(),
             status: None,
         })
+    }
+
+    /// Makes the guest's kernel draw its random numbers from a new seed.
+    pub fn reseed(&self) -> Result<()> {
+        self.send(b'R', 0, &[])
     }
 
     pub fn terminated(&self, message: String) -> GuestError {

@@ -10,15 +10,8 @@
 //! transmission arrived after that. `wait_psn`, for the limit of 128 unacknowledged packets, has the same
 //! race.
 
-use super::{ErrorKind, Guest, Result, SHORT, error};
+use super::{Guest, Result, SHORT};
 use std::time::Duration;
-
-/// Offsets of `req.psn`, `comp.psn`, `skb_out`, `need_req_skb` and `req.wait_psn` in `struct rxe_qp` for each
-/// kernel, found by disassembly.
-const LAYOUTS: [(&str, [u32; 5]); 2] = [
-    ("6.1.0-56-amd64", [0x3b8, 0x42c, 0x774, 0x778, 0x3cc]),
-    ("6.12.117+deb13-amd64", [0x47c, 0x4a4, 0x75c, 0x760, 0x490]),
-];
 
 /// Time limit for a command in a guest whose host is heavily loaded.
 const SLOW: Duration = Duration::from_secs(60);
@@ -70,21 +63,12 @@ impl Requester {
 impl Guest {
     /// Returns the requester of each queue pair of rxe0. A kernel probe on `rxe_qp_to_attr` reads them while
     /// `rdma` queries the attributes, so earlier traffic is not affected.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Missing`] if the layout of this kernel's `struct rxe_qp` is not known.
     pub fn requesters(&self) -> Result<Vec<Requester>> {
-        let release = self.check("uname -r", SHORT)?.stdout;
-        let Some((_, at)) = LAYOUTS.iter().find(|(name, _)| *name == release.trim()) else {
-            return error(
-                ErrorKind::Missing,
-                format!("the layout of `struct rxe_qp` in Linux {} is unknown", release.trim()),
-            );
-        };
+        let offsets = self.check("cat /etc/rxe_qp", SHORT)?.stdout;
+        // In the order of the file.
         let names = ["next", "unacked", "nic", "need_req_skb", "wait_psn"];
         let fields: String =
-            names.iter().zip(at).map(|(name, at)| format!(" {name}=+{at:#x}(%di):u32")).collect();
+            names.iter().zip(offsets.lines()).map(|(name, at)| format!(" {name}=+{at}(%di):u32")).collect();
         let out = self.check(
             &format!(
                 "cd /sys/kernel/tracing; [ -e trace ] || mount -t tracefs tracefs .; cd /sys/kernel/tracing
@@ -102,10 +86,6 @@ impl Guest {
 
     /// Returns all requesters, and those that have lost a wake-up (see [`Requester::has_lost_wakeup`]) and
     /// have not changed for a second.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`requesters`](Self::requesters).
     pub fn lost_wakeups(&self) -> Result<(Vec<Requester>, Vec<Requester>)> {
         let before = self.requesters()?;
         std::thread::sleep(Duration::from_secs(1));
