@@ -37,9 +37,12 @@ pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`.
+/// Returns the path of the preload library, which makes the devices visible in `/sys` and `/dev`: that in
+/// `URXE_PRELOAD`, or that which Cargo built.
 pub fn preload() -> PathBuf {
-    built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace")
+    let built =
+        || built("liburxe_preload.so").expect("urxe-preload is not built: run cargo build --workspace");
+    std::env::var_os("URXE_PRELOAD").map_or_else(built, PathBuf::from)
 }
 
 /// Copies a build product to a path with `cp`. If this process wrote the copy itself, a child forked by
