@@ -156,7 +156,7 @@ impl Cm {
             rnr_retry_count: rep.rnr_retry_count,
             failover,
             ca_guid: rep.ca_guid,
-            ece: Ece { vendor_id: rep.vendor_id(), options: mad.modifier },
+            ece: Ece { vendor_id: rep.vendor_id, options: mad.modifier },
             private_data: rep.private_data,
         };
         self.push_event(id, Event::Accepted(Box::new(accepted)));

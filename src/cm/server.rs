@@ -314,6 +314,7 @@ impl Cm {
             rnr_retry_count: reply.rnr_retry_count,
             srq: reply.qp.srq,
             ca_guid,
+            vendor_id: reply.ece.vendor_id,
             private_data,
             ..Rep::default()
         };
@@ -322,7 +323,6 @@ impl Cm {
             // shared queues.
             (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
         }
-        rep.set_vendor_id(reply.ece.vendor_id);
         let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
         conn.cached_response =
             Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });

@@ -92,16 +92,16 @@ impl Cm {
         let (info, info_len) = information(reply.info)?;
         let private_data = padded(reply.private_data)?;
         self.conn(id, &[State::SidrReqRcvd], "respond to a SIDR_REQ")?;
-        let mut rep = SidrRep {
+        let rep = SidrRep {
             status: reply.status,
             qpn: reply.qpn,
             qkey: reply.qkey,
+            vendor_id: reply.ece.vendor_id,
             info_len,
             info,
             private_data,
             ..SidrRep::default()
         };
-        rep.set_vendor_id(reply.ece.vendor_id);
         self.mark_released(id.0);
         self.send_sidr_rep(now, id.0, rep, reply.ece.options);
         Ok(())
@@ -125,7 +125,7 @@ impl Cm {
             status: rep.status,
             qpn: rep.qpn,
             qkey: rep.qkey,
-            ece: Ece { vendor_id: rep.vendor_id(), options: mad.modifier },
+            ece: Ece { vendor_id: rep.vendor_id, options: mad.modifier },
             info: rep.info().into(),
             private_data: rep.private_data,
         };

@@ -20,7 +20,7 @@ fn client_sends_req_and_answers_rep_with_rtu() {
 
     let mut rep = rep(id);
     rep.private_data[..2].copy_from_slice(b"hi");
-    rep.set_vendor_id(0xabcdef);
+    rep.vendor_id = 0xabcdef;
     bench.inject(rep);
     let (_, Event::Accepted(accepted)) = bench.event() else { panic!() };
     assert_eq!((accepted.remote_qpn, &accepted.private_data[..3]), (PEER_QPN, &b"hi\0"[..]));

@@ -70,7 +70,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me")).unwrap();
     let sent = bench.sent_mads();
     let Message::SidrRep(rep) = sent[0].message else { panic!() };
-    assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id()), (0x9, 6, 0x1_2345));
+    assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id), (0x9, 6, 0x1_2345));
     assert_eq!((rep.request, rep.qpn, rep.qkey), (CommId(0x55), Qpn::new(0x333), QKey(0x0123_4567)));
     assert_eq!((rep.service, &rep.private_data[..3]), (SERVICE, &b"me\0"[..]));
     bench.inject_as(&source(), 0x9, sidr_req());

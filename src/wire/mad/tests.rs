@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{Mtu, Qpn};
+use crate::wire::Mtu;
 
 /// Returns a MAD of the given kind with the given data.
 fn mad(kind: MessageKind, data: &[u8]) -> [u8; MAD_LEN] {
@@ -100,15 +100,14 @@ fn cm_codes_round_trip_even_if_unassigned() {
 }
 
 #[test]
-fn vendor_id_round_trips_and_leaves_the_qpn_unchanged() {
-    let mut rep = Rep { qpn: Qpn::new(0x12_3456), ..Rep::default() };
-    rep.set_vendor_id(0xab_cdef);
-    assert_eq!(rep.vendor_id(), 0xab_cdef);
-    let data = Mad { transaction: 0, modifier: 0, message: rep.into() }.bytes();
-    assert_eq!(data[MAD_HEADER_LEN + 12..][..4], [0x12, 0x34, 0x56, 0xab]);
-    let mut sidr = SidrRep { qpn: Qpn::new(0x12_3456), ..SidrRep::default() };
-    sidr.set_vendor_id(0xab_cdef);
-    assert_eq!((sidr.vendor_id(), sidr.qpn), (0xab_cdef, Qpn::new(0x12_3456)));
+fn vendor_id_is_in_the_bytes_beside_fields_of_24_bits() {
+    let vendor_id = 0xab_cdef;
+    let rep = Rep { vendor_id, ..Rep::default() };
+    let bytes = Mad { transaction: 0, modifier: 0, message: rep.into() }.bytes();
+    assert_eq!([15, 19, 23].map(|i| bytes[MAD_HEADER_LEN + i]), [0xab, 0xcd, 0xef]);
+    let rep = SidrRep { vendor_id, ..SidrRep::default() };
+    let bytes = Mad { transaction: 0, modifier: 0, message: rep.into() }.bytes();
+    assert_eq!([6, 7, 11].map(|i| bytes[MAD_HEADER_LEN + i]), [0xab, 0xcd, 0xef]);
 }
 
 #[test]
