@@ -89,7 +89,9 @@ impl Snapshot {
             cmd.arg(format!("filter-dump,id=dump0,netdev=n0,file={},maxlen=65536", text(pcap)));
         }
         // Otherwise the guest announces its MAC address, as after a migration.
-        cmd.args(["-global", "migration.announce-rounds=0", "-incoming", "fd:0"]).stdin(self.file);
+        cmd.args(["-global", "migration.announce-rounds=0"]);
+        // The file is the standard input of QEMU. Not fd:0, which QEMU 9.1 deprecates for files.
+        cmd.args(["-incoming", "exec:exec cat /proc/$PPID/fd/0"]).stdin(self.file);
         let (qemu, link) = Qemu::start(cmd, dir, Instant::now() + config.boot_timeout)?;
         // All guests of a snapshot would draw the same random numbers.
         link.reseed()?;
