@@ -5,7 +5,7 @@
  *   guest -> host  'O' / 'E' stdout / stderr data, 'X' exit: i32 status (128 + N if signal N killed the command)
  *   host -> guest  'C' command for sh -c; opens the session, whose number the host chooses
  *                  'I' stdin data, 'Z' end of stdin, 'S' signal (u8) for the whole process group
- *                  'R' no payload: seeds the kernel's random numbers again, from the (emulated) processor's
+ *                  'R' no payload: reseeds the kernel's random number generator from the emulated processor's
  */
 #define _GNU_SOURCE
 #include <errno.h>

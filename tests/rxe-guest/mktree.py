@@ -90,7 +90,7 @@ with open(f"{tree}{md}/modules.dep", "w") as f:
         subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", plain(m)], check=True)
         f.write(f"{m}.ko: {' '.join(x + '.ko' for x in reversed(closure(m, [])[:-1]))}\n")
 
-# Where the fixture finds the state of a queue pair (tests/support/guest/requester.rs).
+# Offsets at which the fixture reads the state of a queue pair (tests/support/guest/requester.rs).
 types = btf(plain("rdma_rxe"), btf(vmlinux))
 fields = ("req.psn", "comp.psn", "skb_out", "need_req_skb", "req.wait_psn")
 with open(f"{tree}/etc/rxe_qp", "w") as f:

@@ -178,8 +178,8 @@ pub struct GuestConfig {
     pub cpus: u8,
     /// Pcap file for the guest's frames in both directions; `None` for no recording.
     pub pcap: Option<PathBuf>,
-    /// Time limit for the start, which ends when `rxe0` is ACTIVE with all its GIDs, and before it for the boot of the
-    /// guest of the snapshot, if there is none yet.
+    /// Time limit for the start, which ends when `rxe0` is ACTIVE with all its GIDs. If there is no snapshot yet, also
+    /// the limit for the boot and the snapshot before it.
     pub boot_timeout: Duration,
 }
 
@@ -272,7 +272,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Gives `eth0` its addresses, and adds `rxe0`. The clock of the guest stood still since the snapshot.
+    /// Sets the clock, which has stood still since the snapshot, gives `eth0` its addresses, and adds `rxe0`.
     fn configure(&self, config: &GuestConfig) -> Result<Output> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let (mac, mtu) = (&config.mac, config.mtu);

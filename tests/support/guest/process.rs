@@ -102,7 +102,7 @@ impl Link {
         })
     }
 
-    /// Makes the guest's kernel draw its random numbers from a new seed.
+    /// Reseeds the random number generator of the guest's kernel.
     pub fn reseed(&self) -> Result<()> {
         self.send(b'R', 0, &[])
     }

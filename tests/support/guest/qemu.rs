@@ -26,7 +26,7 @@ pub struct Snapshot {
     machine: Machine,
 }
 
-/// Machine on which a snapshot was taken; it restores only there.
+/// Machine of a snapshot. Only the same machine can restore the snapshot.
 #[derive(Clone, Copy)]
 struct Machine {
     /// Number of processors, one or two.
@@ -93,7 +93,7 @@ impl Snapshot {
         // The file is the standard input of QEMU. Not fd:0, which QEMU 9.1 deprecates for files.
         cmd.args(["-incoming", "exec:exec cat /proc/$PPID/fd/0"]).stdin(self.file);
         let (qemu, link) = Qemu::start(cmd, dir, Instant::now() + config.boot_timeout)?;
-        // All guests of a snapshot would draw the same random numbers.
+        // Otherwise all guests of a snapshot draw the same random numbers.
         link.reseed()?;
         Ok((qemu, link))
     }
