@@ -11,7 +11,7 @@ use super::*;
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Link, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, Payload, PeerWindow, TxQueue};
+use crate::transport::{BurstLimits, Instant, Payload, PeerChange, PeerWindow, TxQueue};
 use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};
 
 mod hostile;
@@ -97,12 +97,15 @@ fn link_defers_icrcs_and_limits_the_window_of_the_peer_once_packets_have_taken_a
         let headers = Headers { bth, ..Headers::default() };
         queue.push(&Flow::new(ip, ip, 4791), headers, Payload::Bytes(&[7; 64]));
         from.transmit(Instant(1), &queue).unwrap();
-        (from.supports_deferred_icrc(), from.next_peer_window())
+        (from.supports_deferred_icrc(), from.next_peer_change())
     };
     let (to_off, to_b) = (off.partition(), b.partition());
-    assert_eq!(send(&mut a, to_off, false), (false, Some((ip, PeerWindow::OfLink))));
+    assert_eq!(send(&mut a, to_off, false), (false, Some(PeerChange::Window(ip, PeerWindow::OfLink))));
     let (defers, window) = send(&mut a, to_b, false);
-    assert!(defers && matches!(window, Some((peer, PeerWindow::AtMost(_))) if peer == ip), "{window:?}");
+    assert!(
+        defers && matches!(window, Some(PeerChange::Window(peer, PeerWindow::AtMost(_))) if peer == ip),
+        "{window:?}"
+    );
     // From now on, packets for the socket have deferred ICRCs as well.
     assert_eq!(send(&mut a, to_off, true), (true, None));
     assert_eq!(send(&mut a, to_b, true), (true, None));

@@ -70,6 +70,15 @@ impl ShardState {
         }
     }
 
+    /// Passes the changes of the paths to peers from the link to the NIC.
+    pub(super) fn take_peer_changes(&mut self) {
+        if let Some(link) = self.link.get() {
+            while let Some(change) = link.next_peer_change() {
+                self.nic.on_peer_change(change);
+            }
+        }
+    }
+
     /// Returns the room of a link that limits what the NIC may send.
     pub(super) fn egress_room(&self) -> Option<EgressRoom> {
         match (self.is_paced, &self.link) {

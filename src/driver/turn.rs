@@ -50,6 +50,8 @@ impl Shard {
             }
             _ => Ok(0),
         };
+        state.take_peer_changes();
+        let ShardState { nic, tx, .. } = state;
         let due = nic.next_deadline().is_some_and(|at| at <= now);
         let nothing = collected == 0 && matches!(received, Ok(0));
         if nothing && !due && !nic.wants_to_transmit() && tx.is_empty() {
@@ -106,9 +108,6 @@ impl Shard {
                 && let Some(link) = link.get()
             {
                 lost = link.transmit(now, tx).err();
-                while let Some((peer, window)) = link.next_peer_window() {
-                    nic.set_peer_window(peer, window);
-                }
                 if link.supports_deferred_icrc() {
                     tx.defer_icrcs();
                 }
@@ -119,6 +118,7 @@ impl Shard {
             tx.clear();
         }
         nic.emitted();
+        state.take_peer_changes();
         if let Some(e) = lost {
             self.lose_link(state, e, now);
         }

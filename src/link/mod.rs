@@ -42,8 +42,8 @@ macro_rules! delegate_link_methods {
         fn has_used_rings(&$self) -> bool {
             $inner.has_used_rings()
         }
-        fn next_peer_window(&mut $self) -> Option<(std::net::IpAddr, $crate::link::PeerWindow)> {
-            $inner.next_peer_window()
+        fn next_peer_change(&mut $self) -> Option<$crate::link::PeerChange> {
+            $inner.next_peer_change()
         }
         fn counters(&$self) -> $crate::link::LinkCounters {
             $inner.counters()
@@ -87,7 +87,9 @@ use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 use crate::sys::setters::setters;
-pub use crate::transport::{BurstLimits, EgressRoom, Instant, PeerWindow, RxBurst, TxBurst, TxQueue};
+pub use crate::transport::{
+    BurstLimits, EgressRoom, Instant, PeerChange, PeerWindow, RxBurst, TxBurst, TxQueue,
+};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 
@@ -347,9 +349,9 @@ pub trait Link: Send {
         false
     }
 
-    /// Returns the next peer of which the window has changed, with the new window. All have that of the link
-    /// ([`LinkInfo::window`]) at first.
-    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+    /// Returns the next change of the path to a peer. At first, all peers have the window of the link
+    /// ([`LinkInfo::window`]), and all paths have room.
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
         None
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, RxBurst, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, LastAcks, PeerWindow, TxQueue};
+use crate::transport::{BurstLimits, Instant, LastAcks, PeerChange, PeerWindow, TxQueue};
 use crate::wire::mad::ServiceId;
 
 /// Time without traffic after which a member is considered idle, unless it is the one used last.
@@ -194,15 +194,16 @@ impl<L: Link> Link for Multihomed<L> {
         self.members.iter().any(|m| m.link.has_used_rings())
     }
 
-    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
-        let (member, (address, window)) =
-            self.members.iter_mut().enumerate().find_map(|(n, m)| Some((n, m.link.next_peer_window()?)))?;
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
+        let (member, change) =
+            self.members.iter_mut().enumerate().find_map(|(n, m)| Some((n, m.link.next_peer_change()?)))?;
+        let PeerChange::Window(address, window) = change else { return Some(change) };
         match window {
             PeerWindow::OfLink => self.windows.remove(&(address, member)),
             _ => self.windows.insert((address, member), window),
         };
         let of_peer = self.windows.iter().filter(|((to, _), _)| *to == address).map(|(_, window)| *window);
-        Some((address, of_peer.reduce(PeerWindow::min).unwrap_or(PeerWindow::OfLink)))
+        Some(PeerChange::Window(address, of_peer.reduce(PeerWindow::min).unwrap_or(PeerWindow::OfLink)))
     }
 
     fn elide_icrcs(&mut self) {
@@ -370,8 +371,8 @@ mod tests {
         fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
             Some(self)
         }
-        fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
-            Some((ip(PEER), self.script.lock().windows.pop_front()?))
+        fn next_peer_change(&mut self) -> Option<PeerChange> {
+            Some(PeerChange::Window(ip(PEER), self.script.lock().windows.pop_front()?))
         }
         fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
             None
@@ -467,8 +468,8 @@ mod tests {
         ];
         for (step, (member, window, expected)) in steps.into_iter().enumerate() {
             scripts[member].lock().windows.push_back(window);
-            assert_eq!(link.next_peer_window(), Some((ip(PEER), expected)), "step {step}");
-            assert_eq!(link.next_peer_window(), None);
+            assert_eq!(link.next_peer_change(), Some(PeerChange::Window(ip(PEER), expected)), "step {step}");
+            assert_eq!(link.next_peer_change(), None);
         }
         assert!(link.windows.is_empty());
     }

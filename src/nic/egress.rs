@@ -1,6 +1,6 @@
-//! Transmission within the room of a link that sends at the rate of a wire or whose peer pauses priorities: none
-//! of a priority that is full or paused. At the rate of a wire, each queue pair sends one packet in turn, so that
-//! a burst of one does not delay the others.
+//! Transmission within the room of a link: nothing on a full path and, if the link sends at the rate of a wire or its peer
+//! pauses priorities, nothing of a priority that is full or paused. At the rate of a wire, each queue pair sends one packet
+//! in turn, so that a burst of one does not delay the others.
 
 use super::Nic;
 use crate::memory::Table;
@@ -19,7 +19,7 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) -> bool {
-        self.unpark(room);
+        self.unpark_within(room);
         self.egress.room = Some(room);
         match delay_acks {
             true => self.transmit_urgent(now, memory, tx),
@@ -34,14 +34,16 @@ impl Nic {
         self.wants_to_transmit_urgently() || self.egress.has_parked(room)
     }
 
-    /// Reports whether a queue pair may have its turn. Otherwise puts it aside until there is room for packets
-    /// of its priority.
+    /// Reports whether a queue pair may have its turn. Otherwise puts it aside until there is room for its next packet.
     pub(super) fn may_have_turn(&mut self, (qpn, unblocked): (Qpn, bool)) -> bool {
-        let (Some(room), Some(entry)) = (self.egress.room, self.table.get_mut(qpn)) else { return true };
-        let priority = entry.qp.priority();
+        let Some(entry) = self.table.get_mut(qpn) else { return true };
         // A queue pair in ERR sends nothing, but completes its work requests.
-        if room.has_room(priority) || entry.must_enter_error || entry.qp.state() == QpState::Err {
+        if entry.must_enter_error || entry.qp.state() == QpState::Err {
             return true;
+        }
+        let Some(waiting) = self.egress.wait_list(entry) else { return true };
+        if !std::mem::replace(&mut entry.parked, true) {
+            waiting.push_back(qpn);
         }
         match unblocked {
             true => {
@@ -51,22 +53,24 @@ impl Nic {
             }
             false => entry.queued = false,
         }
-        if !std::mem::replace(&mut entry.parked, true) {
-            self.egress.parked[priority].push_back(qpn);
-        }
         false
     }
 
     /// Returns the queue pairs for which there is room to the ready list.
-    fn unpark(&mut self, room: EgressRoom) {
+    fn unpark_within(&mut self, room: EgressRoom) {
         for priority in (0..self.egress.parked.len()).filter(|priority| room.has_room(*priority)) {
             while let Some(qpn) = self.egress.parked[priority].pop_front() {
-                if let Some(entry) = self.table.get_mut(qpn)
-                    && std::mem::take(&mut entry.parked)
-                {
-                    self.schedule.enqueue(entry);
-                }
+                self.unpark(qpn);
             }
+        }
+    }
+
+    /// Returns a queue pair to the ready list.
+    pub(super) fn unpark(&mut self, qpn: Qpn) {
+        if let Some(entry) = self.table.get_mut(qpn)
+            && std::mem::take(&mut entry.parked)
+        {
+            self.schedule.enqueue(entry);
         }
     }
 }

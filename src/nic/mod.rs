@@ -63,12 +63,10 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
-use std::net::IpAddr;
-
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PayloadSource, PeerWindow, PolledSends,
+    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PayloadSource, PeerChange, PolledSends,
     PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
     SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
 };
@@ -247,9 +245,19 @@ impl Nic {
         self.config.tuning.congestion.control = congestion;
     }
 
-    /// Sets the window of the peer with an address.
-    pub fn set_peer_window(&mut self, address: IpAddr, window: PeerWindow) {
-        self.peers.set_window(address, self.config.tuning.peer_window(window));
+    /// Adapts to a change of the path to a peer.
+    pub fn on_peer_change(&mut self, change: PeerChange) {
+        match change {
+            PeerChange::Window(address, window) => {
+                self.peers.set_window(address, self.config.tuning.peer_window(window));
+            }
+            PeerChange::Full(path) => self.egress.set_full(path),
+            PeerChange::Room(path) => {
+                for qpn in self.egress.set_room(path) {
+                    self.unpark(qpn);
+                }
+            }
+        }
     }
 
     /// Counters of the NIC.

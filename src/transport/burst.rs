@@ -5,6 +5,7 @@ mod train;
 
 use std::ops::Range;
 
+use super::PeerPath;
 pub use super::copier::Copier;
 use super::copier::{Filled, FilledRing, PacketBuffer, Stored};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
@@ -36,6 +37,11 @@ impl BurstLimits {
     pub const DEST_GROUP_BITS: u32 = 6;
     /// Limits for a link that sends one packet at a time.
     pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
+
+    /// Returns the leading [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits of a destination QPN.
+    pub(crate) fn dest_group(dest: Qpn) -> u8 {
+        (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8
+    }
 }
 
 /// Location of a packet's payload.
@@ -492,7 +498,7 @@ const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
 fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
     // The three highest bits are the transport: 1 is UC, 3 is UD.
     let unacknowledged = if matches!(opcode.0 >> 5, 0b001 | 0b011) { UNACKNOWLEDGED } else { 0 };
-    (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8 | unacknowledged
+    BurstLimits::dest_group(dest) | unacknowledged
 }
 
 /// Returns the destination of the first packet; QP0 if there is none.
@@ -537,6 +543,11 @@ impl<'a> TxBurst<'a> {
     /// common.
     pub(crate) fn dest_group(&self) -> u8 {
         self.group & !UNACKNOWLEDGED
+    }
+
+    /// Returns the path of the packets.
+    pub(crate) fn path(&self) -> PeerPath {
+        PeerPath { src: self.flow.src, dst: self.flow.dst, group: self.dest_group() }
     }
 
     /// Reports whether the packets are of a service without acknowledgements (UC, UD).

@@ -7,10 +7,10 @@ use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::slow_event::EventKind;
 use super::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PayloadRun,
-    PolledSends, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode,
-    WcStatus, earliest, state,
+    AddressError, AddressVector, AsyncEvent, AttachCounterError, BurstLimits, CompCounter, Completion,
+    CountedOps, Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output,
+    PayloadRun, PeerPath, PolledSends, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr,
+    SendWr, Tuning, WcOpcode, WcStatus, earliest, state,
 };
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
 
@@ -591,8 +591,15 @@ impl QueuePair {
     /// Returns the priority of the packet that the queue pair sends next. Only datagrams have priorities of
     /// their own.
     pub fn priority(&self) -> usize {
-        let flow = self.flow().or_else(|| self.requester.next_datagram());
+        let flow = self.flow().or_else(|| self.requester.next_datagram().map(|to| &to.flow));
         flow.map_or(0, |flow| super::priority_of(flow.traffic_class))
+    }
+
+    /// Returns the path of the packet that the queue pair sends next; `None` if it is not connected and has none to send.
+    pub fn next_path(&self) -> Option<PeerPath> {
+        let datagram = || self.requester.next_datagram().map(|to| (&to.flow, to.qpn));
+        let (flow, dest) = self.flow().map(|flow| (flow, self.dest_qpn())).or_else(datagram)?;
+        Some(PeerPath { src: flow.src, dst: flow.dst, group: BurstLimits::dest_group(dest) })
     }
 
     /// Handles the timers that have expired by `env.now`.

@@ -19,8 +19,12 @@
 //! A thread that is about to sleep requests notifications, which make the connection readable. Another thread of the
 //! process may consume the notification before the first one sleeps, or read only some of the packets. That thread then
 //! writes to an eventfd, which the first one waits for too ([`Rings::prepare_to_sleep`]).
+//!
+//! A writer never waits. When a ring is almost full, the NIC learns that the path is full and holds packets back, until the
+//! writer finds room ([`Rings::next_peer_change`]).
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -45,7 +49,7 @@ use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
 use crate::sys::quota::Share;
-use crate::transport::{BurstLimits, Instant, PeerWindow, TxBurst};
+use crate::transport::{BurstLimits, Instant, PeerChange, PeerPath, PeerWindow, TxBurst};
 use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
@@ -62,13 +66,17 @@ const MAX_NAME_WAIT: Duration = Duration::from_secs(2);
 /// Maximum length of the queue of pending connections, and number of connections accepted at a time.
 const BACKLOG: i32 = 64;
 
-/// Maximum wait for room in full rings per turn, during which this thread yields its processor: as long as a reader may be
-/// without one on a busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by `ib_send_bw -c UC`
-/// beside 4 busy processes on 2 processors, 4 of 4 runs lost packets with 2 ms, none with 20 and 100 ms.
-const MAX_WAIT: Duration = Duration::from_millis(50);
+/// Number of bytes that a ring keeps free for packets that the NIC has built before it knows that the ring is full: two
+/// turns. With less room, the path is full.
+const RESERVE: u64 = CAPACITY as u64 / 4;
 
-/// Maximum wait while packets for this process are waiting: the reader may wait for room in the ring that they are in.
-const MAX_MUTUAL_WAIT: Duration = Duration::from_millis(2);
+/// Time between two looks at full rings, whose readers do not report that they have made room.
+const ROOM_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Time without progress of its reader after which a full ring is stalled: as long as a reader may be without a processor on a
+/// busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by `ib_send_bw -c UC` beside 4 busy
+/// processes on 2 processors, 4 of 4 runs lost packets with 2 ms, none with 20 and 100 ms.
+const STALL_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Window of a peer whose packets take rings, in bytes. A ring holds twice as much: requests of one end, and the responses
 /// to those of the other.
@@ -133,27 +141,25 @@ struct Writer {
     is_unpublished: bool,
     /// Whether the reader has confirmed the ring.
     is_confirmed: bool,
-    /// Whether the last wait for room was in vain.
-    is_stalled: bool,
+    room: Room,
+}
+
+/// Room in a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Room {
+    /// For another turn.
+    Enough,
+    /// Not for another turn. The reader has been at `position` at least since the time `since`. The NIC holds back packets.
+    Full { since: Instant, position: u64 },
+    /// Not for another turn, and the reader has made no progress for [`STALL_TIMEOUT`]. The NIC does not hold back packets,
+    /// and those that do not fit are lost.
+    Stalled,
 }
 
 struct Connection {
     socket: CloseOnForkFd,
     role: Role,
     _counted: Share,
-}
-
-/// Verdict on a burst.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sent {
-    /// It is in a ring.
-    Yes,
-    /// There was no room in the ring.
-    Dropped,
-    /// A ring is required, and there is none.
-    NoRing,
-    /// It must take the UDP socket.
-    No,
 }
 
 /// The rings of a link.
@@ -170,8 +176,6 @@ pub struct Rings {
     is_armed: bool,
     /// Descriptor to close in order to refuse a connection when there are none left.
     spare: Option<EventFd>,
-    /// Time left in this turn to wait for room.
-    wait_left: Duration,
     /// `None` for closed connections.
     connections: Vec<Option<Connection>>,
     /// Destination of the packets to the link itself.
@@ -183,6 +187,12 @@ pub struct Rings {
     has_written: bool,
     /// Indices of the connections with unpublished bursts.
     unpublished: Vec<usize>,
+    /// Number of full rings.
+    full: usize,
+    /// Time at which the full rings were last looked at.
+    last_look: Instant,
+    /// Changes of the room on paths that the NIC has not taken.
+    room_changes: VecDeque<PeerChange>,
     /// Time of the last poll of the connections.
     last_poll: Instant,
     /// Whether packets without ICRCs are permitted.
@@ -233,7 +243,9 @@ impl Rings {
             wake,
             is_armed: false,
             spare,
-            wait_left: MAX_WAIT,
+            full: 0,
+            last_look: Instant(0),
+            room_changes: VecDeque::new(),
             connections: Vec::new(),
             own,
             routes: Routes::default(),
@@ -251,10 +263,13 @@ impl Rings {
         self.has_written
     }
 
-    /// Returns the next peer of which the window has changed, with the new window. It is that of rings if all packets to the
+    /// Returns the next change of a path: of its room, or of the peer's window. The window is that of rings if all packets to the
     /// address and all from it take rings: the responses to READs come from the peer. Only one shard of a NIC has readers, so the
     /// windows of the others are at most that of the link.
-    pub fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
+    pub fn next_peer_change(&mut self) -> Option<PeerChange> {
+        if let Some(change) = self.room_changes.pop_front() {
+            return Some(change);
+        }
         let address = self.routes.next_changed()?;
         let is_from_peer =
             |one: &&Connection| matches!(&one.role, Role::Reader { ring, .. } if ring.src() == address);
@@ -264,7 +279,7 @@ impl Rings {
             (writers, 0) if readers >= writers => PeerWindow::Bytes(RING_WINDOW),
             _ => PeerWindow::AtMost(RING_WINDOW),
         };
-        Some((address, window))
+        Some(PeerChange::Window(address, window))
     }
 
     /// Permits packets without ICRCs in both directions.
@@ -272,12 +287,8 @@ impl Rings {
         self.elides_icrcs = true;
     }
 
-    /// Reports whether a burst takes the socket.
-    pub fn is_for_socket(&mut self, burst: &TxBurst<'_>) -> bool {
-        matches!(self.route_of(burst), Route::Socket { .. })
-    }
-
-    fn route_of(&mut self, burst: &TxBurst<'_>) -> Route {
+    /// Returns the route of a burst.
+    pub fn route_of(&mut self, burst: &TxBurst<'_>) -> Route {
         let to = (burst.flow.dst, burst.dest_group());
         if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
             return Route::Socket { is_final: true };
@@ -289,69 +300,73 @@ impl Rings {
         self.routes.get(to).unwrap_or_else(|| self.find_route(to))
     }
 
-    /// Writes a burst to the ring of its destination, if there is one. The reader sees it after
-    /// [`publish`](Self::publish).
-    pub fn write(&mut self, burst: &TxBurst<'_>) -> Sent {
-        let to = (burst.flow.dst, burst.dest_group());
-        let index = match self.route_of(burst) {
-            Route::Ring(index) => index,
-            Route::Socket { .. } => return Sent::No,
-            Route::Nowhere => return Sent::NoRing,
-        };
+    /// Writes a burst to the ring of the connection with the index `ring`. Returns false if there is no room, or if the ring has
+    /// been closed. The reader sees the burst after [`publish`](Self::publish).
+    pub fn write(&mut self, now: Instant, ring: usize, burst: &TxBurst<'_>) -> bool {
         self.has_written = true;
-        match self.write_to(index, burst) {
-            Ok(true) => Sent::Yes,
-            Ok(false) => Sent::Dropped,
+        let Some(writer) = writer_of(&mut self.connections, ring) else { return false };
+        if !std::mem::replace(&mut writer.is_unpublished, true) {
+            self.unpublished.push(ring);
+        }
+        let mut write = || Ok((writer.ring.write(burst)?, writer.ring.has_room(RESERVE)?));
+        let (is_written, has_room) = match write() {
+            Ok(written) => written,
             Err(error) => {
-                trace_event!(WARN, "urxe::link", "ring closed", to = %to.0, reason = %error);
-                self.close(index);
-                self.give_up(to);
-                Sent::Dropped
+                self.fail(ring, &error);
+                return false;
+            }
+        };
+        match (writer.room, has_room) {
+            (Room::Enough, false) => {
+                writer.room = Room::Full { since: now, position: 0 };
+                self.full += 1;
+                self.room_changes.push_back(PeerChange::Full(burst.path()));
+            }
+            (Room::Stalled, true) => writer.room = Room::Enough,
+            _ => {}
+        }
+        is_written
+    }
+
+    /// Closes a ring whose reader has broken the protocol. Later packets take the socket, if they may.
+    fn fail(&mut self, ring: usize, error: &RingError) {
+        let Some(to) = writer_of(&mut self.connections, ring).map(|writer| writer.to) else { return };
+        trace_event!(WARN, "urxe::link", "ring closed", to = %to.0, reason = %error);
+        self.close(ring);
+        self.give_up(to);
+    }
+
+    /// Looks whether full rings have room again.
+    fn look_for_room(&mut self, now: Instant) {
+        self.last_look = now;
+        for index in 0..self.connections.len() {
+            let Some(writer) = writer_of(&mut self.connections, index) else { continue };
+            let Room::Full { since, position } = writer.room else { continue };
+            let mut look = || Ok((writer.ring.reader_position()?, writer.ring.has_room(RESERVE)?));
+            writer.room = match look() {
+                Ok((_, true)) => Room::Enough,
+                Ok((reached, false)) if reached != position => Room::Full { since: now, position: reached },
+                Ok((_, false)) if now.since(since) < STALL_TIMEOUT => continue,
+                Ok((_, false)) => Room::Stalled,
+                Err(error) => {
+                    self.fail(index, &error);
+                    continue;
+                }
+            };
+            if !matches!(writer.room, Room::Full { .. }) {
+                self.full -= 1;
+                self.room_changes.push_back(PeerChange::Room(path_to(self.bind_addr.ip(), writer.to)));
             }
         }
     }
 
-    fn write_to(&mut self, index: usize, burst: &TxBurst<'_>) -> Result<bool, RingError> {
-        let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
-        if !std::mem::replace(&mut writer.is_unpublished, true) {
-            self.unpublished.push(index);
-        }
-        if writer.ring.write(burst)? {
-            writer.is_stalled = false;
-            return Ok(true);
-        }
-        // The reader must see what is in the ring to make room, and the others should not have to wait.
-        self.publish_all();
-        let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
-        if !writer.is_stalled && !self.wait_left.is_zero() {
-            let begin = std::time::Instant::now();
-            let mut waited = Duration::ZERO;
-            while waited < self.wait_left && (waited < MAX_MUTUAL_WAIT || !self.has_input()) {
-                std::thread::yield_now();
-                let Some(writer) = writer_of(&mut self.connections, index) else { return Ok(false) };
-                if writer.ring.write(burst)? {
-                    self.wait_left = self.wait_left.saturating_sub(waited);
-                    writer.is_unpublished = true;
-                    self.unpublished.push(index);
-                    return Ok(true);
-                }
-                waited = begin.elapsed();
-            }
-            self.wait_left = Duration::ZERO;
-            if let Some(writer) = writer_of(&mut self.connections, index) {
-                writer.is_stalled = true;
-            }
-        }
-        Ok(false)
+    /// Returns the time of the next look at full rings.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        (self.full > 0).then(|| self.last_look + ROOM_INTERVAL)
     }
 
     /// Shows the readers what was written in this turn.
     pub fn publish(&mut self) {
-        self.wait_left = MAX_WAIT;
-        self.publish_all();
-    }
-
-    fn publish_all(&mut self) {
         for index in self.unpublished.drain(..) {
             // The connection may have been closed meanwhile.
             if let Some(Some(Connection { socket, role: Role::Writer(writer), .. })) =
@@ -365,7 +380,6 @@ impl Rings {
 
     fn find_route(&mut self, to: Destination) -> Route {
         if to == self.own {
-            // A ring of this process to itself would deadlock: the thread that waits for room is the reader.
             self.routes.set(to, Route::Socket { is_final: true });
             return Route::Socket { is_final: true };
         }
@@ -405,7 +419,7 @@ impl Rings {
     /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
     /// again. No earlier packets can be overtaken, because their process has ended.
     pub fn on_connected(&mut self, peer: IpAddr, qpn: Qpn) {
-        let to = (peer, (qpn.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8);
+        let to = (peer, BurstLimits::dest_group(qpn));
         if self.routes.get(to) == Some(Route::Socket { is_final: false }) {
             self.routes.forget(to);
         }
@@ -426,7 +440,7 @@ impl Rings {
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
         let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
         fd_message::send(&socket, &offer, &[memory.as_fd()])?;
-        let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, is_stalled: false };
+        let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, room: Room::Enough };
         self.add(socket, Role::Writer(writer), counted)
     }
 
@@ -448,6 +462,10 @@ impl Rings {
         };
         // A program started meanwhile may have a copy of the socket, which would keep it in the epoll set.
         let _ = self.epoll.delete(&socket);
+        if let Role::Writer(Writer { room: Room::Full { .. }, to, .. }) = role {
+            self.full -= 1;
+            self.room_changes.push_back(PeerChange::Room(path_to(self.bind_addr.ip(), to)));
+        }
         match role {
             Role::Writer(Writer { to, is_confirmed: true, .. }) => self.routes.end(to),
             Role::Writer(Writer { to, .. }) => self.give_up(to),
@@ -459,12 +477,6 @@ impl Rings {
         }
     }
 
-    /// Reports whether packets are waiting in a ring that this thread reads.
-    fn has_input(&self) -> bool {
-        let mut connections = self.connections.iter().flatten();
-        connections.any(|one| matches!(&one.role, Role::Reader { ring, .. } if ring.has_bursts()))
-    }
-
     /// Reports whether other processes write to this link.
     pub fn has_readers(&self) -> bool {
         self.readers > 0
@@ -472,6 +484,9 @@ impl Rings {
 
     /// Passes received bursts to `sink`, and returns the number of packets.
     pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        if self.full > 0 {
+            self.look_for_room(now);
+        }
         let mut events = 0;
         if now.since(self.last_poll) >= MIN_POLL_INTERVAL {
             self.last_poll = now;
@@ -684,6 +699,10 @@ fn socket_name((ip, partition): Destination) -> String {
 fn socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn path_to(src: IpAddr, (dst, group): Destination) -> PeerPath {
+    PeerPath { src, dst, group }
 }
 
 /// Returns the writer of a connection.

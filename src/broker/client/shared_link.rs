@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
-use super::rings::{Rings, Sent, can_have_rings};
+use super::rings::{Rings, can_have_rings};
+use super::routes::Route;
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
 use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
@@ -20,7 +21,7 @@ use crate::link::{
     SharedAddress, boxed, default_address,
 };
 use crate::nic::QpnPartition;
-use crate::transport::{Instant, LastAcks, PeerWindow, TxQueue};
+use crate::transport::{Instant, LastAcks, PeerChange, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 
@@ -77,6 +78,8 @@ pub struct SharedUdpLink {
     /// QP1.
     registry: Option<ServiceRegistry>,
     last_acks: Option<LastAcks>,
+    /// Routes of the bursts of a turn.
+    routes: Vec<Route>,
     /// Bursts without a ring.
     to_socket: TxQueue,
     /// Time at which the socket was last polled.
@@ -207,6 +210,7 @@ fn new_link(
         last_acks: lease.last_acks(shard),
         registry,
         rings,
+        routes: Vec::new(),
         to_socket,
         last_socket_poll: Instant(0),
         last_socket_packet: Instant(0),
@@ -221,25 +225,23 @@ impl Link for SharedUdpLink {
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        let Some(rings) = &mut self.rings else { return self.inner.transmit(now, queue) };
+        self.routes.clear();
+        self.routes.extend(queue.bursts().map(|burst| rings.route_of(&burst)));
         // Packets with ICRCs need no copy for the socket.
-        let mut are_for_socket = || match &mut self.rings {
-            Some(rings) => queue.bursts().all(|burst| rings.is_for_socket(&burst)),
-            None => true,
-        };
+        let are_for_socket = || self.routes.iter().all(|route| matches!(route, Route::Socket { .. }));
         if !queue.defers_icrcs() && are_for_socket() {
             return self.inner.transmit(now, queue);
         }
-        for burst in queue.bursts() {
-            match self.rings.as_mut().map_or(Sent::No, |rings| rings.write(&burst)) {
-                Sent::Yes => {}
-                Sent::Dropped => self.dropped += burst.packets as u64,
-                Sent::NoRing => self.without_ring += burst.packets as u64,
-                Sent::No => self.to_socket.push_burst(&burst),
+        for (burst, route) in queue.bursts().zip(&self.routes) {
+            match *route {
+                Route::Ring(ring) if rings.write(now, ring, &burst) => {}
+                Route::Ring(_) => self.dropped += burst.packets as u64,
+                Route::Nowhere => self.without_ring += burst.packets as u64,
+                Route::Socket { .. } => self.to_socket.push_burst(&burst),
             }
         }
-        if let Some(rings) = &mut self.rings {
-            rings.publish();
-        }
+        rings.publish();
         if self.to_socket.is_empty() {
             return Ok(());
         }
@@ -257,8 +259,12 @@ impl Link for SharedUdpLink {
         self.rings.as_ref().is_some_and(Rings::has_written)
     }
 
-    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
-        self.rings.as_mut()?.next_peer_window()
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
+        self.rings.as_mut()?.next_peer_change()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.rings.as_ref()?.next_deadline()
     }
 
     fn elide_icrcs(&mut self) {

@@ -213,7 +213,11 @@ impl RingWriter {
         self.memory.on_answer(id, accepts)
     }
 
-    fn has_room(&mut self, len: u64) -> Result<bool, RingError> {
+    /// Reports whether there is room for `len` bytes.
+    ///
+    /// # Errors
+    /// [`RingError::Position`] if the reader has broken the protocol.
+    pub fn has_room(&mut self, len: u64) -> Result<bool, RingError> {
         let (head, capacity) = (self.head, self.mapping.capacity());
         let fits = |tail| head - tail + len <= capacity;
         if fits(self.tail) {
@@ -221,6 +225,15 @@ impl RingWriter {
         }
         self.look_up_tail()?;
         Ok(fits(self.tail))
+    }
+
+    /// Returns the position up to which the reader has read.
+    ///
+    /// # Errors
+    /// [`RingError::Position`] if the reader has broken the protocol.
+    pub fn reader_position(&mut self) -> Result<u64, RingError> {
+        self.look_up_tail()?;
+        Ok(self.tail)
     }
 
     fn look_up_tail(&mut self) -> Result<(), RingError> {

@@ -198,10 +198,9 @@ impl Requester {
         }
     }
 
-    /// Returns the path of the next datagram to send; `None` if there is none.
-    pub fn next_datagram(&self) -> Option<&Flow> {
-        let wqe = self.queue.get(self.snd_nxt.wqe)?;
-        self.queue.destination(wqe).map(|to| &to.flow)
+    /// Returns the destination of the next datagram to send; `None` if there is none.
+    pub fn next_datagram(&self) -> Option<&Datagram> {
+        self.queue.destination(self.queue.get(self.snd_nxt.wqe)?)
     }
 
     /// Returns the PSN of the next packet to send.

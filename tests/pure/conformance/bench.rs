@@ -520,6 +520,14 @@ impl Bench {
         got
     }
 
+    /// Destroys the queue pairs, so that their remaining packets and completions are not checked.
+    pub fn discard(mut self) {
+        for qpn in self.qpns.clone() {
+            self.nic.destroy_qp(qpn);
+        }
+        self.sent_opcodes();
+    }
+
     /// Runs transmit turns until the NIC sends nothing more, and returns all packets sent.
     pub fn sent(&mut self) -> Vec<Pkt> {
         let mut got = self.turn();

@@ -16,6 +16,7 @@ mod datagram;
 mod direct;
 mod fast_regions;
 mod forgeries;
+mod full_paths;
 mod migration;
 mod multicast;
 mod notification_point;
@@ -49,6 +50,7 @@ fn every_rule_has_a_case() {
     let suites = [
         personalities::CASES,
         shared_window::CASES,
+        full_paths::CASES,
         responder_memory::CASES,
         responder_messages::CASES,
         responder_order::CASES,

@@ -249,6 +249,8 @@ rules! {
         "bytes in flight are limited by the window; acknowledgements open it"
     "req.window.shared" "9.7.6"
         "all queue pairs connected to one peer share a window; blocked queue pairs are served first"
+    "req.path.full" "9.7.6"
+        "packets for a path that the link reports as full are held back, and those for other paths are sent"
     "req.window.loss" "9.7.6"
         "losses reduce the congestion window, to two packets at least; delivered data increases it"
     "req.timeout" "9.7.6"

@@ -1,8 +1,11 @@
 //! Conformance cases: the per-peer window, shared by all queue pairs connected to one peer.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
-use urxe::transport::{EgressRoom, PeerWindow, QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp};
+use urxe::transport::{
+    EgressRoom, PeerChange, PeerWindow, QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrOp,
+};
 
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
@@ -31,12 +34,8 @@ fn packets_per_qp(packets: &[Pkt]) -> Vec<(usize, usize)> {
     count.into_iter().collect()
 }
 
-/// Destroys the queue pairs, so that their remaining packets and completions are not checked.
-fn discard(mut b: Bench) {
-    for qpn in b.qpns.clone() {
-        b.nic.destroy_qp(qpn);
-    }
-    b.sent_opcodes();
+fn set_window(b: &mut Bench, peer: IpAddr, window: PeerWindow) {
+    b.nic.on_peer_change(PeerChange::Window(peer, window));
 }
 
 cases! {
@@ -52,7 +51,7 @@ cases! {
         assert_eq!(packets_per_qp(&b.sent()), [(1, 2)]);
         b.deliver(&[ack(SQ + 3, 4).qp(1)]);
         assert_eq!(packets_per_qp(&b.sent()), [(0, 2), (2, 2)]);
-        discard(b);
+        b.discard();
     }
 
     all_qps_complete_under_a_full_shared_window => "req.window.shared" {
@@ -94,7 +93,7 @@ cases! {
         assert_eq!(packets_per_qp(&b.turn_within(EgressRoom::with_pauses(|p| p == 3))), [(3, 4)]);
         b.deliver(&[ack(SQ + 3, 4).qp(3)]);
         assert_eq!(packets_per_qp(&b.turn_within(EgressRoom::UNLIMITED)), [(1, 4)]);
-        discard(b);
+        b.discard();
     }
 
     share_of_the_window_is_freed_when_a_qp_fails_or_is_destroyed => "req.window.shared" {
@@ -109,7 +108,7 @@ cases! {
             assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
             release(&mut b);
             assert_eq!(packets_per_qp(&b.sent()), [(1, 4)]);
-            discard(b);
+            b.discard();
         }
         // A waiting queue pair that is destroyed is skipped.
         let mut b = contending_qps(3);
@@ -117,38 +116,38 @@ cases! {
         b.nic.destroy_qp(b.qpns[1]).unwrap();
         b.deliver(&[ack(SQ + 3, 4)]);
         assert_eq!(packets_per_qp(&b.sent()), [(2, 4)]);
-        discard(b);
+        b.discard();
     }
 
     window_of_one_peer_replaces_that_of_the_link => "req.window.shared" {
         let mut b = contending_qps(3);
         let peer = b.flow().src;
         assert_eq!(packets_per_qp(&b.sent()), [(0, 4)]);
-        b.nic.set_peer_window("192.0.2.99".parse().unwrap(), PeerWindow::Bytes(64 * 1024));
+        set_window(&mut b, "192.0.2.99".parse().unwrap(), PeerWindow::Bytes(64 * 1024));
         b.expect_nothing();
         // A larger window lets the window waiters send.
-        b.nic.set_peer_window(peer, PeerWindow::Bytes(8 * 1024));
+        set_window(&mut b, peer, PeerWindow::Bytes(8 * 1024));
         assert_eq!(packets_per_qp(&b.sent()), [(1, 4)]);
         // A smaller one takes effect as packets are acknowledged.
-        b.nic.set_peer_window(peer, PeerWindow::AtMost(2 * 1024));
+        set_window(&mut b, peer, PeerWindow::AtMost(2 * 1024));
         b.deliver(&[ack(SQ + 3, 4)]);
         b.expect_nothing();
         b.deliver(&[ack(SQ + 2, 3).qp(1)]);
         assert_eq!(packets_per_qp(&b.sent()), [(2, 1)]);
-        b.nic.set_peer_window(peer, PeerWindow::OfLink);
+        set_window(&mut b, peer, PeerWindow::OfLink);
         assert_eq!(packets_per_qp(&b.sent()), [(1, 2)]);
-        discard(b);
+        b.discard();
 
         // The window is set before there is a queue pair, and kept while there is none.
         let mut b = Bench::with(|s| (s.tuning.window, s.tuning.max_peer_window, s.state) = (4 * 1024, 2 * 1024, QpState::Reset));
-        b.nic.set_peer_window(peer, PeerWindow::Bytes(64 * 1024));
+        set_window(&mut b, peer, PeerWindow::Bytes(64 * 1024));
         for _ in 0..2 {
             b.connect(0, QpState::Rts);
             (0..6).for_each(|i| post(&mut b, 0, i, SendFlags::SIGNALED));
             assert_eq!(packets_per_qp(&b.sent()), [(0, 2)], "the bound of the configuration");
             b.set_state(QpState::Reset);
         }
-        discard(b);
+        b.discard();
     }
 
     last_packet_that_fits_the_shared_window_carries_ackreq => "req.window.shared" {
@@ -160,6 +159,6 @@ cases! {
         let sent = b.sent();
         assert_eq!(packets_per_qp(&sent), [(0, 15), (1, 1)]);
         assert!(!sent[14].h.bth.ack_req && sent[15].h.bth.ack_req);
-        discard(b);
+        b.discard();
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use urxe::link::fabric::FabricPort;
 use urxe::link::{
-    BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, PeerWindow, RxBurst, TxQueue,
+    BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, PeerChange, PeerWindow, RxBurst, TxQueue,
 };
 use urxe::wire::{BTH_LEN, Flow, ICRC_LEN, ROCE_PORT};
 
@@ -101,8 +101,9 @@ impl Link for RingLink {
         self.has_written
     }
 
-    fn next_peer_window(&mut self) -> Option<(IpAddr, PeerWindow)> {
-        self.changed_window.take()
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
+        let (peer, window) = self.changed_window.take()?;
+        Some(PeerChange::Window(peer, window))
     }
 
     fn elide_icrcs(&mut self) {

@@ -34,9 +34,32 @@ fn packet_of(opcode: Opcode, from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> 
     queue
 }
 
+/// Fate of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sent {
+    /// It is in a ring.
+    Yes,
+    /// There was no room in the ring, or the ring was closed.
+    Dropped,
+    /// A ring is required, and there is none.
+    NoRing,
+    /// It must take the UDP socket.
+    No,
+}
+
 fn write(from: &mut Rings, to: &str, partition: u32, psn: u32) -> Sent {
     let queue = packet(from, to, partition, psn);
-    let sent = from.write(&queue.bursts().next().unwrap());
+    send_at(Instant(1), from, &queue)
+}
+
+fn send_at(now: Instant, from: &mut Rings, queue: &TxQueue) -> Sent {
+    let burst = queue.bursts().next().unwrap();
+    let sent = match from.route_of(&burst) {
+        Route::Ring(ring) if from.write(now, ring, &burst) => Sent::Yes,
+        Route::Ring(_) => Sent::Dropped,
+        Route::Nowhere => Sent::NoRing,
+        Route::Socket { .. } => Sent::No,
+    };
     from.publish();
     sent
 }
@@ -133,7 +156,7 @@ fn packets_without_acknowledgements_take_a_ring_only_if_rings_are_required() {
         // UC SEND Only, UD SEND Only.
         for opcode in [0x24, 0x64] {
             let queue = packet_of(Opcode(opcode), &a, b_ip, Qpn::new(1 << 18 | 5), 0);
-            assert_eq!(a.write(&queue.bursts().next().unwrap()), expected, "{opcode:x}");
+            assert_eq!(send_at(Instant(1), &mut a, &queue), expected, "{opcode:x}");
         }
         assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
     }
@@ -144,7 +167,7 @@ fn qp1_multicast_own_nic_and_other_hosts_take_the_socket_also_if_rings_are_requi
     let a_ip = "127.18.250.1";
     let mut a = rings_with(a_ip, 1, SharedMemory::Require).unwrap();
     let to_gsi = packet_to_qp(&a, "127.18.250.2", Qpn::GSI, 0);
-    assert_eq!(a.write(&to_gsi.bursts().next().unwrap()), Sent::No);
+    assert_eq!(send_at(Instant(1), &mut a, &to_gsi), Sent::No);
     // TEST-NET-3 (RFC 5737), of no host.
     let to = ["239.1.2.3", a_ip, "203.0.113.77"];
     assert_eq!(to.map(|to| write(&mut a, to, 1, 1)), [Sent::No; 3]);
@@ -261,7 +284,11 @@ fn destinations_beyond_the_limit_take_the_socket_and_are_not_remembered() {
 
 /// Returns the windows that have changed, in the order of the addresses.
 fn changed_windows(of: &mut Rings) -> Vec<(IpAddr, PeerWindow)> {
-    let mut windows: Vec<_> = std::iter::from_fn(|| of.next_peer_window()).collect();
+    let window_of = |change| match change {
+        PeerChange::Window(address, window) => Some((address, window)),
+        PeerChange::Full(_) | PeerChange::Room(_) => None,
+    };
+    let mut windows: Vec<_> = std::iter::from_fn(|| of.next_peer_change()).filter_map(window_of).collect();
     windows.sort_by_key(|(address, _)| *address);
     windows
 }
@@ -312,20 +339,71 @@ fn window_of_a_peer_is_that_of_rings_while_all_packets_in_both_directions_take_r
 }
 
 #[test]
-fn full_ring_of_a_process_that_does_not_read_costs_one_wait() {
-    let (a_ip, b_ip) = ("127.18.246.1", "127.18.246.2");
+fn path_of_a_ring_without_room_for_a_turn_is_full_until_its_reader_has_made_room() {
+    let (a_ip, b_ip) = ("127.18.236.1", "127.18.236.2");
+    let (mut a, mut b) = (rings(a_ip, 1), rings(b_ip, 1));
+    let path = PeerPath { src: a_ip.parse().unwrap(), dst: b_ip.parse().unwrap(), group: 1 };
+    assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
+    while a.next_peer_change().is_some() {}
+    let mut count = 1;
+    while a.next_peer_change() != Some(PeerChange::Full(path)) {
+        assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
+        count += 1;
+    }
+    assert!(a.next_deadline().is_some());
+    // A turn that the NIC had built before.
+    assert!((0..1000).all(|_| write(&mut a, b_ip, 1, 0) == Sent::Yes));
+    assert_eq!(received(&mut a), []);
+    assert_eq!(a.next_peer_change(), None, "no room");
+    let mut got = 0;
+    while got < count + 1000 {
+        got += received(&mut b).len();
+    }
+    assert_eq!(received(&mut a), []);
+    assert_eq!(a.next_peer_change(), Some(PeerChange::Room(path)));
+    assert_eq!((a.next_peer_change(), a.next_deadline()), (None, None));
+}
+
+#[test]
+fn full_ring_of_a_process_that_does_not_read_is_stalled_and_drops_packets_until_the_process_reads() {
+    let (a_ip, b_ip) = ("127.18.235.1", "127.18.235.2");
     let (mut a, mut b) = (rings(a_ip, 1), rings(b_ip, 1));
     let count = (0..).take_while(|n| write(&mut a, b_ip, 1, *n) == Sent::Yes).count();
-    // Only the first turn without room waits.
+    let room_changes = |a: &mut Rings| {
+        let is_room = |change: &PeerChange| !matches!(change, PeerChange::Window(..));
+        std::iter::from_fn(|| a.next_peer_change()).filter(is_room).count()
+    };
+    let look = |a: &mut Rings, at: Duration| {
+        a.receive(Instant(1) + at, &mut |_| {});
+        room_changes(a)
+    };
+    assert_eq!(room_changes(&mut a), 1, "full");
+    // The first look finds where the reader is.
+    assert_eq!(look(&mut a, Duration::ZERO), 0);
+    assert_eq!(look(&mut a, STALL_TIMEOUT - Duration::from_nanos(1)), 0, "the reader may go on");
+    assert_eq!(look(&mut a, STALL_TIMEOUT), 1, "nothing is held back any more");
     assert!((0..1000).all(|_| write(&mut a, b_ip, 1, 0) == Sent::Dropped));
-    let queue = packet(&a, b_ip, 1, 0);
-    assert_eq!(a.write(&queue.bursts().next().unwrap()), Sent::Dropped);
-    assert_eq!(a.wait_left, MAX_WAIT);
+    assert_eq!((room_changes(&mut a), a.next_deadline()), (0, None));
     let mut got = 0;
     while got < count {
         got += received(&mut b).len();
     }
     assert_eq!(write(&mut a, b_ip, 1, 0), Sent::Yes);
+    let more = (0..).take_while(|n| write(&mut a, b_ip, 1, *n) == Sent::Yes).count();
+    assert!(more > 0 && room_changes(&mut a) == 1, "full again");
+}
+
+#[test]
+fn full_path_whose_process_ends_has_room_again() {
+    let (a_ip, b_ip) = ("127.18.234.1", "127.18.234.2");
+    let (mut a, b) = (rings(a_ip, 1), rings(b_ip, 1));
+    while write(&mut a, b_ip, 1, 0) == Sent::Yes {}
+    drop(b);
+    eventually(|| received(&mut a).is_empty() && a.connections.iter().all(Option::is_none));
+    let changes: Vec<_> = std::iter::from_fn(|| a.next_peer_change()).collect();
+    let full = changes.iter().position(|change| matches!(change, PeerChange::Full(_)));
+    let room = changes.iter().position(|change| matches!(change, PeerChange::Room(_)));
+    assert!(full.is_some() && full < room && a.next_deadline().is_none(), "{changes:?}");
 }
 
 /// Connects to a link, and sends an offer with descriptors.
