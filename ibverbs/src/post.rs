@@ -324,8 +324,10 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         failed = Some((at, e.errno()));
     }
-    // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
-    unsafe { store_window_rkeys(list, &requests[..accepted]) };
+    if requests[..accepted].iter().any(|request| matches!(request.op, WrOp::BindMw(_))) {
+        // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
+        unsafe { store_window_rkeys(list, &requests[..accepted]) };
+    }
     let scratch = Scratch { requests: recycle(requests), pieces: recycle(pieces) };
     // Fails, and drops the buffers, if the thread is exiting.
     let _ = SCRATCH.try_with(|cell| cell.set(scratch));
