@@ -7,6 +7,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
+//! | [`host`] | the host's interfaces; the host stack of links with an address of their own; priority flow control |
 //! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
 //! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
@@ -44,6 +45,7 @@ mod trace_event;
 
 pub mod broker;
 mod driver;
+pub mod host;
 pub mod link;
 #[cfg(test)]
 #[path = "../tests/support/netns.rs"]

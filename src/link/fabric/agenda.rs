@@ -132,7 +132,7 @@ impl Agenda {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::rng::SimRng;
+    use crate::sys::rng::SimRng;
 
     fn arrive(touched: &TouchedPorts, port: &Arc<PortShared>, at: u64) {
         port.earliest.store(at, Ordering::SeqCst);

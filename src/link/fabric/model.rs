@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::FabricConfig;
-use crate::link::rng::SimRng;
+use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 

@@ -15,7 +15,7 @@ use super::event::{FaultEvent, Observer};
 use super::filter::Seen;
 use super::packet::{HeldPacket, Single, is_acknowledged_request};
 use super::rule::{Action, Direction, Rule, When};
-use crate::link::rng::SimRng;
+use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::{Ecn, Packet, Qpn};
 

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::link::rng::splitmix64;
+use crate::sys::rng::splitmix64;
 
 /// Seeds for the random faults of several links, which are all derived from one seed. Every link gets a new one, so a
 /// program that opens its device again continues the random sequence rather than repeats its beginning.

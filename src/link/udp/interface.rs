@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Interface, Link, Multihomed, interfaces};
+use crate::host::{Interface, interfaces};
+use crate::link::{Link, Multihomed};
 
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
 /// a second, then waits another second for a response.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use super::config::Node;
-use crate::link::rng::splitmix64;
+use crate::sys::rng::splitmix64;
 use crate::wire::Flow;
 
 /// One direction of a wire, as the routes see it.

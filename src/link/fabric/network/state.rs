@@ -16,7 +16,7 @@ use super::topology::{Topology, picos};
 use crate::link::fabric::agenda::TouchedPorts;
 use crate::link::fabric::inbox::{Delivery, INBOX_LIMIT};
 use crate::link::fabric::port_shared::PortShared;
-use crate::link::rng::SimRng;
+use crate::sys::rng::SimRng;
 use crate::transport::{EgressRoom, Instant, TxBurst};
 use crate::wire::{Ecn, Flow, IpIdent};
 

@@ -82,7 +82,7 @@ pub fn primary_address(addresses: &[IpAddr]) -> Option<IpAddr> {
 }
 
 /// Returns the sort key that puts addresses in GID table order.
-pub(super) fn gid_table_order(ip: &IpAddr) -> u8 {
+pub(crate) fn gid_table_order(ip: &IpAddr) -> u8 {
     match ip {
         ip if is_link_local(ip) => 0,
         IpAddr::V4(_) => 1,

@@ -33,14 +33,14 @@ setters!(PfcConfig {} optional { xoff: usize, xon: usize });
 
 /// State that the links of a NIC's shards share.
 #[derive(Debug, Default)]
-pub(super) struct SharedPfc {
+pub(crate) struct SharedPfc {
     pauses: Pauses,
     congested: Congested,
 }
 
 /// Properties of a link that its flow control depends on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PfcLink {
+pub(crate) struct PfcLink {
     /// Source of the pause frames sent.
     pub mac: Mac,
     /// VLAN tag of all packets sent and received.
@@ -55,7 +55,7 @@ pub(super) struct PfcLink {
 
 /// Flow control of one link.
 #[derive(Debug)]
-pub(super) struct Pfc {
+pub(crate) struct Pfc {
     link: PfcLink,
     shared: Arc<SharedPfc>,
     backlog: Backlog,

@@ -6,7 +6,7 @@ use rand_pcg::rand_core::Rng;
 
 /// A random number generator that always draws the same sequence for the same seed and stream.
 #[derive(Clone, Debug)]
-pub(super) struct SimRng(Pcg64Mcg);
+pub(crate) struct SimRng(Pcg64Mcg);
 
 /// Returns the `n`-th number, counted from 1, of the SplitMix64 sequence for a seed. First PSNs come from
 /// this sequence, because stored captures (`pcaps/own`) contain them; everything else uses a generator from

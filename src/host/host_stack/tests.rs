@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::groups::UNSOLICITED_REPORT_INTERVAL;
 use super::neighbours::{MAX_NEIGHBOURS, MAX_REQUESTS};
 use super::*;
-use crate::link::unresolved_queue::MAX_UNRESOLVED_BYTES;
+use crate::host::unresolved_queue::MAX_UNRESOLVED_BYTES;
 use crate::wire::Flow;
 use crate::wire::frame::append_frame;
 

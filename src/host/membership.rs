@@ -40,17 +40,17 @@ fn hint(error: &io::Error) -> &'static str {
 
 /// Makes the kernel join a group on an interface for as long as the socket is open. The kernel reports the
 /// membership by IGMP or MLD, and configures the hardware to accept packets to the group.
-pub(super) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+pub(crate) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change(socket, group, ifindex, libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP)
 }
 
 /// Makes the kernel leave a group while the socket stays open.
-pub(super) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+pub(crate) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change(socket, group, ifindex, libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP)
 }
 
 /// Sets the interface through which an IPv4 socket sends multicast packets.
-pub(super) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
+pub(crate) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
     set_option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
 }
 

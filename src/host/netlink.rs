@@ -13,13 +13,13 @@ use nix::sys::socket::{
 };
 
 /// Length of an nlmsghdr in bytes: length, type, flags, sequence number, port.
-pub(super) const HEADER_LEN: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 /// Mask that removes the flags from an attribute type (NLA_TYPE_MASK).
 const TYPE_MASK: u16 = 0x3fff;
 
 /// NETLINK_ROUTE socket, bound to the network namespace in which it was opened.
 #[derive(Debug)]
-pub(super) struct RouteSocket(OwnedFd);
+pub(crate) struct RouteSocket(OwnedFd);
 
 impl RouteSocket {
     /// Opens a socket that receives the notifications of the given multicast groups (`RTMGRP_*`).
@@ -48,7 +48,7 @@ impl AsFd for RouteSocket {
 }
 
 /// A request under construction.
-pub(super) struct Request(Vec<u8>);
+pub(crate) struct Request(Vec<u8>);
 
 impl Request {
     /// Creates a request with the given message type (`RTM_*`) and body, such as an ifinfomsg.
@@ -85,12 +85,12 @@ impl Request {
 }
 
 /// Returns the address family of an IP address, as encoded in message bodies.
-pub(super) fn family(ip: IpAddr) -> u8 {
+pub(crate) fn family(ip: IpAddr) -> u8 {
     (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
 }
 
 /// Decodes an attribute value that is an IP address, as [`Request::address`] encodes it.
-pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
+pub(crate) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {
         4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
         16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
@@ -99,7 +99,7 @@ pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
 }
 
 /// Iterates over received messages as type-body pairs, stopping at a message with an invalid length.
-pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d, e, f, ..] = *bytes.first_chunk::<HEADER_LEN>()?;
         let (len, kind) = (u32::from_ne_bytes([a, b, c, d]) as usize, u16::from_ne_bytes([e, f]));
@@ -110,7 +110,7 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// Iterates over attributes as type-value pairs, stopping at an attribute with an invalid length.
-pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let [a, b, c, d] = *bytes.first_chunk::<4>()?;
         let (len, kind) = (usize::from(u16::from_ne_bytes([a, b])), u16::from_ne_bytes([c, d]) & TYPE_MASK);

@@ -8,7 +8,7 @@ use libc::{c_int, sock_filter, sock_fprog};
 use nix::errno::Errno;
 
 /// Sets a socket option to an integer or a C struct.
-pub(super) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+pub(crate) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the pointer and the length describe `value`, which is borrowed for the call; the kernel only
     // reads it.
@@ -17,12 +17,12 @@ pub(super) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, 
 }
 
 /// Option types for which every bit pattern is a valid value.
-pub(super) trait Plain: Default {}
+pub(crate) trait Plain: Default {}
 impl Plain for c_int {}
 impl Plain for [u32; 9] {}
 
 /// Returns the value of a socket option.
-pub(super) fn get_option<T: Plain>(socket: impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
+pub(crate) fn get_option<T: Plain>(socket: impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
     let (fd, mut value) = (socket.as_fd().as_raw_fd(), T::default());
     let mut len = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes, the size of `T`, to `value`, and the length to `len`; both
@@ -32,7 +32,7 @@ pub(super) fn get_option<T: Plain>(socket: impl AsFd, level: c_int, name: c_int)
 }
 
 /// Sets a socket option whose value is a classic BPF program.
-pub(super) fn set_program(
+pub(crate) fn set_program(
     socket: impl AsFd,
     level: c_int,
     name: c_int,
@@ -53,18 +53,18 @@ pub(crate) fn unsent_bytes(socket: impl AsFd) -> usize {
 }
 
 /// Attaches a classic BPF program to a socket as its filter.
-pub(super) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::Result<()> {
+pub(crate) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::Result<()> {
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
 /// Attaches a socket filter that drops every packet.
-pub(super) fn drop_all(socket: impl AsFd) -> io::Result<()> {
+pub(crate) fn drop_all(socket: impl AsFd) -> io::Result<()> {
     attach_filter(socket, &[sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }])
 }
 
 /// Returns the MTU of an interface, in bytes. Queries it through a socket, because /sys may show another
 /// network namespace.
-pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
+pub(crate) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> {
     // SAFETY: an ifreq consists of integers and a union of plain values, for all of which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     let bytes = name.as_bytes().iter().take(libc::IFNAMSIZ - 1);
@@ -82,7 +82,7 @@ pub(super) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
 
 /// Reports whether an interface with the given index (still) exists in the socket's network namespace, which
 /// may differ from the calling thread's.
-pub(super) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
+pub(crate) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
     // SAFETY: an ifreq consists of integers and a union of plain values, for all of which zero is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     request.ifr_ifru.ifru_ifindex = index as c_int;
