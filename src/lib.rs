@@ -9,6 +9,7 @@
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
 //! | [`host`] | the host's interfaces; the host stack of links with an address of their own; priority flow control |
 //! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
+//! | [`fabric`] | links in memory: a switch between NICs of one process, and simulated networks |
 //! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
 //!
@@ -45,6 +46,7 @@ mod trace_event;
 
 pub mod broker;
 mod driver;
+pub mod fabric;
 pub mod host;
 pub mod link;
 #[cfg(test)]

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use super::link::{STANDARD_OUTPUT, create_capture};
 use super::{CliError, packet_text};
+use urxe::fabric::{Fabric, FabricConfig, FabricPort};
 use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::link::fabric::{Fabric, FabricConfig, FabricPort};
 use urxe::link::faults::{Direction, Faults, Rule};
 use urxe::link::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use crate::oob_handshake::HandshakeError;
 use urxe::broker::SharingError;
+use urxe::fabric::FabricError;
 use urxe::link::capture::CaptureError;
-use urxe::link::fabric::FabricError;
 use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, FramesError, PacketError};
 use urxe::verbs::{

@@ -534,7 +534,7 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::*;
-    use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
+    use crate::fabric::{Fabric, FabricConfig, FabricPort};
     use crate::link::faults::Faults;
     use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};

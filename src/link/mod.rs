@@ -52,7 +52,6 @@ macro_rules! delegate_link_methods {
 }
 
 pub mod capture;
-pub mod fabric;
 pub mod faults;
 mod frames;
 mod link_spec;
@@ -91,7 +90,7 @@ pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use shared_address::{ClaimError, SharedAddress};
 
 /// Speed of a link without a nominal speed, in bits per second.
-const DEFAULT_SPEED: u64 = 100_000_000_000;
+pub(crate) const DEFAULT_SPEED: u64 = 100_000_000_000;
 
 /// Properties of a link.
 ///

@@ -133,7 +133,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::link::fabric::{Fabric, FabricConfig};
+    use crate::fabric::{Fabric, FabricConfig};
     use crate::verbs::{Access, Context, ContextOptions, SendWr, TestEndpoint};
     use crate::wire::{Packet, icrc};
 

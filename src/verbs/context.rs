@@ -18,7 +18,7 @@ use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
-use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
+use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::faults::{FaultCounters, Faults};
 use crate::link::{Link, LinkCounters, LinkInfo, shared_memory};
 use crate::memory::Table;

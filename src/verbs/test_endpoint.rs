@@ -8,9 +8,9 @@ use super::{
     ConnectError, ConnectOptions, Context, ContextOptions, Cq, CreateError, Fabric, OpenError, Pd,
     Personality, Qp, QpOptions,
 };
+use crate::fabric::FabricPort;
 use crate::link::Link;
 use crate::link::capture::{CaptureFile, CaptureHandle};
-use crate::link::fabric::FabricPort;
 use crate::link::faults::{Faults, Rule};
 
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both

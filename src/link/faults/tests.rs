@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::alteration::write_icrc;
 use super::pipeline::REORDER_TIMEOUT;
 use super::*;
-use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
+use crate::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
 use crate::wire::{Bth, Ecn, Flow, Headers, NakCode, Opcode, Packet, Psn, Qpn, RnrTimer, Syndrome, icrc};
 

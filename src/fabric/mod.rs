@@ -40,7 +40,7 @@ pub use network::{
 };
 pub use port::FabricPort;
 
-use super::JoinError;
+use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
 use handle::ReadyQueue;
 use network::State;

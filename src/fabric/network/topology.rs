@@ -11,7 +11,7 @@ use super::config::{Node, SwitchConfig, TopologyError, Wire};
 ///
 /// ```
 /// # use std::time::Duration;
-/// use urxe::link::fabric::{Node, Pfc, Red, SwitchConfig, Topology, Wire};
+/// use urxe::fabric::{Node, Pfc, Red, SwitchConfig, Topology, Wire};
 ///
 /// let wire = Wire::new(40_000_000_000, Duration::from_micros(2));
 /// let switch = SwitchConfig::default().ecn(Red::new(50_000, 200_000, 0.01)).pfc(Pfc::default());

@@ -9,13 +9,13 @@ use super::input::InputCounters;
 use super::queues::{PRIORITIES, QueueCounters, Samples};
 use super::state::{Deadlock, NetworkCounters, State};
 use super::topology::{Topology, picos};
-use crate::link::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
+use crate::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
 
 /// A simulated network, created by [`Fabric::simulate`]. Clones refer to the same network.
 ///
 /// ```
 /// # use std::time::Duration;
-/// use urxe::link::fabric::{Node, Topology};
+/// use urxe::fabric::{Node, Topology};
 /// use urxe::verbs::*;
 ///
 /// let simulation = Fabric::simulate(&Topology::star(2), 1)?;
