@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use urxe::fabric::{FabricPort, Outcome};
 use urxe::link::Link;
-use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::link::faults::{FaultCounters, Faults, Rule, Rules};
+use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
+use urxe::middleware::faults::{FaultCounters, Faults, Rule, Rules};
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{self, ContextOptions, FabricConfig, OpenError, Personality};
 

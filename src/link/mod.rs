@@ -51,12 +51,9 @@ macro_rules! delegate_link_methods {
     };
 }
 
-pub mod capture;
-pub mod faults;
 mod frames;
 mod link_spec;
 mod loopback;
-mod middleware;
 mod multihomed;
 mod options;
 mod packet;
@@ -65,7 +62,6 @@ mod shared_address;
 pub(crate) mod shared_memory;
 #[cfg(feature = "unstable-internals")]
 pub mod shared_memory;
-pub mod trace;
 pub mod udp;
 
 use std::io;
@@ -73,17 +69,17 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::sys::setters::setters;
 pub use crate::transport::{BurstLimits, EgressRoom, Instant, PeerWindow, RxBurst, TxBurst, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
+pub(crate) use delegate_link_methods;
 
 pub use crate::host::JoinError;
-use faults::{AppliedRule, FailedPackets};
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub(crate) use link_spec::boxed;
 pub use link_spec::{BindError, LinkSpec, default_address};
-pub use middleware::Middleware;
 pub use multihomed::Multihomed;
 pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use urxe::fabric::{
     FabricError, Node, Pfc, QueueCounters, Red, Simulation, SwitchConfig, Topology, TopologyError, Wire,
 };
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
 const US: Duration = Duration::from_micros(1);

@@ -13,8 +13,7 @@ use super::call_table::CallSet;
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
 use super::{Call, Occurrence};
-use crate::link::faults::hint;
-use crate::link::faults::{RuleError, duration};
+use crate::fault_rules::{RuleError, duration, hint};
 use crate::sys::rng::splitmix64;
 use crate::transport::InjectedError;
 

@@ -6,12 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::packet::cm_message;
-use crate::wire::mad::MessageKind;
-use crate::wire::{Ecn, Flow, Opcode, Packet, Psn, Qpn};
+use crate::wire::mad::{Mad, MessageKind};
+use crate::wire::{Ecn, Flow, Opcode, Packet, Psn, Qpn, Transport};
 
 /// A packet as a filter sees it.
-pub(super) struct Seen<'a> {
+pub(crate) struct Seen<'a> {
     /// Time since the link was opened.
     pub elapsed: Duration,
     pub flow: &'a Flow,
@@ -97,4 +96,16 @@ impl fmt::Debug for Filter {
             predicate.is_some()
         )
     }
+}
+
+/// Reports whether a packet is a request that its destination acknowledges.
+pub(crate) fn is_acknowledged_request(packet: &Packet<'_>) -> bool {
+    let row = packet.row();
+    row.operation.is_request() && matches!(row.transport, Transport::Rc | Transport::Xrc)
+}
+
+/// Returns the connection manager's message in a packet, if there is one.
+pub(crate) fn cm_message(packet: &Packet<'_>) -> Option<Mad> {
+    let to_gsi = packet.bth().dest_qp == Qpn::GSI && packet.row().transport == Transport::Ud;
+    to_gsi.then(|| Mad::parse(packet.payload()).ok()).flatten()
 }

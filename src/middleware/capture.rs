@@ -23,7 +23,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{AppliedRule, Direction, FailedPackets, FaultEvent};
-use super::{Link, LinkInfo, NicEvent, RxBurst};
+use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
@@ -535,7 +535,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::{Fabric, FabricConfig, FabricPort};
-    use crate::link::faults::Faults;
+    use crate::middleware::faults::Faults;
     use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 

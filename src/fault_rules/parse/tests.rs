@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::link::faults::HeaderField;
+use crate::fault_rules::HeaderField;
 
 #[test]
 fn rules_round_trip_through_text() {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::rule::Rule;
+use crate::fault_rules::Rule;
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 

@@ -6,7 +6,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::faults::{AppliedRule, Direction, FailedPackets};
-use super::{Link, LinkInfo, NicEvent, RxBurst};
+use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 

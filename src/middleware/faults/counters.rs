@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::rule::{Action, Direction, Rule};
+use crate::fault_rules::{Action, Direction, Rule};
 
 /// Number of faults injected in one direction, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

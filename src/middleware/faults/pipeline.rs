@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::alteration::Alteration;
 use super::answer::{self, Responders};
-use super::applied::{AppliedRule, FailedPackets, Record};
+use super::applied::Record;
 use super::counters::FaultCounters;
 use super::event::{FaultEvent, Observer};
-use super::filter::Seen;
-use super::packet::{HeldPacket, Single, is_acknowledged_request};
-use super::rule::{Action, Direction, Rule, When};
+use super::packet::{HeldPacket, Single};
+use crate::fault_rules::{
+    Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, When, is_acknowledged_request,
+};
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::{Ecn, Packet, Qpn};

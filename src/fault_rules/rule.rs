@@ -4,8 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::alteration::Alteration;
-use super::filter::{Filter, Seen};
-use super::packet::{cm_message, is_acknowledged_request};
+use super::filter::{Filter, Seen, cm_message, is_acknowledged_request};
 use crate::wire::mad::{Message, RejReason};
 use crate::wire::{NakCode, Packet, RnrTimer, Syndrome};
 
@@ -66,12 +65,12 @@ impl Action {
     }
 
     /// Reports whether the packet is answered in place of its destination.
-    pub(super) fn is_answer(self) -> bool {
+    pub(crate) fn is_answer(self) -> bool {
         matches!(self, Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_))
     }
 
     /// Returns the syndrome of the answer, if that is a NAK or an RNR NAK.
-    pub(super) fn nak_syndrome(self) -> Option<Syndrome> {
+    pub(crate) fn nak_syndrome(self) -> Option<Syndrome> {
         match self {
             Action::Nak(code) => Some(Syndrome::Nak(code)),
             Action::RnrNak(timer) => Some(Syndrome::RnrNak(timer)),
@@ -194,7 +193,7 @@ impl Rule {
     }
 
     /// Reports whether a packet matches the filter.
-    pub(super) fn matches_filter(&self, seen: &Seen<'_>) -> bool {
+    pub(crate) fn matches_filter(&self, seen: &Seen<'_>) -> bool {
         self.filter.matches(seen) && self.action.is_possible(seen)
     }
 }

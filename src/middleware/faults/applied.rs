@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-use super::rule::Rule;
-use crate::transport::{Failure, FailureCause, Instant};
+use crate::fault_rules::{AppliedRule, FailedPackets, Rule};
+use crate::transport::Instant;
 use crate::wire::{Opcode, Packet, Psn, Qpn, Transport};
 
 /// Number of streams that a record has room for.
@@ -16,60 +16,6 @@ const PACKETS: usize = 8;
 /// Number of PSNs behind the stream's current one at which a packet is forgotten: more than are in flight, and
 /// so few that the packet cannot be taken for one of the next cycle of PSNs.
 const MAX_AGE: i32 = 1 << 22;
-
-/// Packets that may explain the failure of a queue pair: requests from the oldest one that was not acknowledged,
-/// or from the refused one, and their responses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct FailedPackets {
-    /// The queue pair.
-    pub qpn: Qpn,
-    /// Address and queue pair number of the peer.
-    pub peer: (IpAddr, Qpn),
-    /// Whether the queue pair sent the requests; otherwise the peer did.
-    pub is_requester: bool,
-    /// PSN of the oldest request.
-    pub first: Psn,
-    /// Time of the failure.
-    pub until: Instant,
-}
-
-impl FailedPackets {
-    /// Returns the packets that may explain a failure; `None` if packets did not cause it.
-    pub fn of(failure: &Failure) -> Option<FailedPackets> {
-        let (is_requester, first) = match (failure.cause, failure.request) {
-            (FailureCause::Refused(refusal), _) => (false, refusal.psn),
-            (
-                FailureCause::NoResponse
-                | FailureCause::SequenceNaks
-                | FailureCause::MissingResponses
-                | FailureCause::ReceiverNotReady
-                | FailureCause::Nak(_)
-                | FailureCause::BadResponse,
-                Some(request),
-            ) => (true, request.psns?.0 + request.acknowledged),
-            _ => return None,
-        };
-        let (qpn, until) = (failure.qpn, Instant(failure.at));
-        Some(FailedPackets { qpn, peer: failure.peer?, is_requester, first, until })
-    }
-}
-
-/// Application of a rule to packets of a failed queue pair.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct AppliedRule {
-    /// The rule.
-    pub rule: Rule,
-    /// Number of the queue pair's packets to which the rule had been applied, including the last one.
-    pub packets: u64,
-    /// PSN of the last packet.
-    pub psn: Psn,
-    /// Opcode of the last packet.
-    pub opcode: Opcode,
-    /// Time of the last packet.
-    pub at: Instant,
-}
 
 /// Requests, or responses, from or to one address for one queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -162,7 +108,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::faults::{Action, Direction, When};
+    use crate::fault_rules::{Action, Direction, When};
     use crate::wire::{Bth, Headers, ICRC_LEN};
 
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));

@@ -1,8 +1,12 @@
-//! Middleware around a link: packet capture, and fault injection by rule.
+//! Middleware around a link: packet capture, fault injection by rule, and traces of packets.
 
-use super::Link;
-use super::capture::{CaptureFile, CaptureHandle};
-use super::faults::{FaultCounters, FaultSeeds, Faults, Rule};
+pub mod capture;
+pub mod faults;
+pub mod trace;
+
+use crate::link::Link;
+use capture::{CaptureFile, CaptureHandle};
+use faults::{FaultCounters, FaultSeeds, Faults, Rule};
 
 /// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]

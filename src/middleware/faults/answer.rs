@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::alteration::write_icrc;
-use super::packet::{HeldPacket, cm_message};
-use super::rule::Direction;
+use super::packet::HeldPacket;
+use crate::fault_rules::{Direction, cm_message, write_icrc};
 use crate::wire::mad::{CommId, Mad, Message, Rej, RejReason, Rejected};
 use crate::wire::{
     Aeth, Bth, Deth, Flow, HeaderSet, Headers, ICRC_LEN, IpIdent, Opcode, Operation, Packet, Position, Psn,

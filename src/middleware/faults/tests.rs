@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::alteration::write_icrc;
 use super::pipeline::REORDER_TIMEOUT;
 use super::*;
 use crate::fabric::{Fabric, FabricConfig, FabricPort};
+use crate::fault_rules::write_icrc;
 use crate::transport::Payload;
 use crate::wire::{Bth, Ecn, Flow, Headers, NakCode, Opcode, Packet, Psn, Qpn, RnrTimer, Syndrome, icrc};
 

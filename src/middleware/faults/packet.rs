@@ -1,7 +1,6 @@
 //! Single packets, taken out of their bursts.
 
-use crate::wire::mad::Mad;
-use crate::wire::{Flow, IpIdent, Packet, Qpn, Transport, icrc};
+use crate::wire::{Flow, IpIdent, icrc};
 
 /// A single packet of a burst.
 #[derive(Clone, Copy)]
@@ -43,16 +42,4 @@ impl HeldPacket {
     pub fn single(&self) -> Single<'_> {
         Single { flow: self.flow, ident: self.ident, data: &self.data }
     }
-}
-
-/// Reports whether a packet is a request that its destination acknowledges.
-pub(super) fn is_acknowledged_request(packet: &Packet<'_>) -> bool {
-    let row = packet.row();
-    row.operation.is_request() && matches!(row.transport, Transport::Rc | Transport::Xrc)
-}
-
-/// Returns the connection manager's message in a packet, if there is one.
-pub(super) fn cm_message(packet: &Packet<'_>) -> Option<Mad> {
-    let to_gsi = packet.bth().dest_qp == Qpn::GSI && packet.row().transport == Transport::Ud;
-    to_gsi.then(|| Mad::parse(packet.payload()).ok()).flatten()
 }

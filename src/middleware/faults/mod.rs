@@ -4,35 +4,29 @@
 //! Bursts that no rule matches pass through unchanged.
 #![forbid(unsafe_code)]
 
-mod alteration;
 mod answer;
 mod applied;
 mod counters;
 mod event;
 mod file;
-mod filter;
-mod hint;
 mod packet;
-mod parse;
 mod pipeline;
-mod rule;
 mod seeds;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 
-pub use alteration::{Alteration, HeaderField, Place};
-pub use applied::{AppliedRule, FailedPackets};
 pub use counters::{FaultCounters, FaultCounts, RuleCount};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
-pub(crate) use hint::hint;
-pub(crate) use parse::{duration, not_a_count, number};
-pub use rule::{Action, Direction, Rule, RuleError, When};
 pub use seeds::FaultSeeds;
 
-use super::{Link, LinkInfo, NicEvent, RxBurst};
+pub use crate::fault_rules::{
+    Action, Alteration, AppliedRule, Direction, FailedPackets, HeaderField, Place, Rule, RuleError, When,
+};
+
+use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 use packet::Single;
@@ -43,7 +37,7 @@ use pipeline::Pipeline;
 /// [`Fabric::pair_builder`](crate::verbs::Fabric::pair_builder) is the short form for two NICs.
 ///
 /// ```
-/// use urxe::link::faults::{Direction, Faults, Rule};
+/// use urxe::middleware::faults::{Direction, Faults, Rule};
 /// use urxe::verbs::*;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,13 +6,13 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use super::rule::Rule;
+use crate::fault_rules::Rule;
 
 /// A rule, or the rules of a file: an argument `RULE` or `@FILE`. The file has one rule per line; empty lines and
 /// text after `#` are ignored.
 ///
 /// ```no_run
-/// use urxe::link::faults::{Rule, Rules};
+/// use urxe::middleware::faults::{Rule, Rules};
 ///
 /// let Rules(rules) = "@faults.txt".parse::<Rules>()?;
 /// let Rules(one) = "drop=3".parse::<Rules>()?;

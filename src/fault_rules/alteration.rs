@@ -146,7 +146,7 @@ impl Alteration {
         Alteration { at: Place::Middle, xor: Alteration::DEFAULT_XOR, repair_icrc: false };
 
     /// Changes a packet that is sent with the given addresses and identification.
-    pub(super) fn apply(&self, flow: &Flow, ident: IpIdent, packet: &mut [u8]) {
+    pub(crate) fn apply(&self, flow: &Flow, ident: IpIdent, packet: &mut [u8]) {
         let Some(at) = self.at.offset(packet) else { return };
         packet[at] ^= self.xor;
         if let (true, IpIdent::Exact { id, flags }) = (self.repair_icrc, ident)
@@ -158,7 +158,7 @@ impl Alteration {
 }
 
 /// Writes the ICRC at the end of a packet.
-pub(super) fn write_icrc(flow: &Flow, id: u16, flags: u16, packet: &mut [u8]) {
+pub(crate) fn write_icrc(flow: &Flow, id: u16, flags: u16, packet: &mut [u8]) {
     let icrc = icrc::compute(flow, id, flags, packet);
     if let Some(tail) = packet.last_chunk_mut() {
         *tail = icrc.to_le_bytes();
