@@ -18,5 +18,4 @@ pub(crate) mod unresolved_queue;
 pub use host_stack::{HostStackConfig, IfAddr, IfAddrError};
 pub(crate) use interfaces::gid_table_order;
 pub use interfaces::{Interface, interfaces, primary_address};
-pub use membership::JoinError;
 pub use pfc::PfcConfig;

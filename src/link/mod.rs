@@ -70,13 +70,12 @@ use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 use crate::fault_rules::{AppliedRule, FailedPackets};
+pub use crate::host::membership::JoinError;
 use crate::sys::setters::setters;
 pub use crate::transport::{BurstLimits, EgressRoom, Instant, PeerWindow, RxBurst, TxBurst, TxQueue};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 pub(crate) use delegate_link_methods;
-
-pub use crate::host::JoinError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub(crate) use link_spec::boxed;
 pub use link_spec::{BindError, LinkSpec, default_address};

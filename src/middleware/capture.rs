@@ -2,7 +2,6 @@
 //!
 //! Packets are IP packets (link type RAW), each with its direction and, if a fault was applied to it, a
 //! comment. Several links can share a [`CaptureFile`], in which each is a separate interface.
-#![forbid(unsafe_code)]
 
 mod output;
 

@@ -1,4 +1,5 @@
 //! Middleware around a link: packet capture, fault injection by rule, and traces of packets.
+#![forbid(unsafe_code)]
 
 pub mod capture;
 pub mod faults;

@@ -1,5 +1,4 @@
 //! Middleware that passes every packet on a link to a callback.
-#![forbid(unsafe_code)]
 
 use std::io;
 

@@ -18,8 +18,8 @@ use groups::Groups;
 use neighbours::REACHABLE_TIME;
 use neighbours::{NeighbourRequest, Neighbours};
 
-use super::JoinError;
 use super::frame_queue::FrameQueue;
+use super::membership::JoinError;
 use super::unresolved_queue::UnresolvedQueue;
 use crate::sys::setters::setters;
 use crate::transport::Instant;

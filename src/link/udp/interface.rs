@@ -38,7 +38,7 @@ impl UdpOptions {
 impl UdpLink {
     /// Binds UDP port 4791 on every address of an interface, with one link per shard of a NIC, as
     /// [`bind_shards`](Self::bind_shards) does. The GID table is in the order of
-    /// [`Interface::addresses`](crate::link::Interface::addresses).
+    /// [`Interface::addresses`](crate::host::Interface::addresses).
     ///
     /// # Errors
     /// If there is no such interface, or one of its addresses cannot be bound.
