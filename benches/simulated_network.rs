@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use urxe::link::fabric::{Pfc, Simulation, SwitchConfig, Topology};
+use urxe::fabric::{Pfc, Simulation, SwitchConfig, Topology};
 use urxe::verbs::*;
 
 /// Payload of a packet, and packets of a message at most.

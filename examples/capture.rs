@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use urxe::link::faults::{Action, Direction, Rule, When};
+use urxe::middleware::faults::{Action, Direction, Rule, When};
 use urxe::verbs::*;
 use urxe::wire::Operation;
 

@@ -7,7 +7,10 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
-//! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
+//! | [`host`] | the host's interfaces; the host stack of links with an address of their own; priority flow control |
+//! | [`link`] | packet transmission: UDP, packet sockets, frames |
+//! | [`fabric`] | links in memory: a switch between NICs of one process, and simulated networks |
+//! | [`middleware`] | links around a link: packet capture, fault injection, traces |
 //! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
 //!
@@ -44,7 +47,11 @@ mod trace_event;
 
 pub mod broker;
 mod driver;
+pub mod fabric;
+mod fault_rules;
+pub mod host;
 pub mod link;
+pub mod middleware;
 #[cfg(test)]
 #[path = "../tests/support/netns.rs"]
 mod netns;

@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 
 use super::link::{STANDARD_OUTPUT, create_capture};
 use super::{CliError, packet_text};
-use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::link::fabric::{Fabric, FabricConfig, FabricPort};
-use urxe::link::faults::{Direction, Faults, Rule};
-use urxe::link::trace::{Trace, TracedPacket};
+use urxe::fabric::{Fabric, FabricConfig, FabricPort};
+use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
+use urxe::middleware::faults::{Direction, Faults, Rule};
+use urxe::middleware::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;
 use urxe::verbs::{
     Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,

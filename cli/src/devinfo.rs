@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::link::{LinkSpec, sharing};
 use super::{CliError, json};
 use urxe::broker::SharedMemory;
-use urxe::link::fabric::Fabric;
+use urxe::fabric::Fabric;
 use urxe::verbs::{Adapter, Context, ContextOptions};
 
 const LONG_ABOUT: &str = "\

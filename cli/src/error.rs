@@ -6,10 +6,10 @@ use std::net::IpAddr;
 
 use crate::oob_handshake::HandshakeError;
 use urxe::broker::SharingError;
-use urxe::link::capture::CaptureError;
-use urxe::link::fabric::FabricError;
+use urxe::fabric::FabricError;
 use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, FramesError, PacketError};
+use urxe::middleware::capture::CaptureError;
 use urxe::verbs::{
     ConnectError, CreateError, Gid, MemoryAccessError, Mtu, OpenError, PairError, PostError, PostListError,
     WaitError,

@@ -35,8 +35,8 @@ use super::link::{STANDARD_OUTPUT, parse_shared_memory};
 use super::oob::parse_seconds;
 use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
-use urxe::link::capture::CaptureFile;
-use urxe::link::faults::Rules;
+use urxe::middleware::capture::CaptureFile;
+use urxe::middleware::faults::Rules;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
 

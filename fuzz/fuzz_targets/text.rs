@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use urxe::link::FramesConfig;
-use urxe::link::faults::Rule;
+use urxe::middleware::faults::Rule;
 use urxe::verbs::faults::{Call, CallFault, Fault, ObjectFault};
 use urxe::wire::Mac;
 

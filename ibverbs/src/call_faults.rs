@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use urxe::link::faults::FaultSeeds;
+use urxe::middleware::faults::FaultSeeds;
 use urxe::verbs::faults::{Call, CallFaults, Fault, FaultCount};
 
 use crate::env::{faults, seed};

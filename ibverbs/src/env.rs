@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::LinkSpec;
-use urxe::link::faults::Rules;
+use urxe::middleware::faults::Rules;
 use urxe::nic::ShardId;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{Congestion, DeviceNames, Personality};

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use urxe::link::faults::FaultCounters;
+use urxe::middleware::faults::FaultCounters;
 use urxe::verbs::{self, Access, AddressVector, Gid, QKey, Qpn, faults};
 
 use crate::convert::{OrRaise, member};

@@ -7,9 +7,9 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use urxe::link::capture::CaptureError;
-use urxe::link::fabric::FabricError;
-use urxe::link::faults::{RuleError, RulesError};
+use urxe::fabric::FabricError;
+use urxe::middleware::capture::CaptureError;
+use urxe::middleware::faults::{RuleError, RulesError};
 use urxe::verbs::{
     ConnectError, CqOverflow, CreateError, FabricConfig, MemoryAccessError, OpenError, PostError, QpState,
     QpType, WaitError,

@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
+use urxe::fabric::{FabricPort, Outcome};
 use urxe::link::Link;
-use urxe::link::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::link::fabric::{FabricPort, Outcome};
-use urxe::link::faults::{FaultCounters, Faults, Rule, Rules};
+use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
+use urxe::middleware::faults::{FaultCounters, Faults, Rule, Rules};
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{self, ContextOptions, FabricConfig, OpenError, Personality};
 

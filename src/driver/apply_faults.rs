@@ -8,7 +8,7 @@ use super::Shard;
 use super::changed_objects::Changed;
 use super::object_faults::{ActiveObjectFault, Due, ObjectChange, Trigger, packets};
 use super::shard::ShardState;
-use crate::link::faults::{AppliedRule, FailedPackets};
+use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::transport::{AsyncEvent, Failure, Instant, QpState};
 use crate::wire::Qpn;
 

@@ -19,7 +19,7 @@ use super::poll_detector::PollDetector;
 use super::shard::ShardGuard;
 use super::timing::{IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
 use super::turn::AckDelay;
-use crate::link::fabric::FabricHandle;
+use crate::fabric::FabricHandle;
 use crate::transport::{Instant, earliest};
 
 thread_local! {

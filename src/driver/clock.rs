@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
-use crate::link::fabric::Fabric;
+use crate::fabric::Fabric;
 use crate::transport::Instant;
 
 /// A NIC's clock.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::link::fabric::{Fabric, Outcome};
+use crate::fabric::{Fabric, Outcome};
 use crate::transport::Instant;
 
 /// Number of steps without an advance of virtual time after which a simulation counts as stuck.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::Shard;
 use super::shard::ShardState;
-use crate::link::fabric::{BurstSource, Driver};
+use crate::fabric::{BurstSource, Driver};
 use crate::transport::{AsyncEvent, Instant};
 use crate::wire::Gid;
 

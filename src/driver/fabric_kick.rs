@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use super::timing::MAX_INLINE_TURNS;
-use crate::link::fabric::{Fabric, FabricHandle};
+use crate::fabric::{Fabric, FabricHandle};
 
 thread_local! {
     /// Identity of the fabric whose kick is running on this thread; 0 if none is.

@@ -47,7 +47,7 @@
 //! | `clock.rs`            | real and virtual time                                                      |
 //! | `timing.rs`           | the tuning constants, with their measurements                              |
 //!
-//! [`FabricHandle::kick`]: crate::link::fabric::FabricHandle::kick
+//! [`FabricHandle::kick`]: crate::fabric::FabricHandle::kick
 #![forbid(unsafe_code)]
 
 mod apply_faults;

@@ -15,7 +15,7 @@ use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
 use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
-use crate::link::fabric::FabricHandle;
+use crate::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;

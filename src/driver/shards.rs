@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::shard::ShardGuard;
 use super::{ActiveObjectFault, AttachError, Clock, Shard};
+use crate::fabric::FabricHandle;
 use crate::link::LinkCounters;
-use crate::link::fabric::FabricHandle;
 use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
 use crate::sys::fork::ForkGeneration;

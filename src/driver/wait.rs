@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::time::TimeSpec;
 
-use crate::link::fabric::Fabric;
+use crate::fabric::Fabric;
 use crate::sys::signals::signals_restart_calls;
 
 /// Reason why a wait ended without a result.

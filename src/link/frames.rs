@@ -16,12 +16,12 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::frame_queue::FrameQueue;
-use super::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
-use super::pfc::{Pfc, PfcConfig, PfcLink};
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::host::frame_queue::FrameQueue;
+use crate::host::host_stack::{FrameOutcome, HostStack, HostStackConfig};
+use crate::host::pfc::{Pfc, PfcConfig, PfcLink};
 use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
 use crate::wire::Mac;
@@ -64,7 +64,7 @@ pub enum FramesWire {
 /// any of `mac=`, `gw=`, `vlan=`, `pcp=`, `mtu=`, `speed=` (in Mb/s), `pfc=on`, `xoff=` and `xon=`.
 ///
 /// ```
-/// # use urxe::link::*;
+/// # use urxe::{host::*, link::*};
 /// let host_stack = HostStackConfig::new(vec!["10.77.0.1/24".parse()?]);
 /// let config = FramesConfig::new(FramesWire::Listen("/run/wire".into()), host_stack).mtu(4096);
 /// assert_eq!("frames:listen:/run/wire,ip=10.77.0.1/24,mtu=4096".parse(), Ok(config));

@@ -51,65 +51,43 @@ macro_rules! delegate_link_methods {
     };
 }
 
-pub mod capture;
-pub mod fabric;
-pub mod faults;
-mod frame_queue;
 mod frames;
-pub(crate) mod host_stack;
-mod interfaces;
 mod link_spec;
-mod link_state;
 mod loopback;
-mod membership;
-mod middleware;
 mod multihomed;
-mod netlink;
 mod options;
 mod packet;
-mod pfc;
-pub(crate) mod rng;
-pub(crate) mod route;
 mod shared_address;
 #[cfg(not(feature = "unstable-internals"))]
 pub(crate) mod shared_memory;
 #[cfg(feature = "unstable-internals")]
 pub mod shared_memory;
-pub(crate) mod socket_calls;
-mod system_udp;
-pub mod trace;
 pub mod udp;
-mod unresolved_queue;
 
 use std::io;
 use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+use crate::fault_rules::{AppliedRule, FailedPackets};
+pub use crate::host::membership::JoinError;
 use crate::sys::setters::setters;
 pub use crate::transport::{
     BurstLimits, EgressRoom, Instant, PeerChange, PeerWindow, RxBurst, TxBurst, TxQueue,
 };
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
-
-use faults::{AppliedRule, FailedPackets};
+pub(crate) use delegate_link_methods;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
-pub use host_stack::{HostStackConfig, IfAddr, IfAddrError};
-use interfaces::gid_table_order;
-pub use interfaces::{Interface, interfaces, primary_address};
 pub(crate) use link_spec::boxed;
 pub use link_spec::{BindError, LinkSpec, default_address};
-pub use membership::JoinError;
-pub use middleware::Middleware;
 pub use multihomed::Multihomed;
 pub use options::{MAX_MTU, MIN_MTU, SpecError};
 pub use packet::{PacketConfig, PacketError, PacketLink};
-pub use pfc::PfcConfig;
 pub use shared_address::{ClaimError, SharedAddress};
 
 /// Speed of a link without a nominal speed, in bits per second.
-const DEFAULT_SPEED: u64 = 100_000_000_000;
+pub(crate) const DEFAULT_SPEED: u64 = 100_000_000_000;
 
 /// Properties of a link.
 ///

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::host_stack::{HostStackConfig, IfAddr, IfAddrError};
-use super::pfc::PfcConfig;
+use crate::host::host_stack::{HostStackConfig, IfAddr, IfAddrError};
+use crate::host::pfc::PfcConfig;
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 

@@ -2,13 +2,14 @@
 //! signals, registered memory, limits of the process, and memory for other processes.
 //!
 //! Memory, links and the driver use it; it depends on no other component. Also the macro that defines setters, which
-//! every component uses.
+//! every component uses, and the generator of reproducible random numbers.
 
 pub(crate) mod cgroup;
 pub mod fork;
 pub(crate) mod memfd;
 pub mod pinned;
 pub(crate) mod quota;
+pub(crate) mod rng;
 pub(crate) mod setters;
 pub(crate) mod shared_words;
 pub mod signals;

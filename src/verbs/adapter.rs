@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::{devices, node_guid};
-use crate::link::{Interface, LinkSpec, PacketConfig, interfaces, primary_address};
+use crate::host::{Interface, interfaces, primary_address};
+use crate::link::{LinkSpec, PacketConfig};
 use crate::wire::Gid;
 
 /// A device as libibverbs programs see it: a numbered name, one link, one port. The library that these

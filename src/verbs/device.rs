@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use super::{Context, ContextOptions, OpenError, node_guid};
+use crate::host::{Interface, interfaces};
+use crate::link::LinkSpec;
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Interface, LinkSpec, interfaces};
 use crate::wire::Gid;
 
 /// A device that can be opened without privileges: a network interface, used through the UDP link.

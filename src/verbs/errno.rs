@@ -21,8 +21,8 @@ use super::{
 };
 use crate::broker::SharingError;
 use crate::cm::CmError;
+use crate::fabric::FabricError;
 use crate::link::BindError;
-use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
 
 /// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`.

@@ -32,7 +32,7 @@ pub enum OpenError {
     System(#[from] io::Error),
     /// The fabric could not add the port.
     #[error(transparent)]
-    Fabric(#[from] crate::link::fabric::FabricError),
+    Fabric(#[from] crate::fabric::FabricError),
     /// A fault on the call, which was not executed.
     #[error(transparent)]
     Injected(InjectedError),

@@ -39,7 +39,7 @@ mod warnings;
 mod xrc;
 
 pub use crate::driver::{AttachError, CqOverflow, Notify};
-pub use crate::link::fabric::{Fabric, FabricConfig};
+pub use crate::fabric::{Fabric, FabricConfig};
 #[doc(hidden)]
 pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};

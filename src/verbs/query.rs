@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bitflags::bitflags;
 
 use super::Context;
-use crate::link::primary_address;
+use crate::host::primary_address;
 use crate::memory::supports_populate;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;

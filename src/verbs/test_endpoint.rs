@@ -8,10 +8,10 @@ use super::{
     ConnectError, ConnectOptions, Context, ContextOptions, Cq, CreateError, Fabric, OpenError, Pd,
     Personality, Qp, QpOptions,
 };
+use crate::fabric::FabricPort;
 use crate::link::Link;
-use crate::link::capture::{CaptureFile, CaptureHandle};
-use crate::link::fabric::FabricPort;
-use crate::link::faults::{Faults, Rule};
+use crate::middleware::capture::{CaptureFile, CaptureHandle};
+use crate::middleware::faults::{Faults, Rule};
 
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
 /// directions, and one queue pair.
@@ -157,7 +157,7 @@ impl Fabric {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// use urxe::link::faults::{Action, Direction, Rule, When};
+    /// use urxe::middleware::faults::{Action, Direction, Rule, When};
     /// use urxe::verbs::*;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -223,8 +223,8 @@ impl PairBuilder {
     /// [`Direction::Rx`] to packets that it receives), on calls and on objects. Random decisions are derived from
     /// the fabric's seed.
     ///
-    /// [`Direction::Tx`]: crate::link::faults::Direction::Tx
-    /// [`Direction::Rx`]: crate::link::faults::Direction::Rx
+    /// [`Direction::Tx`]: crate::middleware::faults::Direction::Tx
+    /// [`Direction::Rx`]: crate::middleware::faults::Direction::Rx
     pub fn faults(mut self, faults: impl IntoIterator<Item = impl Into<Fault>>) -> PairBuilder {
         self.faults.extend(faults.into_iter().map(Into::into));
         self
@@ -235,7 +235,7 @@ impl PairBuilder {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// use urxe::link::capture::{CaptureFile, Timestamps};
+    /// use urxe::middleware::capture::{CaptureFile, Timestamps};
     /// use urxe::verbs::*;
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Context, WaitError};
 use crate::driver::{WaitEnd, step_until, until_readable};
-use crate::link::fabric::Fabric;
+use crate::fabric::Fabric;
 
 impl Context {
     /// Waits until `take` returns a value, and returns that value. In real time, `fd` must become readable

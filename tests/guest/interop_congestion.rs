@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
-use urxe::link::faults::Rule;
+use urxe::middleware::faults::Rule;
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{CNP_PAYLOAD_LEN, Ecn, Flow, Opcode, Operation, Packet, icrc};

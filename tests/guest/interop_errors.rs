@@ -5,7 +5,7 @@
 //! Repeated with Linux 6.12.
 
 use std::time::Duration;
-use urxe::link::faults::{Action, Direction, Faults, Rule, When};
+use urxe::middleware::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
 use urxe_test_support::guest::pattern;
 use urxe_test_support::pair::{MTU, Pair, assert_completions, run, status_name};

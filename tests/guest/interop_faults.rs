@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
+use urxe::middleware::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
 use urxe::verbs::*;
 use urxe_test_support::guest::{hash, pattern};
 use urxe_test_support::peer::{ConnectParams, Shell, Side, remote_args};

@@ -4,7 +4,7 @@
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};

@@ -4,7 +4,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use urxe::link::{BindError, LinkSpec, interfaces};
+use urxe::host::interfaces;
+use urxe::link::{BindError, LinkSpec};
 use urxe::verbs::*;
 
 use urxe_test_support::netns::Veth;

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::process::{Command, Output};
 
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::{AddressVector, Gid, ServiceId};
 use urxe::wire::mad::Dreq;
 use urxe_test_support::shared_address::{

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use urxe::fabric::{Fabric, FabricConfig};
 use urxe::link::Link;
-use urxe::link::fabric::{Fabric, FabricConfig};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use urxe::link::faults::Action;
+use urxe::middleware::faults::Action;
 use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
 use urxe::wire::Operation;

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use urxe::link::Link;
-use urxe::link::faults::{Direction, Faults, Rule};
 use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::middleware::faults::{Direction, Faults, Rule};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 use urxe_test_support::connections::*;

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use urxe::link::capture::{CaptureFile, Timestamps};
-use urxe::link::fabric::{
+use urxe::fabric::{
     FabricError, Node, Pfc, QueueCounters, Red, Simulation, SwitchConfig, Topology, TopologyError, Wire,
 };
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
 const US: Duration = Duration::from_micros(1);

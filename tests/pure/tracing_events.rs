@@ -7,7 +7,7 @@ use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
-use urxe::link::faults::{Action, Direction, Rule, When};
+use urxe::middleware::faults::{Action, Direction, Rule, When};
 use urxe::verbs::*;
 use urxe::wire::{Operation, Syndrome};
 

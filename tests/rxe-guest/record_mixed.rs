@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe_test_support::guest;
 use urxe_test_support::peer::{ConnectParams, Shell, Side, TIMEOUT, remote_args};

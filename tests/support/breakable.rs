@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use urxe::link::fabric::FabricPort;
+use urxe::fabric::FabricPort;
 use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
 use urxe::transport::{Instant, TxQueue};
 

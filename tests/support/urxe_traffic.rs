@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 use urxe::wire::Transport;
 

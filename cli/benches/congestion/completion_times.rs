@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
-use urxe::link::fabric::Topology;
+use urxe::fabric::Topology;
 use urxe::verbs::*;
 
 use crate::Result;

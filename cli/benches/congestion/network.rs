@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use urxe::link::fabric::{Node, Pfc, Red, Simulation, SwitchConfig};
+use urxe::fabric::{Node, Pfc, Red, Simulation, SwitchConfig};
 use urxe::verbs::*;
 
 use crate::Result;

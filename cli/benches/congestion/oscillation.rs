@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use urxe::link::fabric::Node::{Host, Switch};
-use urxe::link::fabric::{Topology, Wire};
+use urxe::fabric::Node::{Host, Switch};
+use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
 
 use crate::Result;

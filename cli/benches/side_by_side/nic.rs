@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use urxe::broker::{SharedMemory, Sharing};
-use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, LinkSpec, PacketConfig, PacketLink};
+use urxe::middleware::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
 
 use crate::Result;

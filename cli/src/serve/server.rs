@@ -17,8 +17,8 @@ use super::peer::{Peer, SLOTS};
 use crate::interrupt::Interrupt;
 use crate::link::{FaultReport, LinkArgs, rings_line};
 use crate::{CliError, json, oob_handshake};
-use urxe::link::faults::Direction;
-use urxe::link::primary_address;
+use urxe::host::primary_address;
+use urxe::middleware::faults::Direction;
 use urxe::verbs::{
     Access, CompletionChannel, ConnectOptions, Context, Cq, CqOptions, Endpoint, Mr, Mtu, Notify, Pd, Qpn,
     WaitError, WcStatus,

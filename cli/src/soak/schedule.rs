@@ -87,7 +87,7 @@ mod tests {
     fn fault_rules_are_valid() {
         for incarnation in 0..50 {
             for rule in fault_rules(9, 1, incarnation) {
-                rule.parse::<urxe::link::faults::Rule>().unwrap();
+                rule.parse::<urxe::middleware::faults::Rule>().unwrap();
             }
         }
     }

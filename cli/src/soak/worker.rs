@@ -22,8 +22,8 @@ use super::report::{Incarnation, Initiated, Report, Totals};
 use crate::CliError;
 use crate::link::{LinkSpec, sharing};
 use urxe::broker::SharedMemory;
-use urxe::link::Middleware;
-use urxe::link::faults::{Direction, FaultCounters, FaultSeeds, Rule};
+use urxe::middleware::Middleware;
+use urxe::middleware::faults::{Direction, FaultCounters, FaultSeeds, Rule};
 use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, PortSpace,
 };

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, sendto};
 
 use crate::broker::{SocketNames, datagram_socket};
-use crate::link::socket_calls::unsent_bytes;
+use crate::host::socket_calls::unsent_bytes;
 
 /// Maximum number of datagrams queued per name, in addition to the ten or so that the kernel queues
 /// (`net.unix.max_dgram_qlen`).

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use super::FramesWire;
-use crate::link::frame_queue::FrameQueue;
+use crate::host::frame_queue::FrameQueue;
 
 /// Largest frame in bytes: an IP packet of 65,535 bytes with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;

@@ -4,9 +4,9 @@
 use std::io;
 use std::str::FromStr;
 
-use crate::link::host_stack::HostStackConfig;
+use crate::host::host_stack::HostStackConfig;
+use crate::host::pfc::PfcConfig;
 use crate::link::options::{MIN_MTU, Options, SpecError};
-use crate::link::pfc::PfcConfig;
 use crate::sys::setters::setters;
 
 /// Configuration of a [`PacketLink`](super::PacketLink): `packet:eth0` on the interface's own addresses,

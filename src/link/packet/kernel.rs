@@ -9,11 +9,11 @@ use std::time::Duration;
 use nix::sys::socket::{SockFlag, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::link::frame_queue::FrameQueue;
-use crate::link::membership::{self, JoinError};
-use crate::link::netlink::{self, Request, RouteSocket};
-use crate::link::unresolved_queue::UnresolvedQueue;
-use crate::link::{socket_calls, system_udp};
+use crate::host::frame_queue::FrameQueue;
+use crate::host::membership::{self, JoinError};
+use crate::host::netlink::{self, Request, RouteSocket};
+use crate::host::unresolved_queue::UnresolvedQueue;
+use crate::host::{socket_calls, system_udp};
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 

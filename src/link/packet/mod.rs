@@ -21,15 +21,13 @@ use std::sync::Arc;
 
 use pnet_datalink::NetworkInterface;
 
-use super::host_stack::{FrameOutcome, HostStack, IfAddr};
-use super::link_state::LinkStateMonitor;
 use super::loopback::Loopback;
 use super::options::MIN_MTU;
-use super::pfc::{Pfc, PfcLink, SharedPfc};
-use super::{
-    DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst, gid_table_order, socket_calls,
-    system_udp,
-};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::host::host_stack::{FrameOutcome, HostStack, IfAddr};
+use crate::host::link_state::LinkStateMonitor;
+use crate::host::pfc::{Pfc, PfcLink, SharedPfc};
+use crate::host::{gid_table_order, socket_calls, system_udp};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
 use crate::wire::Mac;

@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::socket::{RxFrame, Shape};
-use crate::link::frame_queue::FrameQueue;
+use crate::host::frame_queue::FrameQueue;
 use crate::link::loopback::Loopback;
 use crate::nic::ShardId;
 use crate::transport::TxBurst;

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use crate::link::socket_calls::{
+use crate::host::socket_calls::{
     attach_filter, drop_all, get_option, interface_exists, set_option, set_program,
 };
 use crate::wire::Mac;

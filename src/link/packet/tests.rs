@@ -1,8 +1,8 @@
 //! Tests of packet link configuration: parsing, and the errors for invalid text and missing interfaces.
 
 use super::*;
+use crate::host::pfc::PfcConfig;
 use crate::link::options::SpecError;
-use crate::link::pfc::PfcConfig;
 
 fn parse(s: &str) -> Result<PacketConfig, SpecError> {
     s.parse()

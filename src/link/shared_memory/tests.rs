@@ -8,8 +8,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use super::mapping::{CAPACITY, Mapping};
 use super::*;
-use crate::link::rng::SimRng;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
+use crate::sys::rng::SimRng;
 use crate::transport::{BurstLimits, Payload, TxQueue};
 use crate::wire::{Bth, Flow, Headers, IpIdent, Opcode, Psn, Qpn, icrc};
 

@@ -9,7 +9,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::recv::Receiver;
 use super::{Local, UdpOptions, socket};
-use crate::link::membership::{self, JoinError};
+use crate::host::membership::{self, JoinError};
 use crate::link::{LinkCounters, RxBurst};
 
 /// A group that the link has joined.

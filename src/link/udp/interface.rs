@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Interface, Link, Multihomed, interfaces};
+use crate::host::{Interface, interfaces};
+use crate::link::{Link, Multihomed};
 
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
 /// a second, then waits another second for a response.
@@ -37,7 +38,7 @@ impl UdpOptions {
 impl UdpLink {
     /// Binds UDP port 4791 on every address of an interface, with one link per shard of a NIC, as
     /// [`bind_shards`](Self::bind_shards) does. The GID table is in the order of
-    /// [`Interface::addresses`](crate::link::Interface::addresses).
+    /// [`Interface::addresses`](crate::host::Interface::addresses).
     ///
     /// # Errors
     /// If there is no such interface, or one of its addresses cannot be bound.

@@ -26,8 +26,8 @@ pub use port_conflict::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::link_state::LinkStateMonitor;
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::{BurstLimits, Instant, TxQueue};

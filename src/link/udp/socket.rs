@@ -10,8 +10,8 @@ use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
 use super::{UdpLinkError, UdpOptions};
-use crate::link::socket_calls::{get_option, interface_mtu, set_option};
-use crate::link::{membership, system_udp};
+use crate::host::socket_calls::{get_option, interface_mtu, set_option};
+use crate::host::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
 /// Initial hop limit of a socket, the same as in [`crate::wire::Flow::new`].

@@ -11,7 +11,7 @@ use libc::{BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_K, BPF_LD, BPF_RET, sock
 
 use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
-use crate::link::socket_calls::set_program;
+use crate::host::socket_calls::set_program;
 
 /// Offset of the least significant byte of the destination QPN in the UDP payload.
 pub(crate) const DEST_QP_LOW: u32 = 7;

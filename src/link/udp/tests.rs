@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::cmsg::Control;
 use super::socket::IpFields;
 use super::*;
-use crate::link::socket_calls::set_option;
+use crate::host::socket_calls::set_option;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::netns::{self, Netns};
 use crate::transport::Payload;

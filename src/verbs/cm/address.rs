@@ -8,8 +8,8 @@ use super::ports::Claim;
 use super::state::{Device, Id, IdState, State};
 use super::{CmEventKind, EventParam, IdError, PathRecord};
 use crate::cm;
+use crate::host::route::{NeighbourResolution, source_towards};
 use crate::link::ClaimError;
-use crate::link::route::{NeighbourResolution, source_towards};
 use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 

@@ -15,7 +15,7 @@ use super::id::WeakId;
 use super::manager::Owner;
 use super::{CmEvent, CmEventKind, CmId, EventParam};
 use crate::driver::{step_until, until_readable, until_signalled};
-use crate::link::fabric::Fabric;
+use crate::fabric::Fabric;
 use crate::verbs::WaitError;
 
 /// A queue of connection manager events for the ids assigned to it. Its descriptor is readable while an event

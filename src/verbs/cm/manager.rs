@@ -20,7 +20,7 @@ use super::param::default_qp_type;
 use super::state::State;
 use super::{CmId, EventChannel, IdError, PortSpace};
 use crate::cm::CmCounters;
-use crate::link::fabric::{Driver, Fabric};
+use crate::fabric::{Driver, Fabric};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 use crate::transport::QpType;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::driver::{ObjectChange, ObjectFault};
-use crate::link::faults::{Action, AppliedRule};
+use crate::fault_rules::{Action, AppliedRule};
 use crate::transport::{Failure, Instant};
 use crate::wire::{Opcode, Psn};
 

@@ -13,9 +13,8 @@ use super::call_table::CallSet;
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
 use super::{Call, Occurrence};
-use crate::link::faults::hint;
-use crate::link::faults::{RuleError, duration};
-use crate::link::rng::splitmix64;
+use crate::fault_rules::{RuleError, duration, hint};
+use crate::sys::rng::splitmix64;
 use crate::transport::InjectedError;
 
 /// Effect of a fault on a call.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::link::faults::RuleCount;
+use crate::middleware::faults::RuleCount;
 
 /// A fault's counters.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{AppliedFault, FaultCount, Injector};
 use crate::driver::{ActiveObjectFault, ObjectFault, Shards, faults_behind};
-use crate::link::faults::{FaultCounters, RuleCount};
+use crate::middleware::faults::{FaultCounters, RuleCount};
 use crate::transport::Failure;
 
 /// The faults of a device, with their counters.

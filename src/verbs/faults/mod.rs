@@ -40,7 +40,7 @@ pub use occurrence::Occurrence;
 pub use crate::driver::{ObjectChange, ObjectFault, Trigger};
 pub use crate::nic::PortSpeed;
 
-use crate::link::faults::{Rule, RuleError, When};
+use crate::fault_rules::{Rule, RuleError, When};
 
 /// A fault of any kind.
 #[derive(Clone, Debug)]

@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::driver::{ObjectChange, ObjectFault, Trigger};
-use crate::link::faults::hint;
-use crate::link::faults::{RuleError, duration, number};
+use crate::fault_rules::{RuleError, duration, hint, number};
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, CqId, SrqId};
 use crate::wire::{Gid, Qpn, RKey};

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use crate::link::faults::not_a_count;
-use crate::link::rng::splitmix64;
+use crate::fault_rules::not_a_count;
+use crate::sys::rng::splitmix64;
 
 /// Selection among the calls with the names that a fault gives.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use urxe::link::fabric::Outcome;
+use urxe::fabric::Outcome;
 use urxe::verbs::*;
 
 use crate::scenario::CONTROLS;

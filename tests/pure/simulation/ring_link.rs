@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use urxe::link::fabric::FabricPort;
+use urxe::fabric::FabricPort;
 use urxe::link::{
     BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, PeerChange, PeerWindow, RxBurst, TxQueue,
 };

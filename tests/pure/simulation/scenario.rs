@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use urxe::link::faults::{Action, Rule};
+use urxe::middleware::faults::{Action, Rule};
 use urxe::verbs::*;
 
 use crate::ring_link::RingOptions;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use urxe::link::Link;
-use urxe::link::faults::Faults;
+use urxe::middleware::faults::Faults;
 use urxe::verbs::*;
 
 use crate::ring_link::RingLink;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use urxe::link::fabric::Outcome;
+use urxe::fabric::Outcome;
 use urxe::verbs::*;
 
 use crate::scenario::Scenario;

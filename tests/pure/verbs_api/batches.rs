@@ -1,6 +1,6 @@
 //! Tests of batches: lists of work requests that are posted completely or not at all (`post_send_all`).
 
-use urxe::link::fabric::Outcome;
+use urxe::fabric::Outcome;
 
 use super::*;
 

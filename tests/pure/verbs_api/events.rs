@@ -79,7 +79,7 @@ fn address_change_raises_gid_change_and_keeps_indices() {
     let refused = b.pd.create_ah(&AddressVector::to(Gid::from(v6))).unwrap_err();
     assert!(matches!(refused, CreateError::Address(AddressError::GidIndex { index: 0, .. })), "{refused}");
     let in_use = fabric.set_addresses(v4, &[address(&a)]).unwrap_err();
-    assert_eq!(in_use, urxe::link::fabric::FabricError::AddressInUse(address(&a)));
+    assert_eq!(in_use, urxe::fabric::FabricError::AddressInUse(address(&a)));
     fabric.set_addresses(v4, &[v4, third, new]).unwrap();
     assert_eq!(b.context.gids(), [third, v4, new].map(Gid::from));
     assert_eq!((b.context.gids().len(), b.context.query_gid(3)), (3, None));

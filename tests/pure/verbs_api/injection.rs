@@ -2,7 +2,7 @@
 //! completion channels in a reactor.
 
 use super::*;
-use urxe::link::fabric::FabricError;
+use urxe::fabric::FabricError;
 
 fn address(context: &Context) -> std::net::IpAddr {
     context.link_info().addresses[0]

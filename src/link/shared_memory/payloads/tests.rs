@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::*;
-use crate::link::rng::SimRng;
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::{JoinError, Link, LinkInfo, RxBurst};
 use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
+use crate::sys::rng::SimRng;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Endpoint, TestEndpoint};
 use crate::wire::{Bth, Flow, Headers, Opcode, PKey, Psn, Qpn, RKey, Reth};

@@ -1,0 +1,488 @@
+//! In-memory switch that connects NICs in one process, with or without impairments.
+//!
+//! [`Fabric::new`] carries bursts whole: it passes them directly to a NIC that is not running at the moment,
+//! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a
+//! queue, and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the
+//! machine's clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
+//! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a single-threaded simulation that replays byte by
+//! byte from its seed.
+#![forbid(unsafe_code)]
+
+mod agenda;
+mod config;
+mod driver;
+mod handle;
+mod inbox;
+mod model;
+mod network;
+mod port;
+mod port_shared;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use agenda::{Agenda, TouchedPorts};
+pub use config::{FabricConfig, FabricError};
+pub(crate) use driver::{BurstSource, Driver};
+pub(crate) use handle::FabricHandle;
+pub use handle::Outcome;
+pub use model::FabricCounters;
+pub use network::{
+    Deadlock, InputCounters, NetworkCounters, Node, Pfc, QueueCounters, Red, Scheduler, Simulation,
+    SwitchConfig, Topology, TopologyError, Wire,
+};
+pub use port::FabricPort;
+
+use crate::link::JoinError;
+use crate::transport::{AsyncEvent, Instant};
+use handle::ReadyQueue;
+use network::State;
+use port_shared::PortShared;
+
+/// In-memory switch. Clones refer to the same switch.
+///
+/// ```
+/// # use std::time::Duration;
+/// use urxe::verbs::*;
+///
+/// // In virtual time no time passes while the program computes, and runs with the same seed are identical.
+/// let config = FabricConfig::default().latency(Duration::from_micros(10)).loss(0.1).seed(3);
+/// let fabric = Fabric::virtual_time(config)?;
+/// let (a, b) = fabric.pair()?;
+/// b.qp.post_recv(&RecvWr::empty(1))?;
+/// a.qp.post_send(&SendWr::send(2, &[]))?;
+/// b.cq.wait(Duration::from_secs(1))?;
+/// assert!(b.context.clock() >= 10_000);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Fabric(Arc<Shared>);
+
+struct Shared {
+    /// Virtual time in nanoseconds; `None` in real time.
+    clock: Option<AtomicU64>,
+    config: FabricConfig,
+    ports: Mutex<Ports>,
+    /// Incremented at every change of `ports`, to invalidate the routes that senders cache.
+    generation: AtomicU64,
+    ready_queue: ReadyQueue,
+    /// Auxiliary drivers, which have no port.
+    auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
+    /// Agenda of virtual time, locked while time is being advanced.
+    agenda: Mutex<Agenda>,
+    touched: TouchedPorts,
+    /// Network of a simulation, in place of a single switch.
+    network: Option<Mutex<State>>,
+    /// Counts of packets not included in any current port's counters.
+    counters: Mutex<FabricCounters>,
+}
+
+#[derive(Default)]
+struct Ports {
+    by_id: BTreeMap<u32, Arc<PortShared>>,
+    by_address: HashMap<IpAddr, u32>,
+    addresses: HashMap<u32, Vec<IpAddr>>,
+    groups: HashMap<IpAddr, BTreeSet<u32>>,
+    overrides: HashMap<(u32, u32), FabricConfig>,
+    last_id: u32,
+    last_auto: u32,
+}
+
+impl Ports {
+    /// Checks that a port can have the given addresses, some of which port number `own` may already have.
+    fn check(&self, addresses: &[IpAddr], own: Option<u32>) -> Result<(), FabricError> {
+        if addresses.is_empty() {
+            return Err(FabricError::NoAddress);
+        }
+        for (i, address) in addresses.iter().enumerate() {
+            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
+                return Err(FabricError::NotUnicast(*address));
+            }
+            let in_use = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
+            if in_use || addresses[..i].contains(address) {
+                return Err(FabricError::AddressInUse(*address));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Ports {
+    /// Replaces the addresses of a port.
+    fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
+        for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {
+            self.by_address.remove(&address);
+        }
+        self.by_address.extend(addresses.iter().map(|address| (*address, id)));
+    }
+}
+
+impl Default for Fabric {
+    fn default() -> Self {
+        Fabric::new()
+    }
+}
+
+impl Fabric {
+    /// Creates a fabric in real time that does not impair packets.
+    pub fn new() -> Fabric {
+        Fabric::build(FabricConfig::default(), None, None)
+    }
+
+    /// Creates a fabric in real time with the given impairments.
+    ///
+    /// # Errors
+    /// See [`FabricConfig::check`].
+    pub fn with_config(config: FabricConfig) -> Result<Fabric, FabricError> {
+        config.check()?;
+        Ok(Fabric::build(config, None, None))
+    }
+
+    /// Creates a fabric in virtual time. Its clock starts at 0, and only [`step`](Self::step),
+    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) move it.
+    ///
+    /// # Errors
+    /// See [`FabricConfig::check`].
+    pub fn virtual_time(config: FabricConfig) -> Result<Fabric, FabricError> {
+        config.check()?;
+        Ok(Fabric::build(config, Some(AtomicU64::new(0)), None))
+    }
+
+    fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<State>) -> Fabric {
+        Fabric(Arc::new(Shared {
+            clock,
+            config,
+            ports: Mutex::default(),
+            generation: AtomicU64::new(1),
+            ready_queue: ReadyQueue::default(),
+            auxiliaries: Mutex::default(),
+            agenda: Mutex::default(),
+            touched: TouchedPorts::default(),
+            network: network.map(Mutex::new),
+            counters: Mutex::default(),
+        }))
+    }
+
+    /// Returns the current time: virtual time by the fabric's clock, or real time since the first call in
+    /// this process.
+    pub fn now(&self) -> Instant {
+        match &self.0.clock {
+            Some(clock) => Instant(clock.load(Ordering::SeqCst)),
+            None => {
+                static EPOCH: OnceLock<std::time::Instant> = OnceLock::new();
+                let epoch = EPOCH.get_or_init(std::time::Instant::now);
+                // Starts at 1, because 0 means "immediately" for deliveries.
+                Instant(1 + epoch.elapsed().as_nanos() as u64)
+            }
+        }
+    }
+
+    /// Reports whether the fabric is in virtual time.
+    pub fn is_virtual(&self) -> bool {
+        self.0.clock.is_some()
+    }
+
+    /// Returns the configuration of all directions that [`set_path`](Self::set_path) has not configured
+    /// separately.
+    pub fn config(&self) -> &FabricConfig {
+        &self.0.config
+    }
+
+    /// Creates a port with the given addresses. In a simulated network, the port is that of the first host
+    /// without one.
+    ///
+    /// # Errors
+    /// If there is no address, or one is not a unicast address or is in use; in a simulated network,
+    /// [`FabricError::NoHost`] if every host has a port.
+    pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
+        self.port_of_host(addresses, None)
+    }
+
+    fn port_of_host(&self, addresses: &[IpAddr], host: Option<usize>) -> Result<FabricPort, FabricError> {
+        let mut ports = self.0.ports.lock();
+        ports.check(addresses, None)?;
+        let id = ports.last_id + 1;
+        let shared = Arc::new(PortShared::new(id));
+        let uplink = match &self.0.network {
+            Some(network) => Some(network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?),
+            None => None,
+        };
+        shared.host.store(uplink.unwrap_or(PortShared::NO_HOST), Ordering::SeqCst);
+        ports.last_id = id;
+        ports.by_id.insert(id, shared.clone());
+        ports.set_addresses(id, addresses);
+        drop(ports);
+        self.changed();
+        Ok(FabricPort::new(self.clone(), shared, addresses))
+    }
+
+    /// Returns an IPv6 (ULA) and an IPv4 address that no port has and that were not returned before. The IPv4
+    /// address is from 198.18.0.0/15, which is reserved for benchmarks and never used on the Internet.
+    pub fn auto_address(&self) -> [IpAddr; 2] {
+        let mut ports = self.0.ports.lock();
+        loop {
+            ports.last_auto += 1;
+            let n = ports.last_auto;
+            let [_, b, c, d] = n.to_be_bytes();
+            let v4 = IpAddr::V4(Ipv4Addr::new(198, 18 | b & 1, c, d));
+            let (high, low) = ((n >> 16) as u16, n as u16);
+            let v6 = IpAddr::V6(Ipv6Addr::new(0xfd75, 0x7278, 0x6500, 0, 0, 0, high, low));
+            if ![v6, v4].iter().any(|a| ports.by_address.contains_key(a)) {
+                return [v6, v4];
+            }
+        }
+    }
+
+    /// Gives the direction from the port with address `from` to the port with address `to` its own
+    /// configuration and, if that limits the bandwidth, its own wire. The direction's random number generator
+    /// restarts. Packets in flight are not affected; `window` is ignored.
+    ///
+    /// # Errors
+    /// If the configuration is invalid, or no port has one of the addresses; [`FabricError::Simulated`] in a
+    /// simulated network.
+    pub fn set_path(&self, from: IpAddr, to: IpAddr, config: FabricConfig) -> Result<(), FabricError> {
+        config.check()?;
+        if self.0.network.is_some() {
+            return Err(FabricError::Simulated);
+        }
+        let mut ports = self.0.ports.lock();
+        let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
+        let direction = (id(from)?, id(to)?);
+        ports.overrides.insert(direction, config);
+        drop(ports);
+        self.changed();
+        Ok(())
+    }
+
+    /// Unplugs the cable of the port with the given address, or plugs it in. While unplugged, the port
+    /// neither sends nor receives. The NIC is notified and raises `PortError` or `PortActive`.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`] if no port has the address.
+    pub fn set_port_up(&self, address: IpAddr, up: bool) -> Result<(), FabricError> {
+        self.set_up(&*self.port_of(address)?, up);
+        Ok(())
+    }
+
+    fn set_up(&self, port: &PortShared, up: bool) {
+        port.up.store(up, Ordering::SeqCst);
+        self.changed();
+        if let Some(driver) = port.driver() {
+            driver.port_up(up);
+        }
+    }
+
+    /// Replaces all addresses of the port with address `of`, as the system may do to an interface. The NIC is
+    /// notified and raises `GidChange`; addresses that remain keep their index.
+    ///
+    /// # Errors
+    /// See [`port`](Self::port); also [`FabricError::UnknownAddress`].
+    pub fn set_addresses(&self, of: IpAddr, addresses: &[IpAddr]) -> Result<(), FabricError> {
+        let port = self.port_of(of)?;
+        let mut ports = self.0.ports.lock();
+        ports.check(addresses, Some(port.id))?;
+        ports.set_addresses(port.id, addresses);
+        drop(ports);
+        self.changed();
+        if let Some(driver) = port.driver() {
+            driver.addresses_changed(addresses);
+        }
+        Ok(())
+    }
+
+    /// Removes the device on the port with the given address, as if an adapter were unplugged: its queue
+    /// pairs go to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on, the only operations
+    /// that succeed are destroying its objects, polling, and reading their contents. The address becomes
+    /// free.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`].
+    pub fn remove_device(&self, address: IpAddr) -> Result<(), FabricError> {
+        let driver = self.driver_of(address)?;
+        driver.device_lost(io::Error::other("the device was removed from the fabric"));
+        Ok(())
+    }
+
+    /// Raises an asynchronous event on the NIC at the given address, with the effect that the event reports.
+    /// `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError` all queue pairs
+    /// that complete to the queue. `DeviceFatal` acts like [`remove_device`](Self::remove_device),
+    /// `PortError` and `PortActive` like [`set_port_up`](Self::set_port_up), which raises no event if the
+    /// port is already in that state. All other events have no effect besides being raised.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC
+    /// has no such queue pair or shared receive queue, or no queue pair completes to the completion queue.
+    pub fn inject_event(&self, address: IpAddr, event: AsyncEvent) -> Result<(), FabricError> {
+        match event {
+            AsyncEvent::DeviceFatal => self.remove_device(address),
+            AsyncEvent::PortActive => self.set_port_up(address, true),
+            AsyncEvent::PortError => self.set_port_up(address, false),
+            _ if self.driver_of(address)?.inject_event(event) => Ok(()),
+            _ => Err(FabricError::NoObject { address, event }),
+        }
+    }
+
+    fn driver_of(&self, address: IpAddr) -> Result<Arc<dyn Driver>, FabricError> {
+        self.port_of(address)?.driver().ok_or(FabricError::NoDevice(address))
+    }
+
+    fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {
+        let ports = self.0.ports.lock();
+        let port = ports.by_address.get(&address).and_then(|id| ports.by_id.get(id));
+        port.cloned().ok_or(FabricError::UnknownAddress(address))
+    }
+
+    /// Returns the packet counters since the fabric was created.
+    pub fn counters(&self) -> FabricCounters {
+        let ports = self.ports();
+        let mut sum = *self.0.counters.lock();
+        for port in ports {
+            sum.add(&port.inbox.lock().counters);
+        }
+        sum
+    }
+
+    fn changed(&self) {
+        self.0.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    pub(crate) fn ready_queue(&self) -> &ReadyQueue {
+        &self.0.ready_queue
+    }
+
+    /// Acquires the exclusive right to advance virtual time, with an agenda that is up to date; `None` in
+    /// real time.
+    pub(crate) fn agenda(&self) -> Option<MutexGuard<'_, Agenda>> {
+        self.is_virtual().then(|| {
+            let mut agenda = self.0.agenda.lock();
+            self.update(&mut agenda);
+            agenda
+        })
+    }
+
+    /// Brings the agenda up to date.
+    pub(crate) fn update(&self, agenda: &mut Agenda) {
+        agenda.update(&self.0.touched);
+    }
+
+    /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
+    /// a NIC. Returns the time of the last one; `None` if there was none.
+    pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
+        self.with_network(|network, touched| network.run(limit, touched))?
+    }
+
+    /// Returns the time of the simulated network's next event.
+    pub(crate) fn next_network_event(&self) -> Option<Instant> {
+        self.with_network(|network, _| network.next_event())?
+    }
+
+    /// Returns the bandwidth of the wire of the host to which a port belongs, in a simulated network.
+    fn host_speed(&self, port: &PortShared) -> Option<u64> {
+        port.host().and_then(|host| self.with_network(|network, _| network.speed(host)))
+    }
+
+    fn with_network<R>(&self, f: impl FnOnce(&mut State, &TouchedPorts) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.touched))
+    }
+
+    /// Announces that the due time of a port may have changed. Has no effect in real time.
+    pub(crate) fn touch(&self, port: &Arc<PortShared>) {
+        if self.is_virtual() {
+            self.0.touched.add(port);
+        }
+    }
+
+    /// Advances virtual time to `at`, unless it is already later.
+    pub(crate) fn set_time(&self, at: Instant) {
+        if let Some(clock) = &self.0.clock {
+            clock.fetch_max(at.0, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns all ports in order of creation.
+    fn ports(&self) -> Vec<Arc<PortShared>> {
+        self.0.ports.lock().by_id.values().cloned().collect()
+    }
+
+    fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
+        f(&mut self.0.counters.lock());
+    }
+
+    /// Returns the ports reached by packets from port number `from` to `dst`, each with the direction's own
+    /// configuration, if it has one.
+    fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+        let ports = self.0.ports.lock();
+        let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
+        if !up(&from) {
+            return Vec::new();
+        }
+        let ids: Vec<u32> = if is_group(&dst) {
+            ports.groups.get(&dst).into_iter().flatten().copied().collect()
+        } else {
+            ports.by_address.get(&dst).copied().into_iter().collect()
+        };
+        let target = |id| {
+            let port = ports.by_id.get(&id)?;
+            Some((port.clone(), ports.overrides.get(&(from, id)).cloned()))
+        };
+        ids.into_iter().filter(up).filter_map(target).collect()
+    }
+
+    fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {
+        if !is_group(&group) {
+            return Err(JoinError::NotMulticast(group));
+        }
+        self.0.ports.lock().groups.entry(group).or_default().insert(id);
+        self.changed();
+        Ok(())
+    }
+
+    fn leave(&self, id: u32, group: IpAddr) {
+        if let Some(members) = self.0.ports.lock().groups.get_mut(&group) {
+            members.remove(&id);
+        }
+        self.changed();
+    }
+
+    /// Removes a port, and adds its counters to the fabric's.
+    fn remove(&self, port: &Arc<PortShared>, counters: &FabricCounters) {
+        port.earliest.store(u64::MAX, Ordering::SeqCst);
+        *port.driver.lock() = None;
+        self.touch(port);
+        if let (Some(network), Some(host)) = (&self.0.network, port.host()) {
+            network.lock().detach(host);
+        }
+        let mut ports = self.0.ports.lock();
+        ports.by_id.remove(&port.id);
+        ports.set_addresses(port.id, &[]);
+        ports.addresses.remove(&port.id);
+        ports.groups.values_mut().for_each(|g| {
+            g.remove(&port.id);
+        });
+        ports.groups.retain(|_, g| !g.is_empty());
+        ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
+        drop(ports);
+        self.ready_queue().remove(port.id);
+        self.count(|c| c.add(counters));
+        self.changed();
+    }
+}
+
+fn is_group(address: &IpAddr) -> bool {
+    address.is_multicast()
+}

@@ -1,0 +1,336 @@
+//! Switch model, a deterministic function of its seed and inputs: it has no clock and no threads, and does
+//! not see packet contents.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use super::FabricConfig;
+use crate::sys::rng::SimRng;
+use crate::transport::Instant;
+use crate::wire::Ecn;
+
+/// Packet counters, summed over all of a fabric's ports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct FabricCounters {
+    /// Packets forwarded to ports, including duplicates.
+    pub carried: u64,
+    /// Packets lost at random.
+    pub lost: u64,
+    /// Duplicates created.
+    pub duplicated: u64,
+    /// Packets delayed so that later packets could overtake them.
+    pub reordered: u64,
+    /// Packets with one bit flipped.
+    pub corrupted: u64,
+    /// Packets marked "congestion experienced".
+    pub marked: u64,
+    /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
+    /// was full.
+    pub queue_full: u64,
+    /// Packets dropped because they exceed the MTU.
+    pub too_big: u64,
+    /// Packets dropped because no port has the destination address.
+    pub unknown: u64,
+    /// Packets lost in flight to a port whose cable was unplugged.
+    pub unplugged: u64,
+}
+
+impl FabricCounters {
+    pub(super) fn add(&mut self, other: &FabricCounters) {
+        self.carried += other.carried;
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.corrupted += other.corrupted;
+        self.marked += other.marked;
+        self.queue_full += other.queue_full;
+        self.too_big += other.too_big;
+        self.unknown += other.unknown;
+        self.unplugged += other.unplugged;
+    }
+}
+
+/// Properties of a burst: all that the model's decisions depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct BurstShape {
+    /// UDP payload length in bytes of each packet except possibly the last.
+    pub segment: usize,
+    /// Number of packets.
+    pub packets: usize,
+    /// Total UDP payload length in bytes.
+    pub bytes: usize,
+    /// Length of the IP and UDP headers, in bytes.
+    pub header_len: usize,
+    /// ECN field of all packets.
+    pub ecn: Ecn,
+}
+
+impl BurstShape {
+    /// Returns the UDP payload length of packet `i`, in bytes.
+    pub fn len_of(&self, i: usize) -> usize {
+        self.segment.min(self.bytes - i * self.segment)
+    }
+}
+
+/// A decision by the model: packets `first..first + count` of the burst arrive together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// Time of arrival.
+    pub at: Instant,
+    /// Index of the first packet.
+    pub first: u16,
+    /// Number of packets.
+    pub count: u16,
+    /// Whether the switch marks the packets "congestion experienced".
+    pub mark: bool,
+    /// Index of the UDP payload bit to flip, if any; the run is then a single packet.
+    pub flip: Option<u32>,
+}
+
+/// Wire to a port, with the queue in front of it.
+#[derive(Clone, Debug, Default)]
+pub struct Egress {
+    /// Time in picoseconds at which the last queued bit will have been sent. Nanoseconds would be too coarse:
+    /// a byte takes only 20 ps at 400 Gb/s.
+    busy_until: u128,
+}
+
+/// Picoseconds per nanosecond.
+const PICOS: u128 = 1000;
+
+impl Egress {
+    /// Returns the number of bytes still queued at `now`.
+    fn backlog(&self, now: Instant, bandwidth: u64) -> u128 {
+        let wait = self.busy_until.saturating_sub(now.0 as u128 * PICOS);
+        wait * bandwidth as u128 / (8 * PICOS * 1_000_000_000)
+    }
+
+    /// Queues `bytes` bytes, and returns the time at which they will have been sent.
+    fn send(&mut self, now: Instant, bandwidth: u64, bytes: usize) -> Instant {
+        let duration = bytes as u128 * 8 * PICOS * 1_000_000_000 / bandwidth as u128;
+        self.busy_until = self.busy_until.max(now.0 as u128 * PICOS) + duration;
+        Instant(u64::try_from(self.busy_until.div_ceil(PICOS)).unwrap_or(u64::MAX))
+    }
+}
+
+/// One direction through the switch, with its own random number generator and packet order.
+#[derive(Clone, Debug)]
+pub struct Path {
+    config: FabricConfig,
+    rng: SimRng,
+    /// Arrival time of the last packet that was not reordered.
+    last: Instant,
+    /// The direction's own wire, if it does not share the destination's.
+    own_egress: Option<Egress>,
+}
+
+impl Path {
+    /// Creates the direction from port number `from` to port number `to`. With `own_queue`, the direction has
+    /// a wire of its own, instead of sharing the destination's with other directions.
+    pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
+        let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
+        Path { rng, config, last: Instant(0), own_egress: own_queue.then(Egress::default) }
+    }
+
+    /// Returns the direction's configuration.
+    pub fn config(&self) -> &FabricConfig {
+        &self.config
+    }
+
+    /// Decides the fate of each packet in a burst that reaches the switch at `now`, and appends the arrivals
+    /// to `runs`, in packet order. `shared` is the destination's wire.
+    pub fn offer(
+        &mut self,
+        now: Instant,
+        shared: &mut Egress,
+        shape: &BurstShape,
+        runs: &mut Vec<Run>,
+        counters: &mut FabricCounters,
+    ) {
+        if self.config.is_uniform() {
+            // Keeps the order: not before any earlier packet of this direction.
+            self.last = self.last.max(now + self.config.latency);
+            counters.carried += shape.packets as u64;
+            runs.push(Run { at: self.last, first: 0, count: shape.packets as u16, mark: false, flip: None });
+            return;
+        }
+        for i in 0..shape.packets {
+            self.offer_one(now, shared, shape, i, runs, counters);
+        }
+    }
+
+    fn offer_one(
+        &mut self,
+        now: Instant,
+        shared: &mut Egress,
+        shape: &BurstShape,
+        i: usize,
+        runs: &mut Vec<Run>,
+        counters: &mut FabricCounters,
+    ) {
+        if self.rng.bernoulli(self.config.loss) {
+            counters.lost += 1;
+            return;
+        }
+        let mut at = now;
+        let mut mark = false;
+        if let Some(bandwidth) = self.config.bandwidth {
+            let egress = self.own_egress.as_mut().unwrap_or(shared);
+            let len = shape.len_of(i) + shape.header_len;
+            let backlog = egress.backlog(now, bandwidth);
+            if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
+                counters.queue_full += 1;
+                return;
+            }
+            mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
+                && matches!(shape.ecn, Ecn::Ect0 | Ecn::Ect1);
+            counters.marked += mark as u64;
+            at = egress.send(now, bandwidth, len);
+        }
+        at = at + self.config.latency;
+        let jitter = nanos(self.config.jitter);
+        if jitter > 0 {
+            at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
+        }
+        at = at.max(self.last);
+        if self.rng.bernoulli(self.config.reorder) {
+            counters.reordered += 1;
+            at = at + self.config.reorder_by;
+        } else {
+            self.last = at;
+        }
+        let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
+            counters.corrupted += 1;
+            self.bit_under_icrc(shape.len_of(i))
+        });
+        let run = Run { at, first: i as u16, count: 1, mark, flip };
+        add_run(runs, run);
+        counters.carried += 1;
+        if self.rng.bernoulli(self.config.duplicate) {
+            counters.duplicated += 1;
+            counters.carried += 1;
+            add_run(runs, run);
+        }
+    }
+
+    /// Picks a random bit to flip in a packet, excluding BTH byte 4, which the ICRC does not cover.
+    fn bit_under_icrc(&mut self, len: usize) -> u32 {
+        let byte = self.rng.below(len.max(2) as u64 - 1) as u32;
+        let byte = if byte >= 4 { byte + 1 } else { byte };
+        byte * 8 + self.rng.below(8) as u32
+    }
+}
+
+fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Appends a run, or merges it with the last one if it continues that run and arrives at the same time.
+fn add_run(runs: &mut Vec<Run>, run: Run) {
+    if let Some(last) = runs.last_mut()
+        && last.at == run.at
+        && last.mark == run.mark
+        && last.flip.is_none()
+        && run.flip.is_none()
+        && last.first + last.count == run.first
+    {
+        last.count += run.count;
+        return;
+    }
+    runs.push(run);
+}
+
+/// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
+#[derive(Debug)]
+pub struct Schedule<T> {
+    /// Items pushed in order of due time, as nearly all are.
+    in_order: VecDeque<Entry<T>>,
+    /// Items pushed after an item with a later due time.
+    out_of_order: BinaryHeap<Entry<T>>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    at: Instant,
+    seq: u64,
+    item: T,
+}
+
+impl<T> Entry<T> {
+    fn key(&self) -> (Instant, u64) {
+        (self.at, self.seq)
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+impl<T> Eq for Entry<T> {}
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl<T> Ord for Entry<T> {
+    /// Compares in reverse, because a heap returns its greatest entry first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.key().cmp(&self.key())
+    }
+}
+
+impl<T> Default for Schedule<T> {
+    fn default() -> Self {
+        Schedule { in_order: VecDeque::new(), out_of_order: BinaryHeap::new(), next: 0 }
+    }
+}
+
+impl<T> Schedule<T> {
+    /// Adds an item that is due at `at`.
+    pub fn push(&mut self, at: Instant, item: T) {
+        let entry = Entry { at, seq: self.next, item };
+        self.next += 1;
+        match self.in_order.back() {
+            Some(back) if back.at > at => self.out_of_order.push(entry),
+            _ => self.in_order.push_back(entry),
+        }
+    }
+
+    /// Adds an item due together with the last item pushed in order, or at once if there is none.
+    pub fn push_now(&mut self, item: T) {
+        let at = self.in_order.back().map_or(Instant(0), |back| back.at);
+        self.push(at, item);
+    }
+
+    /// Returns the time at which the first item is due.
+    pub fn earliest(&self) -> Option<Instant> {
+        match (self.in_order.front(), self.out_of_order.peek()) {
+            (Some(a), Some(b)) => Some(a.at.min(b.at)),
+            (Some(a), None) => Some(a.at),
+            (None, b) => b.map(|b| b.at),
+        }
+    }
+
+    /// Removes and returns the first item if it is due at `now`.
+    pub fn pop_due(&mut self, now: Instant) -> Option<T> {
+        let from_out_of_order = match (self.in_order.front(), self.out_of_order.peek()) {
+            (Some(a), Some(b)) => b.key() < a.key(),
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        if from_out_of_order {
+            if self.out_of_order.peek().is_some_and(|e| e.at <= now) {
+                return self.out_of_order.pop().map(|e| e.item);
+            }
+            return None;
+        }
+        if self.in_order.front().is_some_and(|e| e.at <= now) {
+            return self.in_order.pop_front().map(|e| e.item);
+        }
+        None
+    }
+}

@@ -1,0 +1,170 @@
+//! Handle of a simulated network: its fabric, counters, samples of queues, and wires that go down.
+
+use std::net::IpAddr;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::config::{Node, TopologyError};
+use super::input::InputCounters;
+use super::queues::{PRIORITIES, QueueCounters, Samples};
+use super::state::{Deadlock, NetworkCounters, State};
+use super::topology::{Topology, picos};
+use crate::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
+
+/// A simulated network, created by [`Fabric::simulate`]. Clones refer to the same network.
+///
+/// ```
+/// # use std::time::Duration;
+/// use urxe::fabric::{Node, Topology};
+/// use urxe::verbs::*;
+///
+/// let simulation = Fabric::simulate(&Topology::star(2), 1)?;
+/// let (a, b) = simulation.fabric().pair()?;
+/// b.qp.post_recv(&RecvWr::empty(1))?;
+/// a.qp.post_send(&SendWr::send(2, &[]))?;
+/// b.cq.wait(Duration::from_secs(1))?;
+/// // Two wires of 1 µs, and the time in which they take up the bits.
+/// assert!((2_000..2_050).contains(&b.context.clock()));
+/// assert_eq!(simulation.queue(Node::Switch(0), Node::Host(1), 0)?.packets, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Simulation {
+    fabric: Fabric,
+}
+
+impl Fabric {
+    /// Creates a simulated network in virtual time. The ports of its fabric, and with them NICs, belong to the
+    /// topology's hosts in order of creation. The seed determines random losses, marks and the choice between
+    /// equivalent paths; with the same seed, a program sends the same packets at the same times.
+    ///
+    /// # Errors
+    /// See [`Topology::check`].
+    pub fn simulate(topology: &Topology, seed: u64) -> Result<Simulation, TopologyError> {
+        topology.check()?;
+        let config = FabricConfig::default().mtu(topology.mtu).window(topology.window).seed(seed);
+        config.check()?;
+        let network = State::new(topology, seed);
+        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(network)) })
+    }
+}
+
+impl Simulation {
+    /// Returns the fabric, on which NICs are created and which moves time.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    /// Creates the port of a host.
+    ///
+    /// # Errors
+    /// [`FabricError::NoHost`] if there is no such host, or it has a port; the errors of [`Fabric::port`].
+    pub fn port(&self, host: usize, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
+        self.fabric.port_of_host(addresses, Some(host))
+    }
+
+    /// Takes the wire between two nodes down or up; if there are several, the first. What is on the wire or
+    /// waits for it is lost, and packets take other paths from now on. The NIC of a host whose wire it is
+    /// raises `PortError` or `PortActive`.
+    ///
+    /// # Errors
+    /// [`TopologyError::NoWire`].
+    pub fn set_wire_up(&self, a: Node, b: Node, up: bool) -> Result<(), TopologyError> {
+        let port = self.with(|state, fabric| {
+            let direction = find(state, a, b)?;
+            state.set_now(fabric.now());
+            state.set_up(direction as u32, up, &fabric.0.touched);
+            Ok::<_, TopologyError>(match (a, b) {
+                (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
+                _ => None,
+            })
+        })?;
+        if let Some(port) = port {
+            self.fabric.set_up(&port, up);
+        }
+        Ok(())
+    }
+
+    /// Returns the counters of the network.
+    pub fn counters(&self) -> NetworkCounters {
+        self.with(|state, _| state.counters)
+    }
+
+    /// Returns the counters of the queue of a priority, 0 to 7, in which packets wait at `from` for the wire to
+    /// `to`.
+    ///
+    /// # Errors
+    /// [`TopologyError::NoWire`].
+    pub fn queue(&self, from: Node, to: Node, priority: u8) -> Result<QueueCounters, TopologyError> {
+        self.with(|state, _| {
+            let direction = find(state, from, to)?;
+            Ok(state.directions[direction].output.queues[index(priority)].counters)
+        })
+    }
+
+    /// Returns the counters of switch `at` about what has arrived from `from` with a priority, 0 to 7.
+    ///
+    /// # Errors
+    /// [`TopologyError::NoWire`]; also if `at` is a host.
+    pub fn input(&self, from: Node, at: Node, priority: u8) -> Result<InputCounters, TopologyError> {
+        self.with(|state, _| {
+            let direction = find(state, from, at)?;
+            let input = state.directions[direction].input.as_ref();
+            Ok(input.ok_or(TopologyError::NoWire(from, at))?.counters(index(priority)))
+        })
+    }
+
+    /// Records the length in bytes of a queue from now on, at every multiple of `interval`, which counts as at
+    /// least 1 ns.
+    ///
+    /// # Errors
+    /// [`TopologyError::NoWire`].
+    pub fn sample(
+        &self,
+        from: Node,
+        to: Node,
+        priority: u8,
+        interval: Duration,
+    ) -> Result<(), TopologyError> {
+        self.with(|state, fabric| {
+            let (direction, next) = (find(state, from, to)?, state.set_now(fabric.now()));
+            let samples = Samples { interval: picos(interval).max(1000), next, lengths: Vec::new() };
+            state.directions[direction].output.queues[index(priority)].samples = Some(Box::new(samples));
+            Ok(())
+        })
+    }
+
+    /// Returns the lengths of a queue that were recorded up to now, and forgets them.
+    ///
+    /// # Errors
+    /// [`TopologyError::NoWire`].
+    pub fn take_samples(&self, from: Node, to: Node, priority: u8) -> Result<Vec<u64>, TopologyError> {
+        self.with(|state, fabric| {
+            let (direction, now) = (find(state, from, to)?, state.set_now(fabric.now()));
+            let queue = &mut state.directions[direction].output.queues[index(priority)];
+            queue.sample(now);
+            Ok(queue.samples.as_mut().map(|samples| std::mem::take(&mut samples.lengths)).unwrap_or_default())
+        })
+    }
+
+    /// Returns the deadlocks by flow control that were found.
+    pub fn deadlocks(&self) -> Vec<Deadlock> {
+        self.with(|state, _| state.deadlocks.clone())
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut State, &Fabric) -> R) -> R {
+        let network = self.fabric.0.network.as_ref().expect("the fabric of a simulation has a network");
+        f(&mut network.lock(), &self.fabric)
+    }
+}
+
+/// Returns the index of the direction from one node to another.
+fn find(state: &State, from: Node, to: Node) -> Result<usize, TopologyError> {
+    let found = state.directions.iter().position(|d| d.edge.from == from && d.edge.to == to);
+    found.ok_or(TopologyError::NoWire(from, to))
+}
+
+/// Returns the index of a priority's queue; a number above 7 counts as 7.
+fn index(priority: u8) -> usize {
+    usize::from(priority).min(PRIORITIES - 1)
+}

@@ -1,0 +1,496 @@
+//! Ethernet host stack without I/O: the subset of ARP, NDP, ICMP, IGMP and MLD that a RoCEv2 endpoint needs.
+//!
+//! The host stack replies to ARP requests, neighbour solicitations and pings for its addresses, resolves the
+//! MACs of others, queues frames whose next hop is not resolved yet, reports its multicast memberships to
+//! routers and switches, and determines for every frame whether it is a RoCEv2 packet for it.
+#![forbid(unsafe_code)]
+
+mod address;
+mod groups;
+mod neighbours;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use address::{IfAddr, IfAddrError};
+use groups::Groups;
+use neighbours::REACHABLE_TIME;
+use neighbours::{NeighbourRequest, Neighbours};
+
+use super::frame_queue::FrameQueue;
+use super::membership::JoinError;
+use super::unresolved_queue::UnresolvedQueue;
+use crate::sys::setters::setters;
+use crate::transport::Instant;
+use crate::wire::frame::{
+    self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
+    NeighborSolicit, PauseFrame, RoceFrame, VlanTag,
+};
+use crate::wire::{Mac, solicited_node};
+
+/// Maximum number of queued frames that the host stack has generated itself; further ones are dropped.
+const MAX_OUTBOX: usize = 1024;
+
+/// Configuration of a host stack.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HostStackConfig {
+    /// MAC address.
+    pub mac: Mac,
+    /// IP addresses, each with its on-link prefix.
+    pub addresses: Vec<IfAddr>,
+    /// Routers to all off-link destinations; the first of each IP version is used.
+    pub gateways: Vec<IpAddr>,
+    /// VLAN tag of all frames sent; `None` if the host stack is not in a VLAN.
+    pub vlan: Option<VlanTag>,
+}
+
+setters!(HostStackConfig { mac: Mac, gateways: Vec<IpAddr> } optional { vlan: VlanTag });
+
+/// Result of handling a received frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrameOutcome {
+    /// RoCEv2 packet to an address of the host stack or to a group that it has joined.
+    Packet(RoceFrame),
+    /// Reply to [`HostStack::ping`].
+    EchoReply {
+        /// The host that replied.
+        from: IpAddr,
+        /// Identifier.
+        id: u16,
+        /// Sequence number.
+        seq: u16,
+    },
+    /// RoCEv1 packet, which is not supported.
+    RoceV1 {
+        /// Whether the ICRC is valid.
+        intact: bool,
+    },
+    /// Pause frame, for the link to carry out.
+    Pause(PauseFrame),
+    /// The host stack has processed the frame itself.
+    Handled,
+    /// The frame is not addressed to the host stack, or is of an unknown kind.
+    Foreign,
+    /// The frame is truncated, malformed or unsupported.
+    Malformed(FrameError),
+}
+
+/// The host stack of one link.
+#[derive(Debug)]
+pub struct HostStack {
+    config: HostStackConfig,
+    neighbours: Neighbours,
+    groups: Groups,
+    outbox: FrameQueue,
+    /// Frames whose next hop is not yet resolved.
+    unresolved_queue: UnresolvedQueue,
+    unresolved: u64,
+    /// Address and MAC of the sender learned most recently, and the time. Most packets come from that sender
+    /// again, and then need no lookup.
+    last_sender: Option<(IpAddr, Mac, Instant)>,
+}
+
+enum Hop {
+    Group(Mac),
+    Host(IpAddr),
+    None,
+}
+
+impl HostStack {
+    /// Creates a host stack with an empty neighbour cache.
+    pub fn new(config: HostStackConfig) -> HostStack {
+        HostStack {
+            config,
+            neighbours: Neighbours::default(),
+            groups: Groups::default(),
+            outbox: FrameQueue::default(),
+            unresolved_queue: UnresolvedQueue::default(),
+            unresolved: 0,
+            last_sender: None,
+        }
+    }
+
+    /// Returns the configuration of the host stack.
+    pub fn config(&self) -> &HostStackConfig {
+        &self.config
+    }
+
+    /// Joins a multicast group, and reports the membership to routers and switches.
+    ///
+    /// # Errors
+    /// [`JoinError`] if `group` is not a multicast address, or the host stack has no address of its IP
+    /// version.
+    pub fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        if !group.is_multicast() {
+            return Err(JoinError::NotMulticast(group));
+        }
+        if self.source_for(group).is_none() {
+            return Err(JoinError::NoAddress(group));
+        }
+        if self.groups.join(now, group) {
+            self.report(group, MembershipState::Joined);
+        }
+        Ok(())
+    }
+
+    /// Leaves a multicast group, and reports the change to routers and switches.
+    pub fn leave(&mut self, group: IpAddr) {
+        if self.groups.leave(group) {
+            self.report(group, MembershipState::Left);
+        }
+    }
+
+    /// Leaves a multicast group without a report, because another host stack with the same addresses is still
+    /// a member.
+    pub(crate) fn leave_without_report(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+    }
+
+    /// Reports whether the host stack has joined `group`.
+    pub fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.contains(group)
+    }
+
+    /// Returns the VLAN ID of the host stack.
+    pub fn vlan_id(&self) -> Option<u16> {
+        self.config.vlan.map(|tag| tag.id)
+    }
+
+    /// Reports whether `ip` is an address of the host stack.
+    pub fn owns(&self, ip: IpAddr) -> bool {
+        self.config.addresses.iter().any(|a| a.ip == ip)
+    }
+
+    /// Returns the number of packets dropped because the next hop did not reply, there was no route, or the
+    /// queue was full.
+    pub fn unresolved(&self) -> u64 {
+        self.unresolved
+    }
+
+    /// Parses a received frame, and replies if it is a request to this host.
+    pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> FrameOutcome {
+        match frame::parse(bytes, checksums) {
+            Ok(frame) => self.handle(now, bytes, frame),
+            Err(e) => FrameOutcome::Malformed(e),
+        }
+    }
+
+    /// Handles a received frame that has already been parsed.
+    pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
+        // Pause frames are for the station itself, in whatever VLAN it is.
+        if let Content::Pause(pause) = frame.content {
+            return FrameOutcome::Pause(pause);
+        }
+        // VLAN 0 carries only a priority (IEEE 802.1Q).
+        let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
+        let is_other_vlan = vlans.next() != self.vlan_id() || vlans.next().is_some();
+        if is_other_vlan || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
+            return FrameOutcome::Foreign;
+        }
+        match frame.content {
+            Content::Roce(roce) if self.owns(roce.flow.dst) || self.is_member(roce.flow.dst) => {
+                if self.owns(roce.flow.src) {
+                    return FrameOutcome::Foreign;
+                }
+                self.learn_sender(now, roce.flow.src, frame.src);
+                FrameOutcome::Packet(roce)
+            }
+            Content::Arp(arp) => self.handle_arp(now, &arp),
+            Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
+            Content::NeighborAdvert(na) => self.handle_advert(now, &na),
+            Content::GroupQuery(query) => self.handle_group_query(&query),
+            Content::Echo { echo, data } if self.owns(echo.dst) => {
+                self.learn_sender(now, echo.src, frame.src);
+                if !echo.request {
+                    return FrameOutcome::EchoReply { from: echo.src, id: echo.id, seq: echo.seq };
+                }
+                let reply = Echo { request: false, src: echo.dst, dst: echo.src, ..echo };
+                self.emit(|out, mac| frame::append_echo(out, frame.src, mac, &reply, &bytes[data]));
+                FrameOutcome::Handled
+            }
+            Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+            _ => FrameOutcome::Foreign,
+        }
+    }
+
+    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is
+    /// not yet known, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved) holds
+    /// packets until the reply arrives.
+    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        match self.next_hop(dst) {
+            Hop::Group(mac) => Some(mac),
+            Hop::Host(ip) => {
+                let (mac, request) = self.neighbours.lookup(now, ip);
+                if let Some(request) = request {
+                    self.request(request);
+                }
+                mac
+            }
+            Hop::None => None,
+        }
+    }
+
+    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the
+    /// frame, with any destination MAC. Once the next hop is resolved, [`poll_transmit`](Self::poll_transmit)
+    /// returns the frame; if the resolution fails, the frame is dropped and counted as unresolved. If there
+    /// is no route or no room, counts it at once and returns false without calling `write`.
+    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        match self.next_hop(dst) {
+            Hop::Host(hop) if self.unresolved_queue.push(hop, write) => true,
+            _ => {
+                self.unresolved += 1;
+                false
+            }
+        }
+    }
+
+    /// Sends an echo request. Returns false if there is no source address or no route.
+    pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
+        let Some(src) = self.source_for(dst) else { return false };
+        let mac = self.resolve(now, dst);
+        let echo = Echo { request: true, src, dst, id, seq };
+        let own = self.config.mac;
+        match mac {
+            Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
+            None => {
+                let vlan = self.config.vlan;
+                return self.queue_unresolved(dst, |out| {
+                    let start = out.len();
+                    frame::append_echo(out, Mac::default(), own, &echo, data);
+                    if let Some(tag) = vlan {
+                        tag.insert(out, start);
+                    }
+                });
+            }
+        }
+        true
+    }
+
+    /// Returns the next frame to send, if any; [`transmitted`](Self::transmitted) then removes it.
+    pub fn poll_transmit(&self) -> Option<&[u8]> {
+        self.outbox.front()
+    }
+
+    /// Removes the frame that [`poll_transmit`](Self::poll_transmit) returned, once it has been sent.
+    pub fn transmitted(&mut self) {
+        self.outbox.pop();
+    }
+
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if
+    /// nothing is pending.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
+    }
+
+    /// Repeats unanswered requests, gives up a resolution after the last attempt, and repeats membership
+    /// reports.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(due) = self.neighbours.expire(now) {
+            match due {
+                Ok(request) => self.request(request),
+                Err(failed) => {
+                    self.last_sender = None;
+                    self.unresolved += self.unresolved_queue.drop_frames_for(failed);
+                }
+            }
+        }
+        while let Some(group) = self.groups.due(now) {
+            self.report(group, MembershipState::Joined);
+        }
+    }
+
+    fn next_hop(&self, dst: IpAddr) -> Hop {
+        if let Some(mac) = Mac::of_group(dst) {
+            return Hop::Group(mac);
+        }
+        if self.config.addresses.iter().any(|a| a.is_broadcast(dst)) {
+            return Hop::Group(Mac::BROADCAST);
+        }
+        if self.on_link(dst) {
+            return Hop::Host(dst);
+        }
+        let router = self.config.gateways.iter().find(|g| g.is_ipv4() == dst.is_ipv4());
+        router.map_or(Hop::None, |g| Hop::Host(*g))
+    }
+
+    fn on_link(&self, ip: IpAddr) -> bool {
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        link_local || self.config.addresses.iter().any(|a| a.contains(ip))
+    }
+
+    /// Returns the source address for packets to `dst`: one on the same network if possible.
+    fn source_for(&self, dst: IpAddr) -> Option<IpAddr> {
+        let mut same_family = self.config.addresses.iter().filter(|a| a.ip.is_ipv4() == dst.is_ipv4());
+        let nearest = same_family.clone().find(|a| a.contains(dst));
+        nearest.or_else(|| same_family.next()).map(|a| a.ip)
+    }
+
+    fn emit(&mut self, write: impl FnOnce(&mut Vec<u8>, Mac)) {
+        if self.outbox.len() < MAX_OUTBOX {
+            let (mac, vlan) = (self.config.mac, self.config.vlan);
+            self.outbox.push_with(|out| {
+                let start = out.len();
+                write(out, mac);
+                if let Some(tag) = vlan {
+                    tag.insert(out, start);
+                }
+            });
+        }
+    }
+
+    /// Queues a membership report for a group.
+    fn report(&mut self, group: IpAddr, membership: MembershipState) {
+        let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let src = match group {
+            IpAddr::V4(_) => self.source_for(group),
+            IpAddr::V6(_) => self.config.addresses.iter().map(|a| a.ip).find(link_local),
+        };
+        let src = src.unwrap_or_else(|| groups::link_local(self.config.mac).into());
+        if let Some(report) = self.groups.report(src, group, membership) {
+            self.emit(|out, own| frame::append_group_report(out, own, &report));
+        }
+    }
+
+    fn handle_group_query(&mut self, query: &GroupQuery) -> FrameOutcome {
+        // The reply is sent without a random delay: a single host stack does not flood the router that
+        // queries.
+        for group in self.groups.on_query(query) {
+            self.report(group, MembershipState::Member);
+        }
+        FrameOutcome::Handled
+    }
+
+    /// Queues a request for the MAC of a neighbour.
+    fn request(&mut self, request: NeighbourRequest) {
+        match (request.ip, self.source_for(request.ip)) {
+            (IpAddr::V4(target_ip), Some(IpAddr::V4(sender_ip))) => self.emit(|out, own| {
+                let arp =
+                    Arp { request: true, sender_mac: own, sender_ip, target_mac: Mac::default(), target_ip };
+                frame::append_arp(out, request.mac.unwrap_or(Mac::BROADCAST), &arp);
+            }),
+            (IpAddr::V6(target), Some(IpAddr::V6(src))) => self.emit(|out, own| {
+                let group = solicited_node(target);
+                let (dst, to) = match request.mac {
+                    Some(mac) => (target, mac),
+                    None => (group, Mac::of_group(group.into()).unwrap_or(Mac::BROADCAST)),
+                };
+                let ns = NeighborSolicit { src, dst, target, source_mac: Some(own) };
+                frame::append_neighbor_solicit(out, to, own, &ns);
+            }),
+            // No source address of that IP version: the attempts run out.
+            _ => {}
+        }
+    }
+
+    /// Learns the MAC of a packet's sender if the sender is on-link, as if it had replied to a request.
+    fn learn_sender(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
+        if let Some((last_ip, last_mac, when)) = self.last_sender
+            && (last_ip, last_mac) == (ip, mac)
+            && now.since(when) < REACHABLE_TIME / 4
+        {
+            return;
+        }
+        if self.on_link(ip) {
+            self.learn(now, ip, mac, false);
+            self.last_sender = Some((ip, mac, now));
+        }
+    }
+
+    fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) {
+        if mac.is_multicast() || mac == Mac::default() || self.owns(ip) || ip.is_unspecified() {
+            return;
+        }
+        if self.neighbours.mac(ip) != Some(mac) {
+            self.last_sender = None;
+        }
+        if self.neighbours.learn(now, ip, mac, only_known) {
+            self.unresolved_queue.release(ip, mac, &mut self.outbox);
+        }
+    }
+
+    fn handle_arp(&mut self, now: Instant, arp: &Arp) -> FrameOutcome {
+        let for_us = self.owns(arp.target_ip.into());
+        // RFC 826: a known entry is updated by any message; a new one is added only if the target is this
+        // host stack.
+        self.learn(now, arp.sender_ip.into(), arp.sender_mac, !for_us);
+        if arp.request && for_us && arp.sender_ip != arp.target_ip {
+            let (ip, request) = (arp.target_ip, *arp);
+            self.emit(|out, own| {
+                let reply = Arp {
+                    request: false,
+                    sender_mac: own,
+                    sender_ip: ip,
+                    target_mac: request.sender_mac,
+                    target_ip: request.sender_ip,
+                };
+                frame::append_arp(out, request.sender_mac, &reply);
+            });
+        }
+        FrameOutcome::Handled
+    }
+
+    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) -> FrameOutcome {
+        if !self.owns(ns.target.into()) {
+            return FrameOutcome::Handled;
+        }
+        let probe = ns.src.is_unspecified();
+        if let (false, Some(mac)) = (probe, ns.source_mac) {
+            self.learn(now, ns.src.into(), mac, false);
+        }
+        // A duplicate address probe has no source address to reply to, so the reply goes to all nodes.
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let (dst, to) = match Mac::of_group(all_nodes.into()) {
+            Some(group) if probe => (all_nodes, group),
+            _ => (ns.src, ns.source_mac.unwrap_or(from)),
+        };
+        let target = ns.target;
+        self.emit(|out, own| {
+            let na = NeighborAdvert {
+                src: target,
+                dst,
+                target,
+                target_mac: Some(own),
+                solicited: !probe,
+                replace: true,
+            };
+            frame::append_neighbor_advert(out, to, own, &na);
+        });
+        FrameOutcome::Handled
+    }
+
+    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> FrameOutcome {
+        if let Some(mac) = na.target_mac {
+            // Without the override flag an advertisement must not replace a different MAC (RFC 4861, 7.2.5).
+            let known = self.neighbours.mac(na.target.into());
+            if na.replace || known.is_none() || known == Some(mac) {
+                self.learn(now, na.target.into(), mac, true);
+            }
+        }
+        FrameOutcome::Handled
+    }
+}
+
+impl HostStackConfig {
+    /// Returns a configuration with the given addresses and the MAC derived from them
+    /// ([`derived_mac`](Self::derived_mac)), without gateways or a VLAN.
+    pub fn new(addresses: Vec<IfAddr>) -> HostStackConfig {
+        let mac = HostStackConfig::derived_mac(&addresses);
+        HostStackConfig { mac, addresses, gateways: Vec::new(), vlan: None }
+    }
+
+    /// Returns a locally administered MAC derived from the first address, which makes it the same on every
+    /// run.
+    pub fn derived_mac(addresses: &[IfAddr]) -> Mac {
+        let ip = addresses.first().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip);
+        let tail = match ip {
+            IpAddr::V4(ip) => ip.octets(),
+            IpAddr::V6(ip) => {
+                let o = ip.octets();
+                [o[12], o[13], o[14], o[15]]
+            }
+        };
+        Mac([0x52, 0x58, tail[0], tail[1], tail[2], tail[3]])
+    }
+}
