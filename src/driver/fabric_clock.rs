@@ -56,11 +56,15 @@ impl Fabric {
         }
     }
 
-    /// Advances virtual time by `time`, and runs everything that becomes due in this period.
+    /// Advances virtual time by `time`, and runs everything that becomes due in this period, threads included.
     ///
     /// # Panics
     /// If a driver requests turns forever without advancing time, which is a bug in that driver.
     pub fn advance(&self, time: Duration) {
+        if self.threads().are_in_use() {
+            let _ = self.wait_in_turn(time, || None::<()>);
+            return;
+        }
         let end = self.now() + time;
         if let Some(at) = self.run_to(end) {
             panic!("simulation is stuck at {at:?}: a driver requests turns without advancing time");

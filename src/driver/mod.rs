@@ -62,6 +62,7 @@ mod events;
 mod fabric_clock;
 mod fabric_driver;
 mod fabric_kick;
+mod fabric_threads;
 mod failure_faults;
 mod inline;
 mod link_calls;

@@ -87,13 +87,16 @@ pub(crate) fn until_signalled<R>(
     })
 }
 
-/// Advances virtual time until `take` returns a value or the timeout expires. Returns [`WaitEnd::Idle`] if
-/// the fabric has nothing left to do.
+/// Advances virtual time until `take` returns a value or the timeout expires, and lets other threads of the fabric run
+/// meanwhile. Returns [`WaitEnd::Idle`] if nothing is left to do.
 pub(crate) fn step_until<R>(
     fabric: &Fabric,
     timeout: Duration,
     mut take: impl FnMut() -> Option<R>,
 ) -> Result<R, WaitEnd> {
+    if fabric.threads().are_in_use() {
+        return fabric.wait_in_turn(timeout, take);
+    }
     let deadline = fabric.now() + timeout;
     loop {
         if let Some(taken) = take() {

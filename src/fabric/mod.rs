@@ -19,6 +19,7 @@ mod port;
 mod port_shared;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -39,6 +40,7 @@ pub use network::{
     SwitchConfig, Topology, TopologyError, Wire,
 };
 pub use port::FabricPort;
+pub(crate) use threads::{Advance, Threads, Wake};
 
 use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
@@ -82,6 +84,8 @@ struct Shared {
     network: Option<Mutex<State>>,
     /// Counts of packets not included in any current port's counters.
     counters: Mutex<FabricCounters>,
+    /// Threads that take turns, in virtual time.
+    threads: Threads,
 }
 
 #[derive(Default)]
@@ -158,6 +162,7 @@ impl Fabric {
     fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<State>) -> Fabric {
         Fabric(Arc::new(Shared {
             clock,
+            threads: Threads::new(config.seed),
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
@@ -359,6 +364,10 @@ impl Fabric {
 
     pub(crate) fn identity(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
+    }
+
+    pub(crate) fn threads(&self) -> &Threads {
+        &self.0.threads
     }
 
     pub(crate) fn ready_queue(&self) -> &ReadyQueue {

@@ -253,7 +253,7 @@ impl Cq {
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         let injected = self.0.calls.inject(Call::ibv_poll_cq);
         injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
-        self.poll_link_if_empty();
+        self.poll_link();
         self.0.queue.poll(max, out)
     }
 
@@ -306,10 +306,13 @@ impl Cq {
     /// virtual time.
     pub fn wait_any(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let mut out = Vec::with_capacity(1);
-        if self.poll(1, &mut out)? == 1 {
+        let fabric = self.0.context.0.shards.virtual_fabric();
+        // In virtual time, the wait lets other threads run, as a poll would.
+        let polled = if fabric.is_some() { self.poll_queued(1, &mut out)? } else { self.poll(1, &mut out)? };
+        if polled == 1 {
             return Ok(out[0]);
         }
-        if let Some(fabric) = self.0.context.0.shards.virtual_fabric() {
+        if let Some(fabric) = fabric {
             return step_until(fabric.fabric(), timeout, || self.0.queue.take().transpose())?
                 .map(|entry| entry.completion)
                 .map_err(WaitError::Overflow);
@@ -376,9 +379,15 @@ impl Cq {
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty.
+    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty. In virtual time, lets other threads of the fabric
+    /// run.
     pub fn poll_link(&self) {
         self.poll_link_if_empty();
+        if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
+            && self.0.queue.is_empty()
+        {
+            fabric.fabric().pause_after_poll();
+        }
     }
 
     /// Reports whether [`poll_queued`](Self::poll_queued) would find neither a completion nor an overflow.

@@ -32,6 +32,7 @@ mod port_counters;
 mod qp;
 mod query;
 mod quota;
+mod spawn;
 mod srq;
 mod test_endpoint;
 mod wait;
@@ -81,6 +82,7 @@ pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
 #[doc(hidden)]
 pub use query::{lid_of, node_guid};
+pub use spawn::FabricThread;
 pub use srq::{Srq, SrqAttr, SrqOptions};
 pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
 pub use warnings::{Warning, WarningKind};

@@ -6,6 +6,7 @@ mod configuration_warnings;
 mod congestion;
 mod dcqcn_reference;
 mod fabric_allocations;
+mod fabric_threads;
 mod failure_reports;
 mod fault_language;
 mod fault_rules;

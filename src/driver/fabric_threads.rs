@@ -1,0 +1,50 @@
+//! Waits of threads on a fabric in virtual time, which run one at a time.
+
+use std::time::Duration;
+
+use super::wait::WaitEnd;
+use crate::fabric::{Advance, Fabric, Wake};
+use crate::transport::Instant;
+
+/// Virtual time that a poll takes that finds nothing.
+const POLL_TIME: Duration = Duration::from_micros(1);
+
+impl Fabric {
+    /// Waits until `take` returns a value or the timeout expires, while other threads of the fabric run.
+    pub(crate) fn wait_in_turn<R>(
+        &self,
+        timeout: Duration,
+        take: impl FnMut() -> Option<R>,
+    ) -> Result<R, WaitEnd> {
+        let deadline = self.now() + timeout;
+        self.threads().wait(deadline, &|limit| self.advance_to_event(limit), take).map_err(
+            |wake| match wake {
+                Wake::Idle => WaitEnd::Idle,
+                Wake::Change | Wake::Deadline => WaitEnd::TimedOut(timeout),
+            },
+        )
+    }
+
+    /// Runs `f` as a thread that was [added](crate::fabric::Threads::add) with the number `id`.
+    pub(crate) fn run_thread<R>(&self, id: u64, f: impl FnOnce() -> R) -> R {
+        self.threads().run(id, &|limit| self.advance_to_event(limit), f)
+    }
+
+    /// Lets other threads of the fabric run, if the current thread is one, after a poll that has found nothing.
+    pub(crate) fn pause_after_poll(&self) {
+        if self.threads().are_in_use() {
+            self.threads().pause(self.now() + POLL_TIME, &|limit| self.advance_to_event(limit));
+        }
+    }
+
+    fn advance_to_event(&self, limit: Instant) -> Advance {
+        if self.step_until(limit).is_some() {
+            return Advance::Event;
+        }
+        if limit == Instant(u64::MAX) {
+            return Advance::Idle;
+        }
+        self.set_time(limit);
+        Advance::Limit
+    }
+}
