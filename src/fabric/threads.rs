@@ -37,7 +37,7 @@ pub(crate) enum Wake {
     Idle,
 }
 
-/// What an advance of the clock has found.
+/// Result of an advance of the clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Advance {
     /// An event, no later than the limit.
@@ -58,7 +58,7 @@ enum Phase {
         deadline: Instant,
         seen: u64,
     },
-    /// Its wait is over.
+    /// The wait is over.
     Woken(Wake),
 }
 
