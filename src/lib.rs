@@ -61,6 +61,10 @@ pub mod wire;
 // Internals of the engine, for the other packages of the workspace and the tests of this one. Not subject to
 // semantic versioning.
 #[cfg(not(feature = "unstable-internals"))]
+mod burst;
+#[cfg(feature = "unstable-internals")]
+pub mod burst;
+#[cfg(not(feature = "unstable-internals"))]
 mod cm;
 #[cfg(feature = "unstable-internals")]
 pub mod cm;

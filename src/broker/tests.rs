@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use super::*;
+use crate::burst::RxBurst;
+use crate::burst::{BurstLimits, Payload, TxQueue};
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Link, RxBurst, SharedAddress};
+use crate::link::{Link, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, Payload, PeerChange, PeerWindow, TxQueue};
+use crate::transport::{Instant, PeerChange, PeerWindow};
 use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};
 
 mod hostile;

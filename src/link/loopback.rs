@@ -1,8 +1,8 @@
 //! Loopback of packets that a link sends to its own addresses or to groups that it has joined.
 
-use super::RxBurst;
+use crate::burst::RxBurst;
+use crate::burst::TxBurst;
 use crate::host::frame_queue::FrameQueue;
-use crate::transport::TxBurst;
 use crate::wire::{Flow, IpIdent};
 use std::collections::VecDeque;
 

@@ -44,12 +44,13 @@ use super::ring_messages::{
 };
 use super::routes::{Destination, Route, Routes};
 use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
-use crate::link::RxBurst;
+use crate::burst::RxBurst;
+use crate::burst::{BurstLimits, PeerPath, TxBurst};
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::needs_scope;
 use crate::sys::fork::CloseOnForkFd;
 use crate::sys::quota::Share;
-use crate::transport::{BurstLimits, Instant, PeerChange, PeerPath, PeerWindow, TxBurst};
+use crate::transport::{Instant, PeerChange, PeerWindow};
 use crate::wire::{Qpn, ROCE_PORT};
 
 /// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the

@@ -16,7 +16,8 @@ use rustix::net::sockopt;
 
 use crate::broker::forwarded_mad::{self, ForwardedMad};
 use crate::broker::{BindAddr, SocketNames, datagram_socket, is_trusted};
-use crate::link::{ClaimError, RxBurst};
+use crate::burst::RxBurst;
+use crate::link::ClaimError;
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::Instant;
 use crate::wire::IpIdent;

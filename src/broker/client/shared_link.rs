@@ -15,13 +15,15 @@ use super::routes::Route;
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
 use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
+use crate::burst::RxBurst;
+use crate::burst::TxQueue;
 use crate::link::udp::{self, UdpLink, UdpOptions};
 use crate::link::{
-    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, RxBurst,
-    SharedAddress, boxed, default_address,
+    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, SharedAddress,
+    boxed, default_address,
 };
 use crate::nic::QpnPartition;
-use crate::transport::{Instant, LastAcks, PeerChange, TxQueue};
+use crate::transport::{Instant, LastAcks, PeerChange};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 

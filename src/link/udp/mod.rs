@@ -26,11 +26,13 @@ pub use port_conflict::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::burst::RxBurst;
+use crate::burst::{BurstLimits, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
-use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::transport::Instant;
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 pub(crate) use interface::{combine, find as find_interface};

@@ -3,8 +3,8 @@
 use rustix::net::{RecvFlags, recv};
 
 use super::*;
+use crate::burst::{Payload, TxQueue};
 use crate::link::udp::UdpOptions;
-use crate::transport::{Payload, TxQueue};
 use crate::wire::{Bth, Flow, Headers, Opcode, Psn};
 
 fn rings(ip: &str, partition: u32) -> Rings {
