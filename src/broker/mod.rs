@@ -69,37 +69,28 @@
 //! them all. It gives access to the whole group, so a new broker can take over from any process that has a
 //! partition.
 //!
-//! The broker listens on a Unix socket that has the address in its name (`socket_names`), which belongs to a
+//! The broker listens on a Unix socket that has the address in its name (`SocketNames`), which belongs to a
 //! network namespace as addresses do. A process that finds no broker starts one; the broker exits when no
 //! process has a partition any more.
 //!
 //! Depends on `link` (sockets of UDP links), `cm` (responses to unmatched MADs), `nic` (QPN partitions),
 //! `sys`, `transport` and `wire`. `client` and `server` do not depend on each other.
 
-mod bind_addr;
 mod client;
-mod fd_message;
 mod forwarded_mad;
 mod keepalive;
 mod protocol;
 mod server;
-mod socket_dir;
-mod socket_names;
 mod status;
 mod steering;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-
-use bind_addr::BindAddr;
+use crate::link::udp::BindAddr;
 pub use client::{SharedUdpLink, SharingError};
 pub use server::{ServeError, serve};
-use socket_names::SocketNames;
 pub use status::{BrokerStatus, statuses};
 
 /// Options for sharing an address with other processes.
@@ -146,24 +137,7 @@ impl SharedMemory {
     }
 }
 
-/// Reports whether messages from a process of the given user are trusted. Root and this process's own user
-/// always are, because they can do anything that this process can.
-fn is_trusted(user: u32, any_user: bool) -> bool {
-    any_user || user == 0 || is_own_user(user)
-}
-
-fn is_own_user(user: u32) -> bool {
-    user == nix::unistd::geteuid().as_raw()
-}
-
-/// Returns the user of the process at the other end of a Unix connection. The process may be in another PID
-/// namespace, such as another container of a pod: its process ID is then 0, which rustix does not accept.
-fn peer_user(connection: &OwnedFd) -> nix::Result<u32> {
-    nix::sys::socket::getsockopt(connection, PeerCredentials).map(|peer| peer.uid())
-}
-
-/// Opens a non-blocking Unix datagram socket for forwarded MADs.
-fn datagram_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+/// Returns the name of the socket on which the broker for an address listens.
+fn broker_name(bind_addr: &BindAddr) -> String {
+    format!("urxe-broker/{}", bind_addr.key())
 }

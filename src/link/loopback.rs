@@ -1,7 +1,6 @@
 //! Loopback of packets that a link sends to its own addresses or to groups that it has joined.
 
-use crate::burst::RxBurst;
-use crate::burst::TxBurst;
+use crate::burst::{RxBurst, TxBurst};
 use crate::host::frame_queue::FrameQueue;
 use crate::wire::{Flow, IpIdent};
 use std::collections::VecDeque;

@@ -8,8 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, SharedAddress};
-use crate::burst::RxBurst;
-use crate::burst::{BurstLimits, TxQueue};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, LastAcks, PeerChange, PeerWindow};
 use crate::wire::mad::ServiceId;

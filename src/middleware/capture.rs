@@ -22,8 +22,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{AppliedRule, Direction, FailedPackets, FaultEvent};
-use crate::burst::RxBurst;
-use crate::burst::TxQueue;
+use crate::burst::{RxBurst, TxQueue};
 use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;

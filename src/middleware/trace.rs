@@ -5,8 +5,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::faults::{AppliedRule, Direction, FailedPackets};
-use crate::burst::RxBurst;
-use crate::burst::TxQueue;
+use crate::burst::{RxBurst, TxQueue};
 use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};

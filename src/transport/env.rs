@@ -1,8 +1,7 @@
 //! Context in which a queue pair executes a step ([`Env`]).
 
 use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning};
-use crate::burst::TxQueue;
-use crate::burst::{PayloadSource, ReceivedPayload};
+use crate::burst::{PayloadSource, ReceivedPayload, TxQueue};
 use crate::memory::{HostSlice, Table};
 use crate::wire::{Packet, Qpn};
 

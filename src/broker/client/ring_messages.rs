@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::broker::fd_message;
+use crate::host::unix_sockets::fd_message;
 use crate::link::shared_memory::{Change, RingError, RingReader, RingWriter};
 use crate::sys::fork::CloseOnForkFd;
 

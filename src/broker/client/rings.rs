@@ -43,11 +43,11 @@ use super::ring_messages::{
     CONFIRMATION, NOTIFICATION, Taken, announce_changes, take_from_reader, take_from_writer,
 };
 use super::routes::{Destination, Route, Routes};
-use crate::broker::{BindAddr, SharedMemory, SocketNames, fd_message, is_own_user, is_trusted, peer_user};
-use crate::burst::RxBurst;
-use crate::burst::{BurstLimits, PeerPath, TxBurst};
+use crate::broker::SharedMemory;
+use crate::burst::{BurstLimits, PeerPath, RxBurst, TxBurst};
+use crate::host::unix_sockets::{SocketNames, fd_message, is_own_user, is_trusted, peer_user};
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
-use crate::link::udp::needs_scope;
+use crate::link::udp::{BindAddr, needs_scope};
 use crate::sys::fork::CloseOnForkFd;
 use crate::sys::quota::Share;
 use crate::transport::{Instant, PeerChange, PeerWindow};

@@ -14,10 +14,10 @@ use super::rings::{Rings, can_have_rings};
 use super::routes::Route;
 use super::service_registry::ServiceRegistry;
 use crate::broker::steering::has_mixed_partitions;
-use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
-use crate::burst::RxBurst;
-use crate::burst::TxQueue;
-use crate::link::udp::{self, UdpLink, UdpOptions};
+use crate::broker::{SharedMemory, Sharing};
+use crate::burst::{RxBurst, TxQueue};
+use crate::host::unix_sockets::SocketNames;
+use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
 use crate::link::{
     ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, SharedAddress,
     boxed, default_address,

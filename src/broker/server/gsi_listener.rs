@@ -7,13 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
-use crate::broker::BindAddr;
 use crate::broker::forwarded_mad::{self, ForwardedMad};
-use crate::burst::RxBurst;
-use crate::burst::{Payload, TxQueue};
+use crate::burst::{Payload, RxBurst, TxQueue};
 use crate::cm::unmatched;
 use crate::link::Link;
-use crate::link::udp::{self, UdpLink, UdpLinkError};
+use crate::link::udp::{self, BindAddr, UdpLink, UdpLinkError};
 use crate::transport::Instant;
 use crate::wire::icrc::Verifier;
 use crate::wire::mad::{CommId, Mad, Message, Recipient, ServiceId};

@@ -6,6 +6,7 @@
 //! the segments of one call. A received datagram does not show its identification;
 //! [`crate::wire::icrc::identify`] derives it from the ICRC.
 
+mod bind_addr;
 mod cmsg;
 mod groups;
 mod interface;
@@ -27,13 +28,13 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
-use crate::burst::RxBurst;
-use crate::burst::{BurstLimits, TxQueue};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::Instant;
 use crate::wire::{Flow, ROCE_PORT};
+pub(crate) use bind_addr::BindAddr;
 use groups::Groups;
 pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;

@@ -1,8 +1,7 @@
 //! Response processing: acknowledgements, NAKs, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
-use crate::burst::PayloadRun;
-use crate::burst::ReceivedPayload;
+use crate::burst::{PayloadRun, ReceivedPayload};
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;

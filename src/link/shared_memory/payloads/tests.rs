@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::*;
-use crate::burst::RxBurst;
-use crate::burst::{BurstLimits, TxQueue};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::{JoinError, Link, LinkInfo};
 use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
