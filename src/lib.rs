@@ -77,6 +77,10 @@ mod nic;
 #[cfg(feature = "unstable-internals")]
 pub mod nic;
 #[cfg(not(feature = "unstable-internals"))]
+mod rings;
+#[cfg(feature = "unstable-internals")]
+pub mod rings;
+#[cfg(not(feature = "unstable-internals"))]
 mod sys;
 #[cfg(feature = "unstable-internals")]
 pub mod sys;

@@ -51,7 +51,7 @@
 //! # Shared memory
 //!
 //! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one of them
-//! forbids it (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
+//! forbids it (`rings`). The broker has no part in it: a process listens for rings on a Unix socket named after its
 //! partition.
 //!
 //! # Death of a client
@@ -89,6 +89,7 @@ mod tests;
 use std::path::PathBuf;
 
 use crate::link::udp::BindAddr;
+pub use crate::rings::SharedMemory;
 pub use client::{SharedUdpLink, SharingError};
 pub use server::{ServeError, serve};
 pub use status::{BrokerStatus, statuses};
@@ -102,39 +103,6 @@ pub struct Sharing {
     pub any_user: bool,
     /// Whether to exchange packets with other processes of this host through rings in shared memory.
     pub shared_memory: SharedMemory,
-}
-
-/// Use of rings in shared memory for packets to other processes of this host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum SharedMemory {
-    /// All packets take the socket.
-    Off,
-    /// Packets of RC and XRC take a ring if the other process, of the same user, listens for rings and one can be created.
-    /// All others take the socket, whose receive buffer holds more than a ring.
-    #[default]
-    Auto,
-    /// Packets to an address of this network namespace take a ring or are dropped, except those to QP1, to multicast
-    /// groups and to the sender's own NIC, which take the socket. A link without rings cannot be opened.
-    Require,
-}
-
-impl SharedMemory {
-    /// All values.
-    pub const ALL: [SharedMemory; 3] = [SharedMemory::Off, SharedMemory::Auto, SharedMemory::Require];
-
-    /// Returns the text form: `off`, `auto` or `require`.
-    pub fn name(self) -> &'static str {
-        match self {
-            SharedMemory::Off => "off",
-            SharedMemory::Auto => "auto",
-            SharedMemory::Require => "require",
-        }
-    }
-
-    /// Returns the value with the given text form.
-    pub fn named(name: &str) -> Option<SharedMemory> {
-        SharedMemory::ALL.into_iter().find(|value| value.name() == name)
-    }
 }
 
 /// Returns the name of the socket on which the broker for an address listens.

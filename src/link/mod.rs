@@ -58,10 +58,6 @@ mod multihomed;
 mod options;
 mod packet;
 mod shared_address;
-#[cfg(not(feature = "unstable-internals"))]
-pub(crate) mod shared_memory;
-#[cfg(feature = "unstable-internals")]
-pub mod shared_memory;
 pub mod udp;
 
 use std::io;

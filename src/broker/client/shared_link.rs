@@ -10,11 +10,9 @@ use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
-use super::rings::{Rings, can_have_rings};
-use super::routes::Route;
 use super::service_registry::ServiceRegistry;
+use crate::broker::Sharing;
 use crate::broker::steering::has_mixed_partitions;
-use crate::broker::{SharedMemory, Sharing};
 use crate::burst::{RxBurst, TxQueue};
 use crate::host::unix_sockets::SocketNames;
 use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
@@ -23,6 +21,7 @@ use crate::link::{
     boxed, default_address,
 };
 use crate::nic::QpnPartition;
+use crate::rings::{Rings, Route, SharedMemory, can_have_rings};
 use crate::transport::{Instant, LastAcks, PeerChange};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;

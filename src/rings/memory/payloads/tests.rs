@@ -7,9 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::*;
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
-use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::{JoinError, Link, LinkInfo};
 use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
+use crate::rings::memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Endpoint, TestEndpoint};

@@ -39,14 +39,15 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketFlags, SocketType, accept_with, connect, listen, send, socket_with,
 };
 
-use super::ring_messages::{
+use super::limits;
+use super::memory::{CAPACITY, RingError, RingReader, RingWriter};
+use super::messages::{
     CONFIRMATION, NOTIFICATION, Taken, announce_changes, take_from_reader, take_from_writer,
 };
 use super::routes::{Destination, Route, Routes};
-use crate::broker::SharedMemory;
+use super::shared_memory::SharedMemory;
 use crate::burst::{BurstLimits, PeerPath, RxBurst, TxBurst};
 use crate::host::unix_sockets::{SocketNames, fd_message, is_own_user, is_trusted, peer_user};
-use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::link::udp::{BindAddr, needs_scope};
 use crate::sys::fork::CloseOnForkFd;
 use crate::sys::quota::Share;
@@ -740,6 +741,5 @@ fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, S
     Some((ring, memory))
 }
 
-mod limits;
 #[cfg(test)]
 mod tests;
