@@ -24,8 +24,8 @@
 //! # Protocol
 //!
 //! Every message on a connection is one datagram: a line of text (`protocol`) with descriptors (SCM_RIGHTS,
-//! `fd_message`). The first word of each line is the version of the protocol; messages of another version are
-//! refused.
+//! `host::unix_sockets::fd_message`). The first word of each line is the version of the protocol; messages of
+//! another version are refused.
 //!
 //! | message | direction | fields | descriptors |
 //! | --- | --- | --- | --- |
@@ -73,8 +73,8 @@
 //! network namespace as addresses do. A process that finds no broker starts one; the broker exits when no
 //! process has a partition any more.
 //!
-//! Depends on `link` (sockets of UDP links), `cm` (responses to unmatched MADs), `nic` (QPN partitions),
-//! `sys`, `transport` and `wire`. `client` and `server` do not depend on each other.
+//! Depends on `link` (sockets of UDP links), `rings`, `host` (Unix sockets), `cm` (responses to unmatched MADs),
+//! `nic` (QPN partitions), `sys`, `transport`, `burst` and `wire`. `client` and `server` do not depend on each other.
 
 mod client;
 mod forwarded_mad;

@@ -1,8 +1,9 @@
 //! Bursts of packets: framing that no queue pair owns.
 //!
-//! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link passes received
-//! packets to the NIC as an [`RxBurst`]. Payloads may stay in the sender's memory until the receiver copies them to their
-//! destination: those of packets to a NIC of the same process ([`DirectPackets`]), and those that a ring refers to (`LeftOut`).
+//! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link passes
+//! received packets to the NIC as an [`RxBurst`]. Payloads may stay in the sender's memory until the receiver copies
+//! them to their destination: those of packets to a NIC of the same process ([`DirectPackets`]), and those that a
+//! ring refers to (`LeftOut`).
 #![forbid(unsafe_code)]
 
 mod by_reference;

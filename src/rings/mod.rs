@@ -2,12 +2,14 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `link_rings` | the rings of a link: connections, routes, full rings |
-//! | `routes` | which packets of a link take a ring, and which the socket |
+//! | `link_rings` | `Rings`, all rings of a link: offers, connections, writing and reading |
+//! | `routes` | routes of a link's packets: a ring or the UDP socket |
 //! | `messages` | messages over the connection of a ring |
-//! | `limits` | limits on the resources that rings take |
-//! | `memory` | one ring: its memory, writer, reader, and payloads outside of it |
-//! | `shared_memory` | the user's choice |
+//! | `limits` | limits on the descriptors and the memory that rings take |
+//! | `memory` | one ring: its memory, its writer and reader, payloads that stay outside of it |
+//! | `shared_memory` | `SharedMemory`, the option with which programs forbid or require rings |
+//!
+//! `broker::client::shared_link` sends through rings and the socket of its lease.
 
 mod limits;
 mod link_rings;

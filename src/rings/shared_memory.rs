@@ -1,4 +1,4 @@
-//! Which packets take rings.
+//! The option with which programs forbid or require rings.
 #![forbid(unsafe_code)]
 
 /// Use of rings in shared memory for packets to other processes of this host.

@@ -15,8 +15,8 @@ pub fn read() -> io::Result<String> {
     fs::read_to_string(UNIX_SOCKETS)
 }
 
-/// Iterates over the sockets of brokers, leases and services in a table: the directory (`None` if the name is abstract), the
-/// prefix and the rest of the name.
+/// Iterates over the sockets of brokers, leases and services in a table: the directory (`None` if the name is
+/// abstract), the prefix and the rest of the name.
 pub fn names(table: &str) -> impl Iterator<Item = (Option<&str>, &'static str, &str)> {
     table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().nth(7)).filter_map(socket_name)
 }
