@@ -61,6 +61,10 @@ pub mod wire;
 // Internals of the engine, for the other packages of the workspace and the tests of this one. Not subject to
 // semantic versioning.
 #[cfg(not(feature = "unstable-internals"))]
+mod burst;
+#[cfg(feature = "unstable-internals")]
+pub mod burst;
+#[cfg(not(feature = "unstable-internals"))]
 mod cm;
 #[cfg(feature = "unstable-internals")]
 pub mod cm;
@@ -72,6 +76,10 @@ pub mod memory;
 mod nic;
 #[cfg(feature = "unstable-internals")]
 pub mod nic;
+#[cfg(not(feature = "unstable-internals"))]
+mod rings;
+#[cfg(feature = "unstable-internals")]
+pub mod rings;
 #[cfg(not(feature = "unstable-internals"))]
 mod sys;
 #[cfg(feature = "unstable-internals")]

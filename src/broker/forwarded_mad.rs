@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::BindAddr;
+use crate::link::udp::BindAddr;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, Gid};
 

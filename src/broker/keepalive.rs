@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::fd_message;
+use crate::host::unix_sockets::fd_message;
 use crate::link::udp;
 use crate::nic::QpnPartition;
 

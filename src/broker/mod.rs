@@ -24,8 +24,8 @@
 //! # Protocol
 //!
 //! Every message on a connection is one datagram: a line of text (`protocol`) with descriptors (SCM_RIGHTS,
-//! `fd_message`). The first word of each line is the version of the protocol; messages of another version are
-//! refused.
+//! `host::unix_sockets::fd_message`). The first word of each line is the version of the protocol; messages of
+//! another version are refused.
 //!
 //! | message | direction | fields | descriptors |
 //! | --- | --- | --- | --- |
@@ -51,7 +51,7 @@
 //! # Shared memory
 //!
 //! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one of them
-//! forbids it (`client/rings.rs`). The broker has no part in it: a process listens for rings on a Unix socket named after its
+//! forbids it (`rings`). The broker has no part in it: a process listens for rings on a Unix socket named after its
 //! partition.
 //!
 //! # Death of a client
@@ -69,37 +69,29 @@
 //! them all. It gives access to the whole group, so a new broker can take over from any process that has a
 //! partition.
 //!
-//! The broker listens on a Unix socket that has the address in its name (`socket_names`), which belongs to a
+//! The broker listens on a Unix socket that has the address in its name (`SocketNames`), which belongs to a
 //! network namespace as addresses do. A process that finds no broker starts one; the broker exits when no
 //! process has a partition any more.
 //!
-//! Depends on `link` (sockets of UDP links), `cm` (responses to unmatched MADs), `nic` (QPN partitions),
-//! `sys`, `transport` and `wire`. `client` and `server` do not depend on each other.
+//! Depends on `link` (sockets of UDP links), `rings`, `host` (Unix sockets), `cm` (responses to unmatched MADs),
+//! `nic` (QPN partitions), `sys`, `transport`, `burst` and `wire`. `client` and `server` do not depend on each other.
 
-mod bind_addr;
 mod client;
-mod fd_message;
 mod forwarded_mad;
 mod keepalive;
 mod protocol;
 mod server;
-mod socket_dir;
-mod socket_names;
 mod status;
 mod steering;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-
-use bind_addr::BindAddr;
+use crate::link::udp::BindAddr;
+pub use crate::rings::SharedMemory;
 pub use client::{SharedUdpLink, SharingError};
 pub use server::{ServeError, serve};
-use socket_names::SocketNames;
 pub use status::{BrokerStatus, statuses};
 
 /// Options for sharing an address with other processes.
@@ -113,57 +105,7 @@ pub struct Sharing {
     pub shared_memory: SharedMemory,
 }
 
-/// Use of rings in shared memory for packets to other processes of this host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum SharedMemory {
-    /// All packets take the socket.
-    Off,
-    /// Packets of RC and XRC take a ring if the other process, of the same user, listens for rings and one can be created.
-    /// All others take the socket, whose receive buffer holds more than a ring.
-    #[default]
-    Auto,
-    /// Packets to an address of this network namespace take a ring or are dropped, except those to QP1, to multicast
-    /// groups and to the sender's own NIC, which take the socket. A link without rings cannot be opened.
-    Require,
-}
-
-impl SharedMemory {
-    /// All values.
-    pub const ALL: [SharedMemory; 3] = [SharedMemory::Off, SharedMemory::Auto, SharedMemory::Require];
-
-    /// Returns the text form: `off`, `auto` or `require`.
-    pub fn name(self) -> &'static str {
-        match self {
-            SharedMemory::Off => "off",
-            SharedMemory::Auto => "auto",
-            SharedMemory::Require => "require",
-        }
-    }
-
-    /// Returns the value with the given text form.
-    pub fn named(name: &str) -> Option<SharedMemory> {
-        SharedMemory::ALL.into_iter().find(|value| value.name() == name)
-    }
-}
-
-/// Reports whether messages from a process of the given user are trusted. Root and this process's own user
-/// always are, because they can do anything that this process can.
-fn is_trusted(user: u32, any_user: bool) -> bool {
-    any_user || user == 0 || is_own_user(user)
-}
-
-fn is_own_user(user: u32) -> bool {
-    user == nix::unistd::geteuid().as_raw()
-}
-
-/// Returns the user of the process at the other end of a Unix connection. The process may be in another PID
-/// namespace, such as another container of a pod: its process ID is then 0, which rustix does not accept.
-fn peer_user(connection: &OwnedFd) -> nix::Result<u32> {
-    nix::sys::socket::getsockopt(connection, PeerCredentials).map(|peer| peer.uid())
-}
-
-/// Opens a non-blocking Unix datagram socket for forwarded MADs.
-fn datagram_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+/// Returns the name of the socket on which the broker for an address listens.
+fn broker_name(bind_addr: &BindAddr) -> String {
+    format!("urxe-broker/{}", bind_addr.key())
 }

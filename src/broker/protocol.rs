@@ -3,8 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::BindAddr;
-use super::fd_message::MAX_FDS;
+use crate::host::unix_sockets::fd_message::MAX_FDS;
+use crate::link::udp::BindAddr;
 use crate::nic::QpnPartition;
 
 /// Protocol version, the first word of every line. Peers with another version are refused.

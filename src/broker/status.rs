@@ -6,13 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Unix sockets of this thread's network namespace.
-const UNIX_SOCKETS: &str = "/proc/thread-self/net/unix";
-
-/// Prefixes of the names in [`super::socket_names`], without the separator that follows.
-const BROKER: &str = "urxe-broker";
-const LEASE: &str = "urxe-lease";
-const SERVICE: &str = "urxe-service";
+use crate::host::unix_sockets::socket_table::{self, BROKER, LEASE, names};
 
 /// Status of a shared address: its broker, and the leases, which outlive a broker that dies.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +32,7 @@ pub struct BrokerStatus {
 /// # Errors
 /// Error from reading the kernel's table of Unix sockets.
 pub fn statuses() -> io::Result<Vec<BrokerStatus>> {
-    Ok(parse(&fs::read_to_string(UNIX_SOCKETS)?))
+    Ok(parse(&socket_table::read()?))
 }
 
 /// Sockets of one address. A listener appears again in the table for each connection that it has accepted.
@@ -52,8 +46,7 @@ struct Sockets<'a> {
 /// Groups the sockets in the kernel's table by address.
 fn parse(table: &str) -> Vec<BrokerStatus> {
     let mut all: BTreeMap<(&str, Option<&str>), Sockets<'_>> = BTreeMap::new();
-    for path in table.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().nth(7)) {
-        let Some((directory, kind, rest)) = socket_name(path) else { continue };
+    for (directory, kind, rest) in names(table) {
         let separator = if directory.is_some() { '-' } else { '/' };
         let (address, suffix) = match kind {
             BROKER => (rest, ""),
@@ -75,20 +68,6 @@ fn parse(table: &str) -> Vec<BrokerStatus> {
         services: sockets.services.len(),
     };
     all.into_iter().map(status).collect()
-}
-
-/// Splits a path of the table into the directory (`None` if the name is abstract), the prefix and the rest of
-/// the name. Returns `None` for sockets of other programs.
-fn socket_name(path: &str) -> Option<(Option<&str>, &'static str, &str)> {
-    let (directory, name) = match path.strip_prefix('@') {
-        Some(name) => (None, name),
-        None => path.rsplit_once('/').map(|(directory, name)| (Some(directory), name))?,
-    };
-    let separator = if directory.is_some() { '-' } else { '/' };
-    [BROKER, LEASE, SERVICE].into_iter().find_map(|prefix| {
-        let rest = name.strip_prefix(prefix)?.strip_prefix(separator)?;
-        (!rest.is_empty()).then_some((directory, prefix, rest))
-    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use libc::{
     BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
 };
 
-use crate::link::RxBurst;
+use crate::burst::RxBurst;
 use crate::link::udp::steer::{DEST_QP_LOW, op};
 use crate::nic::QpnPartition;
 use crate::wire::Qpn;

@@ -8,10 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use super::*;
+use crate::burst::{BurstLimits, Payload, RxBurst, TxQueue};
+use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message, socket_dir};
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Link, RxBurst, SharedAddress};
+use crate::link::{Link, SharedAddress};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, Payload, PeerChange, PeerWindow, TxQueue};
+use crate::transport::{Instant, PeerChange, PeerWindow};
 use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};
 
 mod hostile;
@@ -22,7 +24,7 @@ mod services;
 fn start_broker(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let server = thread::spawn(move || serve(&address, false));
-    let name = BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()).broker_name();
+    let name = broker_name(&BindAddr::new(ip.parse().unwrap(), &UdpOptions::default()));
     let path = socket_dir::own().unwrap().join(name.replace('/', "-"));
     let path = path.display().to_string();
     // The flag means that the socket listens, which it does slightly after it is bound.

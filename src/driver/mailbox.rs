@@ -13,8 +13,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::timing::INBOX_FULL_BYTES;
+use crate::burst::RxBurst;
 use crate::nic::{QpnPartition, ShardId};
-use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
 /// Offset of the last byte of the destination QPN in a packet.

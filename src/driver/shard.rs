@@ -15,12 +15,13 @@ use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
 use super::timing::MAX_ACK_DELAY;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
+use crate::burst::TxQueue;
 use crate::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{Congestion, Counters, EgressRoom, Instant, TxQueue, earliest};
+use crate::transport::{Congestion, Counters, EgressRoom, Instant, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::Shard;
 use super::shard::ShardState;
 use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
+use crate::burst::RxBurst;
 use crate::nic::Nic;
-use crate::transport::{Instant, RxBurst};
+use crate::transport::Instant;
 
 /// Policy for delaying a turn's acknowledgements so that a response can carry them.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,8 @@
 use std::io;
 use std::net::IpAddr;
 
-use crate::transport::{AsyncEvent, Instant, RxBurst};
+use crate::burst::RxBurst;
+use crate::transport::{AsyncEvent, Instant};
 
 /// Function that passes bursts to the given receiver, one after the other.
 pub(crate) type BurstSource<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;

@@ -12,8 +12,9 @@ use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
-use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::transport::{BurstLimits, DirectPackets, EgressRoom, Instant, TxBurst, TxQueue};
+use crate::burst::{BurstLimits, DirectPackets, RxBurst, TxBurst, TxQueue};
+use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Flow, IpIdent};
 
 /// Maximum size of a burst delivered in one piece. Two such bursts and their source fit in a core's private

@@ -9,8 +9,8 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
+use crate::burst::{Payload, TxQueue};
 use crate::link::{JoinError, Link};
-use crate::transport::{Payload, TxQueue};
 use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
 
 const US: Duration = Duration::from_micros(1);

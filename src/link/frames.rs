@@ -18,12 +18,13 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
 use crate::host::frame_queue::FrameQueue;
 use crate::host::host_stack::{FrameOutcome, HostStack, HostStackConfig};
 use crate::host::pfc::{Pfc, PfcConfig, PfcLink};
 use crate::sys::setters::setters;
-use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
+use crate::transport::{EgressRoom, Instant, earliest};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;

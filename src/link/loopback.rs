@@ -1,8 +1,7 @@
 //! Loopback of packets that a link sends to its own addresses or to groups that it has joined.
 
-use super::RxBurst;
+use crate::burst::{RxBurst, TxBurst};
 use crate::host::frame_queue::FrameQueue;
-use crate::transport::TxBurst;
 use crate::wire::{Flow, IpIdent};
 use std::collections::VecDeque;
 

@@ -58,10 +58,6 @@ mod multihomed;
 mod options;
 mod packet;
 mod shared_address;
-#[cfg(not(feature = "unstable-internals"))]
-pub(crate) mod shared_memory;
-#[cfg(feature = "unstable-internals")]
-pub mod shared_memory;
 pub mod udp;
 
 use std::io;
@@ -69,12 +65,11 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+pub use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
 use crate::fault_rules::{AppliedRule, FailedPackets};
 pub use crate::host::membership::JoinError;
 use crate::sys::setters::setters;
-pub use crate::transport::{
-    BurstLimits, EgressRoom, Instant, PeerChange, PeerWindow, RxBurst, TxBurst, TxQueue,
-};
+pub use crate::transport::{EgressRoom, Instant, PeerChange, PeerWindow};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 pub(crate) use delegate_link_methods;

@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, RxBurst, SharedAddress};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, SharedAddress};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::nic::QpnPartition;
-use crate::transport::{BurstLimits, Instant, LastAcks, PeerChange, PeerWindow, TxQueue};
+use crate::transport::{Instant, LastAcks, PeerChange, PeerWindow};
 use crate::wire::mad::ServiceId;
 
 /// Time without traffic after which a member is considered idle, unless it is the one used last.

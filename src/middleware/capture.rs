@@ -22,9 +22,10 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{AppliedRule, Direction, FailedPackets, FaultEvent};
-use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
+use crate::burst::{RxBurst, TxQueue};
+use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
 use crate::sys::thread::spawn_background;
-use crate::transport::{Instant, TxQueue};
+use crate::transport::Instant;
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 use output::Output;
 
@@ -533,9 +534,9 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::*;
+    use crate::burst::Payload;
     use crate::fabric::{Fabric, FabricConfig, FabricPort};
     use crate::middleware::faults::Faults;
-    use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
     /// An in-memory writer whose contents stay accessible. A write that would exceed the given size fails.

@@ -5,8 +5,9 @@ use std::io;
 use bytes::Bytes;
 
 use super::faults::{AppliedRule, Direction, FailedPackets};
-use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
-use crate::transport::{Instant, TxQueue};
+use crate::burst::{RxBurst, TxQueue};
+use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
+use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
 /// A packet in transit. A tracer may keep it or send it to another thread: the bytes are shared, not copied.

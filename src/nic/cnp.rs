@@ -6,9 +6,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::table::Entry;
-use crate::transport::{
-    CnpScope, Congestion, CongestionParameter, Instant, PathMatch, Payload, QpState, TxQueue,
-};
+use crate::burst::{Payload, TxQueue};
+use crate::transport::{CnpScope, Congestion, CongestionParameter, Instant, PathMatch, QpState};
 use crate::wire::{Bth, CNP_PAYLOAD_LEN, Flow, Headers, Opcode, PKey, Qpn};
 
 /// Maximum number of CNPs that wait for the next transmit turn. A marked packet beyond causes none, but the

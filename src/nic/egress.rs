@@ -3,8 +3,9 @@
 //! in turn, so that a burst of one does not delay the others.
 
 use super::Nic;
+use crate::burst::TxQueue;
 use crate::memory::Table;
-use crate::transport::{EgressRoom, Instant, QpState, TxQueue};
+use crate::transport::{EgressRoom, Instant, QpState};
 use crate::wire::Qpn;
 
 impl Nic {

@@ -1,8 +1,9 @@
 //! Injection of asynchronous events for tests, each with its effect on the NIC.
 
 use super::{CqHandle, Nic};
+use crate::burst::TxQueue;
 use crate::memory::Table;
-use crate::transport::{AsyncEvent, FailureCause, Instant, QpState, TxQueue};
+use crate::transport::{AsyncEvent, FailureCause, Instant, QpState};
 use crate::wire::Qpn;
 
 impl Nic {

@@ -63,12 +63,13 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
+use crate::burst::{PayloadSource, TxQueue};
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PayloadSource, PeerChange, PolledSends,
-    PostError, PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
-    SrqId, TimerDeferral, Tuning, TxQueue, XrcdId,
+    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError,
+    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
+    TimerDeferral, Tuning, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};

@@ -4,8 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use super::rx::BurstPackets;
 use super::{Limits, Nic, UnknownQp};
+use crate::burst::TxQueue;
 use crate::memory::Table;
-use crate::transport::{Instant, QpType, TxQueue};
+use crate::transport::{Instant, QpType};
 use crate::wire::{Gid, Packet, Qpn};
 
 /// Reason why a queue pair could not be attached to or detached from a group.

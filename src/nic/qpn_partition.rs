@@ -1,6 +1,6 @@
 //! QPN partitions, which let several processes share an address.
 
-use crate::transport::BurstLimits;
+use crate::burst::BurstLimits;
 
 /// QPN partition: all queue pair numbers with the partition's index in the highest bits. NICs with different
 /// partitions can share an address, because a packet's destination QPN determines which NIC it is for.

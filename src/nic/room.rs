@@ -4,7 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::table::Entry;
-use crate::transport::{EgressRoom, PeerPath};
+use crate::burst::PeerPath;
+use crate::transport::EgressRoom;
 use crate::wire::Qpn;
 
 /// Number of packets that a queue pair sends before the next one gets its turn, if the number of packets of

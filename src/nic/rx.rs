@@ -3,8 +3,9 @@
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
+use crate::burst::{PayloadRun, PayloadSource, RxBurst, TxQueue};
 use crate::memory::{CopySource, Table};
-use crate::transport::{Counters, Instant, PathMatch, PayloadRun, PayloadSource, RxBurst, SrqId, TxQueue};
+use crate::transport::{Counters, Instant, PathMatch, SrqId};
 use crate::wire::icrc::Verifier;
 use crate::wire::{
     BTH_LEN, Bth, Ecn, Flow, ICRC_LEN, IpIdent, Opcode, Operation, PKey, Packet, Qpn, Transport, WireError,

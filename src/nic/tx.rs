@@ -1,8 +1,9 @@
 //! Transmission: gives the queue pairs that have packets to send their turns.
 
 use super::Nic;
+use crate::burst::TxQueue;
 use crate::memory::Table;
-use crate::transport::{Instant, Pending, TxQueue};
+use crate::transport::{Instant, Pending};
 use crate::wire::Qpn;
 
 impl Nic {

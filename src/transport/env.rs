@@ -1,7 +1,7 @@
 //! Context in which a queue pair executes a step ([`Env`]).
 
-use super::received::{PayloadSource, ReceivedPayload};
-use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning, TxQueue};
+use super::{Counters, Instant, LastAcks, Output, SharedReceives, Tuning};
+use crate::burst::{PayloadSource, ReceivedPayload, TxQueue};
 use crate::memory::{HostSlice, Table};
 use crate::wire::{Packet, Qpn};
 

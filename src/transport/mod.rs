@@ -5,15 +5,11 @@
 //! There are no sockets, threads, clocks or locks in here.
 #![forbid(unsafe_code)]
 
-mod burst;
-mod by_reference;
 mod comp_counter;
 mod congestion;
 mod connection;
-mod copier;
 mod counters;
 mod credits;
-mod direct;
 mod egress_room;
 mod env;
 mod event;
@@ -31,12 +27,10 @@ mod pacer;
 mod peer_change;
 mod qp;
 mod quirks;
-mod received;
 mod recovery;
 mod recv_queue;
 mod requester;
 mod responder;
-mod rx_burst;
 mod send_queue;
 mod send_slots;
 mod sge_list;
@@ -48,9 +42,10 @@ mod tuning;
 mod work;
 
 #[cfg(feature = "unstable-internals")]
-pub use burst::Copier;
-pub use burst::{BurstLimits, Payload, TxBurst, TxQueue};
-pub(crate) use by_reference::LeftOut;
+pub use crate::burst::{
+    BurstLimits, Copier, DirectPackets, Payload, PayloadRun, PayloadSource, PeerPath, RxBurst,
+    SenderPayloads, TxBurst, TxQueue,
+};
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
 pub use congestion::{
     Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
@@ -60,7 +55,6 @@ pub use congestion::{
 pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::{Counters, Retransmissions};
-pub use direct::DirectPackets;
 pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
@@ -73,12 +67,10 @@ pub use init::{QpInit, RecvCaps, SendCaps};
 pub use injected_error::InjectedError;
 pub use last_acks::LastAcks;
 pub use output::Output;
-pub use peer_change::{PeerChange, PeerPath};
+pub use peer_change::PeerChange;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{AckRequests, CnpScope, EarlySends, Quirks};
-pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use recovery::TimerDeferral;
-pub use rx_burst::RxBurst;
 pub use send_slots::PolledSends;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;

@@ -3,17 +3,7 @@
 use std::net::IpAddr;
 
 use super::PeerWindow;
-
-/// Path of packets to a process at a peer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct PeerPath {
-    /// Source address.
-    pub src: IpAddr,
-    /// Destination address.
-    pub dst: IpAddr,
-    /// Leading bits of the destination QPN ([`BurstLimits::DEST_GROUP_BITS`](super::BurstLimits::DEST_GROUP_BITS)).
-    pub group: u8,
-}
+use crate::burst::PeerPath;
 
 /// Change of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,11 +7,12 @@ use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::slow_event::EventKind;
 use super::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, BurstLimits, CompCounter, Completion,
-    CountedOps, Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output,
-    PayloadRun, PeerPath, PolledSends, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr,
-    SendWr, Tuning, WcOpcode, WcStatus, earliest, state,
+    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
+    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
+    PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
+    earliest, state,
 };
+use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
 
 /// Bytes of the responses to one READ alone that a queue pair sends in a turn. fio has one READ of 256 KiB in flight: if all

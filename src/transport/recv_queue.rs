@@ -1,9 +1,9 @@
 //! Receive queue, owned by one queue pair or shared by several.
 
 use super::fifo::Fifo;
-use super::received::ReceivedPayload;
 use super::sge_list::gather;
 use super::{PostError, RecvCaps, RecvWr, Sge};
+use crate::burst::ReceivedPayload;
 use crate::memory::{Access, AccessError, Accessor, HostSlice, Table};
 
 #[derive(Debug, Clone, Copy)]

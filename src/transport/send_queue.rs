@@ -3,11 +3,11 @@
 use super::congestion::packet_cost;
 use super::connection::Connection;
 use super::fifo::Fifo;
-use super::received::ReceivedPayload;
 use super::send_slots::SendSlots;
 use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
 use super::{Destination, Env, PostError, Quirks, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
+use crate::burst::ReceivedPayload;
 use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 

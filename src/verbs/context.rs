@@ -19,7 +19,7 @@ use super::warnings::Warnings;
 use super::{CreateError, OpenError};
 use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
-use crate::link::{Link, LinkCounters, LinkInfo, shared_memory};
+use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
 use crate::middleware::faults::{FaultCounters, Faults};
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
@@ -33,7 +33,7 @@ use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 const FIRST_IOVA: u64 = 0x1000_0000;
 
 /// Maximum length of a READ request, in bytes: half the window of a peer whose packets take rings in shared memory.
-const MAX_READ_CHUNK: usize = shared_memory::CAPACITY / 4;
+const MAX_READ_CHUNK: usize = crate::rings::CAPACITY / 4;
 
 /// Options for opening a context.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use urxe::link::RxBurst;
-use urxe::link::shared_memory::{RingReader, RingWriter};
+use urxe::rings::{RingReader, RingWriter};
 use urxe::transport::{BurstLimits, TxBurst};
 use urxe::wire::{Flow, IpIdent};
 

@@ -13,8 +13,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, 
 use super::SharingError;
 use super::spawn::{StartedBroker, spawn_broker};
 use crate::broker::protocol::{Request, Response};
-use crate::broker::{BindAddr, ServeError, Sharing, SocketNames, fd_message, is_trusted, peer_user};
-use crate::link::udp::PortOwner;
+use crate::broker::{ServeError, Sharing, broker_name};
+use crate::host::unix_sockets::{SocketNames, fd_message, is_trusted, peer_user};
+use crate::link::udp::{BindAddr, PortOwner, needs_scope};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
@@ -36,6 +37,12 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 /// reads the list of all UDP sockets.
 const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Returns the primary address, which identifies the broker for all the given addresses: processes that
+/// share any of them should find the same broker.
+pub fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
+    bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip().is_ipv6(), needs_scope(bind_addr.ip())))
+}
+
 /// Resources granted by the broker.
 pub struct LeaseGrant {
     pub connection: OwnedFd,
@@ -55,7 +62,7 @@ pub fn request_lease(
     ip: IpAddr,
     stopping: &dyn Fn() -> bool,
 ) -> Result<LeaseGrant, SharingError> {
-    let primary = BindAddr::primary(&request.bind_addrs).expect("a link has an address");
+    let primary = primary(&request.bind_addrs).expect("a link has an address");
     let system = |what| move |source| SharingError::System { ip, what, source };
     let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
     let start_time = Instant::now();
@@ -166,7 +173,7 @@ fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) ->
         if names.are_abstract() && !sharing.any_user {
             rustix::io::ioctl_fionbio(&socket, true)?;
         }
-        match connect(&socket, &names.address(&bind_addr.broker_name())?) {
+        match connect(&socket, &names.address(&broker_name(bind_addr))?) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
             Err(_) if names.are_abstract() && !sharing.any_user => continue,

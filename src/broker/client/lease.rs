@@ -11,10 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::SharingError;
-use super::connection::{LeaseGrant, request_lease};
+use super::connection::{LeaseGrant, primary, request_lease};
+use crate::broker::Sharing;
 use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::Request;
-use crate::broker::{BindAddr, Sharing, fd_message};
+use crate::host::unix_sockets::fd_message;
+use crate::link::udp::BindAddr;
 use crate::nic::QpnPartition;
 use crate::sys::fork::ForkGeneration;
 use crate::sys::shared_words::SharedWords;
@@ -63,7 +65,7 @@ impl Lease {
         shards: usize,
         sharing: &Sharing,
     ) -> Result<(Arc<Lease>, Vec<Sockets>), SharingError> {
-        let primary = BindAddr::primary(&bind_addrs).expect("a link has an address");
+        let primary = primary(&bind_addrs).expect("a link has an address");
         let ip = primary.ip();
         let request = Request { partition: None, shards, bind_addrs };
         if !request.fits_a_message() {

@@ -10,9 +10,6 @@
 
 mod connection;
 mod lease;
-mod ring_messages;
-mod rings;
-mod routes;
 mod service_registry;
 mod shared_link;
 mod spawn;

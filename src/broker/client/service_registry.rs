@@ -15,8 +15,10 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixCredentials, recvmsg};
 use rustix::net::sockopt;
 
 use crate::broker::forwarded_mad::{self, ForwardedMad};
-use crate::broker::{BindAddr, SocketNames, datagram_socket, is_trusted};
-use crate::link::{ClaimError, RxBurst};
+use crate::burst::RxBurst;
+use crate::host::unix_sockets::{SocketNames, datagram_socket, is_trusted};
+use crate::link::ClaimError;
+use crate::link::udp::BindAddr;
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::Instant;
 use crate::wire::IpIdent;

@@ -10,18 +10,19 @@ use std::time::Duration;
 
 use super::SharingError;
 use super::lease::Lease;
-use super::rings::{Rings, can_have_rings};
-use super::routes::Route;
 use super::service_registry::ServiceRegistry;
+use crate::broker::Sharing;
 use crate::broker::steering::has_mixed_partitions;
-use crate::broker::{BindAddr, SharedMemory, Sharing, SocketNames};
-use crate::link::udp::{self, UdpLink, UdpOptions};
+use crate::burst::{RxBurst, TxQueue};
+use crate::host::unix_sockets::SocketNames;
+use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
 use crate::link::{
-    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, RxBurst,
-    SharedAddress, boxed, default_address,
+    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, SharedAddress,
+    boxed, default_address,
 };
 use crate::nic::QpnPartition;
-use crate::transport::{Instant, LastAcks, PeerChange, TxQueue};
+use crate::rings::{Rings, Route, SharedMemory, can_have_rings};
+use crate::transport::{Instant, LastAcks, PeerChange};
 use crate::wire::Qpn;
 use crate::wire::mad::ServiceId;
 

@@ -12,8 +12,9 @@ use super::served_address::ServedAddress;
 use super::{IDLE_TIMEOUT, Server};
 use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
-use crate::broker::{BindAddr, SocketNames, fd_message, steering};
-use crate::link::udp::{self, PortOwner, UdpLinkError, steer};
+use crate::broker::steering;
+use crate::host::unix_sockets::{SocketNames, fd_message};
+use crate::link::udp::{self, BindAddr, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 

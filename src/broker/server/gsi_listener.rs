@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
-use crate::broker::BindAddr;
 use crate::broker::forwarded_mad::{self, ForwardedMad};
+use crate::burst::{Payload, RxBurst, TxQueue};
 use crate::cm::unmatched;
-use crate::link::udp::{self, UdpLink, UdpLinkError};
-use crate::link::{Link, RxBurst};
-use crate::transport::{Instant, Payload, TxQueue};
+use crate::link::Link;
+use crate::link::udp::{self, BindAddr, UdpLink, UdpLinkError};
+use crate::transport::Instant;
 use crate::wire::icrc::Verifier;
 use crate::wire::mad::{CommId, Mad, Message, Recipient, ServiceId};
 use crate::wire::{

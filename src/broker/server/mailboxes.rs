@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, sendto};
 
-use crate::broker::{SocketNames, datagram_socket};
 use crate::host::socket_calls::unsent_bytes;
+use crate::host::unix_sockets::{SocketNames, datagram_socket};
 
 /// Maximum number of datagrams queued per name, in addition to the ten or so that the kernel queues
 /// (`net.unix.max_dgram_qlen`).

@@ -30,8 +30,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with};
 
+use super::broker_name;
 use super::protocol::{Request, Response};
-use super::{BindAddr, SocketNames, fd_message, peer_user, socket_dir};
+use crate::host::unix_sockets::{SocketNames, fd_message, peer_user, socket_dir};
+use crate::link::udp::BindAddr;
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
 
@@ -143,7 +145,7 @@ fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeE
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let listener = listener.map_err(system("opening the listening socket"))?;
-    match names.bind(&listener, &bind_addr.broker_name()) {
+    match names.bind(&listener, &broker_name(bind_addr)) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             return Err(ServeError::Another(bind_addr.to_string()));
         }

@@ -7,9 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::net::{SocketType, getsockname, sockopt};
 
 use super::gsi_listener::GsiListener;
-use crate::broker::BindAddr;
 use crate::broker::keepalive::FdKeepalive;
-use crate::link::udp::{UdpLinkError, steer};
+use crate::link::udp::{BindAddr, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 

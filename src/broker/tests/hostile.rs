@@ -1,9 +1,12 @@
 //! Broker tests with hostile programs, which bind other processes' names, send malformed messages, pass
 //! unwanted descriptors, or connect without sending anything.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, send,
+    socket_with,
+};
 
 use super::*;
 use crate::link::ClaimError;
@@ -63,7 +66,7 @@ fn address_on_which_no_process_has_a_lease_any_more_is_released() {
     let (ip, sharing, server) = start_broker("127.18.247.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
+    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
     let connection = stream();
     connect(&connection, &address).unwrap();
     let memory = memfd::create("acknowledgements", 1).unwrap();
@@ -89,7 +92,7 @@ fn broker_rejects_malformed_messages_and_continues() {
     let (ip, sharing, server) = start_broker("127.18.241.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
+    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
     let long = [b'x'; 9000];
     let with_nul = b"urxe-broker-5 acquire 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
@@ -149,7 +152,7 @@ fn reattaching_to_a_partition_without_its_token_fails_despite_the_same_pid() {
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&bind_addr.broker_name()).unwrap();
+    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();

@@ -13,11 +13,12 @@ use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
 use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
+use crate::burst::TxBurst;
 use crate::fabric::agenda::TouchedPorts;
 use crate::fabric::inbox::{Delivery, INBOX_LIMIT};
 use crate::fabric::port_shared::PortShared;
 use crate::sys::rng::SimRng;
-use crate::transport::{EgressRoom, Instant, TxBurst};
+use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Ecn, Flow, IpIdent};
 
 /// Shortest Ethernet frame in bytes.

@@ -23,13 +23,14 @@ use pnet_datalink::NetworkInterface;
 
 use super::loopback::Loopback;
 use super::options::MIN_MTU;
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
 use crate::host::host_stack::{FrameOutcome, HostStack, IfAddr};
 use crate::host::link_state::LinkStateMonitor;
 use crate::host::pfc::{Pfc, PfcLink, SharedPfc};
 use crate::host::{gid_table_order, socket_calls, system_udp};
 use crate::nic::ShardId;
-use crate::transport::{BurstLimits, EgressRoom, Instant, TxBurst, TxQueue, earliest};
+use crate::transport::{EgressRoom, Instant, earliest};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, PauseFrame, RoceFrame, VlanTag};
 pub use config::{PacketConfig, PacketError};

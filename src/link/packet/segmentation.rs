@@ -33,7 +33,7 @@ pub(super) fn ident(flow: &Flow, first: IpIdent, data: &[u8], segment: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::{BurstLimits, Payload, TxQueue};
+    use crate::burst::{BurstLimits, Payload, TxQueue};
     use crate::wire::{Bth, Headers, Opcode};
 
     fn run(flow: &Flow, lens: &[usize]) -> Vec<u8> {

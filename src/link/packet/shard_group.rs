@@ -14,10 +14,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::socket::{RxFrame, Shape};
+use crate::burst::TxBurst;
 use crate::host::frame_queue::FrameQueue;
 use crate::link::loopback::Loopback;
 use crate::nic::ShardId;
-use crate::transport::TxBurst;
 use crate::wire::frame::{Checksums, Content, Frame};
 
 /// Membership of one link in the group.

@@ -9,8 +9,9 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::recv::Receiver;
 use super::{Local, UdpOptions, socket};
+use crate::burst::RxBurst;
 use crate::host::membership::{self, JoinError};
-use crate::link::{LinkCounters, RxBurst};
+use crate::link::LinkCounters;
 
 /// A group that the link has joined.
 struct Group {

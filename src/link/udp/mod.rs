@@ -6,6 +6,7 @@
 //! the segments of one call. A received datagram does not show its identification;
 //! [`crate::wire::icrc::identify`] derives it from the ICRC.
 
+mod bind_addr;
 mod cmsg;
 mod groups;
 mod interface;
@@ -26,12 +27,14 @@ pub use port_conflict::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
-use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::transport::Instant;
 use crate::wire::{Flow, ROCE_PORT};
+pub(crate) use bind_addr::BindAddr;
 use groups::Groups;
 pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;

@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Local;
 use super::cmsg::{Control, SockAddr, number};
-use crate::link::{LinkCounters, RxBurst};
+use crate::burst::RxBurst;
+use crate::link::LinkCounters;
 use crate::wire::{Flow, IpIdent};
 
 /// Size of a buffer in bytes, which holds the largest coalesced datagram.

@@ -10,8 +10,8 @@ use nix::poll::{PollFd, PollFlags, poll};
 use super::Local;
 use super::cmsg::{Control, SockAddr};
 use super::socket::{self, IpFields};
+use crate::burst::{TxBurst, TxQueue};
 use crate::link::LinkCounters;
-use crate::transport::{TxBurst, TxQueue};
 use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 
 /// Maximum number of messages per system call.

@@ -11,10 +11,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::cmsg::Control;
 use super::socket::IpFields;
 use super::*;
+use crate::burst::Payload;
 use crate::host::socket_calls::set_option;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::netns::{self, Netns};
-use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
 // Every test has its own addresses in 127/8, so that tests can run in parallel.

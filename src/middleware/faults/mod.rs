@@ -25,8 +25,9 @@ pub use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, HeaderField, Place, Rule, RuleError, When,
 };
 
-use crate::link::{Link, LinkInfo, NicEvent, RxBurst, delegate_link_methods};
-use crate::transport::{Instant, TxQueue};
+use crate::burst::{RxBurst, TxQueue};
+use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
+use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 use packet::Single;
 use pipeline::Pipeline;

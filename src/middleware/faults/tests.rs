@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 
 use super::pipeline::REORDER_TIMEOUT;
 use super::*;
+use crate::burst::Payload;
 use crate::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::fault_rules::write_icrc;
-use crate::transport::Payload;
 use crate::wire::{Bth, Ecn, Flow, Headers, NakCode, Opcode, Packet, Psn, Qpn, RnrTimer, Syndrome, icrc};
 
 /// Returns the PSNs of all packets received, negated if the packet's ICRC is invalid.

@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
+use crate::burst::Payload;
 use crate::memory::AtomicOp;
 use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
 use crate::transport::send_queue::SendWqe;
-use crate::transport::{AckRequests, Env, Output, Payload, QpState, Tuning, WcStatus, WrOp};
+use crate::transport::{AckRequests, Env, Output, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// Maximum number of PSNs in flight: less than half of the PSN space, so that old and new PSNs can be

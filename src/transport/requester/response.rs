@@ -1,13 +1,13 @@
 //! Response processing: acknowledgements, NAKs, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
+use crate::burst::{PayloadRun, ReceivedPayload};
 use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
-use crate::transport::received::ReceivedPayload;
 use crate::transport::recovery::Action;
 use crate::transport::slow_event::EventKind;
-use crate::transport::{Completion, CountedOps, Env, Output, PayloadRun, QpType, WcStatus, WrOp};
+use crate::transport::{Completion, CountedOps, Env, Output, QpType, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
 /// Reports whether the peer answers `op` with READ responses. FLUSH and ATOMIC WRITE are answered like a READ

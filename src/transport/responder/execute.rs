@@ -3,11 +3,10 @@
 use super::check::{flush_of, flush_range};
 use super::nak_reason::NakReason;
 use super::{Message, NakOutstanding, Reply, Resource, ResourceKind, Responder, accessor};
+use crate::burst::PayloadRun;
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{
-    Completion, CountedOps, Env, MAX_MESSAGE, PayloadRun, Placement, QpType, WcOpcode, WcStatus,
-};
+use crate::transport::{Completion, CountedOps, Env, MAX_MESSAGE, Placement, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position, Reth};
 
 impl Responder {

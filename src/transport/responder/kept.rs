@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::transport::PayloadSource;
+use crate::burst::PayloadSource;
 use crate::transport::congestion::packet_cost;
 use crate::wire::{BTH_LEN, Packet, Psn};
 

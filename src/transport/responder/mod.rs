@@ -17,8 +17,8 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::received::PayloadSource;
 use super::{Env, Output, PostError, QpState, QpType, RecvCaps, RecvWr, SrqId};
+use crate::burst::PayloadSource;
 use crate::memory::{Accessor, CopySource, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use kept::Kept;

@@ -1,9 +1,9 @@
 //! Source of a responder's receives: its own queue or a shared receive queue.
 
+use crate::burst::ReceivedPayload;
 use crate::memory::{AccessError, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::credits;
-use crate::transport::received::ReceivedPayload;
 use crate::transport::recv_queue::{Receive, RecvQueue};
 use crate::transport::{
     AsyncEvent, Completion, CountedOps, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,

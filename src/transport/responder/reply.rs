@@ -2,9 +2,10 @@
 
 use super::nak_reason::NakReason;
 use super::{Fatal, NakOutstanding, Reply, Responder};
+use crate::burst::Payload;
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
-use crate::transport::{CountedOps, Env, Payload};
+use crate::transport::{CountedOps, Env};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {

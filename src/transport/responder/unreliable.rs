@@ -3,8 +3,8 @@
 
 use super::nak_reason::NakReason;
 use super::{Fatal, Responder};
+use crate::burst::ReceivedPayload;
 use crate::transport::connection::Connection;
-use crate::transport::received::ReceivedPayload;
 use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Flow, Operation, Packet, grh};
 

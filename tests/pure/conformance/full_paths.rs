@@ -64,7 +64,7 @@ cases! {
         assert_eq!(sent_to_group(&mut b), [false; 3]);
         b.modify(1, QpAttr::new(QpState::Err)).unwrap();
         b.expect_nothing();
-        b.sends(&[0, 1, 2].map(|wr_id| flushed(wr_id)));
+        b.sends(&[0, 1, 2].map(flushed));
         b.discard();
     }
 

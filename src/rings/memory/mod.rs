@@ -1,7 +1,7 @@
-//! Rings in shared memory, which carry bursts from one process to another on the same host.
+//! A ring in shared memory, which carries bursts from one process to another on the same host.
 //!
 //! A ring has one writer and one reader. The writer creates the memory, a sealed memfd, and passes its descriptor to
-//! the reader (`broker::client`). Neither trusts the other: positions are checked against the capacity, record
+//! the reader (`link_rings`). Neither trusts the other: positions are checked against the capacity, record
 //! headers are copied before they are checked, and the seals rule out that the memory shrinks while it is mapped. A
 //! [`RingError`] ends the use of a ring.
 //!

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use crate::link::udp::{UdpOptions, needs_scope};
+use super::{UdpOptions, needs_scope};
 
 /// IP address to bind, with its interface if known. Two bind addresses are equal if they identify the same
 /// address on this machine.
@@ -41,17 +41,6 @@ impl BindAddr {
             Some(interface) if needs_scope(self.ip) => format!("{}%{interface}", self.ip),
             _ => self.ip.to_string(),
         }
-    }
-
-    /// Returns the name of the socket on which the broker for this address listens.
-    pub fn broker_name(&self) -> String {
-        format!("urxe-broker/{}", self.key())
-    }
-
-    /// Returns the primary address, which identifies the broker for all the given addresses: processes that
-    /// share any of them should find the same broker.
-    pub fn primary(bind_addrs: &[BindAddr]) -> Option<&BindAddr> {
-        bind_addrs.iter().min_by_key(|bind_addr| (bind_addr.ip.is_ipv6(), needs_scope(bind_addr.ip)))
     }
 }
 

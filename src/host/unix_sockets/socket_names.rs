@@ -101,8 +101,8 @@ fn path(directory: &Path, name: &str) -> PathBuf {
 mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-    use super::super::datagram_socket;
     use super::*;
+    use crate::host::unix_sockets::datagram_socket;
 
     fn own(dir: &tempfile::TempDir) -> SocketNames {
         SocketNames::Private(socket_dir::create(&[dir.path().join("urxe")]).unwrap().into())

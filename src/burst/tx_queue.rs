@@ -1,13 +1,11 @@
-//! Bursts of packets to transmit: the transmit queue of a NIC for one turn, grouped into bursts that the kernel can
-//! segment (GSO, USO).
+//! The transmit queue of a NIC for one turn, grouped into bursts that the kernel can segment (GSO, USO).
 
 mod train;
 
 use std::ops::Range;
 
-use super::PeerPath;
-pub use super::copier::Copier;
-use super::copier::{Filled, FilledRing, PacketBuffer, Stored};
+use super::copier::Stored;
+use super::tx_burst::{BurstLimits, TxBurst, dest_of_first, group_of};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
@@ -15,34 +13,6 @@ use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_co
 /// Maximum length of a payload that is copied first, before the whole packet's ICRC is computed. A longer
 /// payload is copied and included in the ICRC in a single pass.
 const SHORT: usize = 512;
-
-/// Maximum size of the bursts that a link accepts.
-///
-/// In addition, the destination QPNs of a burst's packets have the leading
-/// [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits in common.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BurstLimits {
-    /// Maximum total UDP payload of a burst, in bytes.
-    pub bytes: usize,
-    /// Maximum number of packets in a burst.
-    pub packets: usize,
-}
-
-impl BurstLimits {
-    /// Limits for a link that sends a burst in one system call, by UDP_SEGMENT or USO.
-    pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
-    /// Number of leading destination QPN bits that all packets of a burst have in common. If several
-    /// processes share the destination address, the kernel there distributes bursts by these bits, looking
-    /// only at the first packet.
-    pub const DEST_GROUP_BITS: u32 = 6;
-    /// Limits for a link that sends one packet at a time.
-    pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
-
-    /// Returns the leading [`DEST_GROUP_BITS`](Self::DEST_GROUP_BITS) bits of a destination QPN.
-    pub(crate) fn dest_group(dest: Qpn) -> u8 {
-        (dest.get() >> (24 - BurstLimits::DEST_GROUP_BITS)) as u8
-    }
-}
 
 /// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
@@ -489,169 +459,12 @@ impl TxQueue {
     }
 }
 
-/// Bit of a group whose packets are of a service without acknowledgements.
-const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
-
-/// Returns the group of a packet: the leading bits of its destination, and whether its service has acknowledgements. Packets
-/// in different groups cannot be in the same burst.
-#[inline]
-fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
-    // The three highest bits are the transport: 1 is UC, 3 is UD.
-    let unacknowledged = if matches!(opcode.0 >> 5, 0b001 | 0b011) { UNACKNOWLEDGED } else { 0 };
-    BurstLimits::dest_group(dest) | unacknowledged
-}
-
-/// Returns the destination of the first packet; QP0 if there is none.
-fn dest_of_first(packets: &[u8]) -> Qpn {
-    /// Offset of the BTH word whose low bytes are the destination QPN.
-    const DEST_QP: usize = 4;
-    let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
-    word.map_or(Qpn::default(), |word| Qpn::new(u32::from_be_bytes(*word)))
-}
-
 /// Writes the headers to the start of `packet`, with the pad count `pad`.
 #[inline]
 fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
     headers.emit(packet);
     if pad != 0 {
         packet[1] |= (pad as u8) << 4;
-    }
-}
-
-/// Burst of packets in one flow, all of the same length except the last, which may be shorter.
-#[derive(Clone, Copy, Debug)]
-pub struct TxBurst<'a> {
-    /// Addresses, source port and traffic class.
-    pub flow: Flow,
-    /// UDP payload length of every packet except the last, in bytes.
-    pub segment: usize,
-    /// Number of packets.
-    pub packets: usize,
-    /// Total UDP payload length of all packets, in bytes.
-    pub bytes: usize,
-    group: u8,
-    /// Whether the ICRCs of all packets are deferred.
-    defers_icrcs: bool,
-    /// Epoch of the payloads in user memory.
-    pub(crate) epoch: u32,
-    arena: &'a [u8],
-    pieces: &'a [Stored],
-}
-
-impl<'a> TxBurst<'a> {
-    /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs have in
-    /// common.
-    pub(crate) fn dest_group(&self) -> u8 {
-        self.group & !UNACKNOWLEDGED
-    }
-
-    /// Returns the path of the packets.
-    pub(crate) fn path(&self) -> PeerPath {
-        PeerPath { src: self.flow.src, dst: self.flow.dst, group: self.dest_group() }
-    }
-
-    /// Reports whether the packets are of a service without acknowledgements (UC, UD).
-    pub(crate) fn is_unacknowledged(&self) -> bool {
-        self.group & UNACKNOWLEDGED != 0
-    }
-
-    /// Reports whether the burst is for QP1: packets to it are bursts of their own.
-    pub(crate) fn is_for_gsi(&self) -> bool {
-        match self.pieces.first() {
-            Some(Stored::Arena { start, .. }) if self.dest_group() == 0 => {
-                dest_of_first(&self.arena[*start as usize..]) == Qpn::GSI
-            }
-            _ => false,
-        }
-    }
-
-    /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRCs are deferred.
-    pub fn as_bytes(&self) -> Option<&'a [u8]> {
-        self.stored().filter(|_| !self.defers_icrcs)
-    }
-
-    /// Returns the bytes of all packets like [`as_bytes`](Self::as_bytes), but [without ICRCs](IpIdent::Elided); `None` if
-    /// the ICRCs are not deferred, or if a payload is still in user memory.
-    pub(crate) fn as_bytes_without_icrcs(&self) -> Option<&'a [u8]> {
-        self.stored().filter(|_| self.defers_icrcs)
-    }
-
-    /// Reports whether the ICRCs are deferred.
-    pub(super) fn defers_icrcs(&self) -> bool {
-        self.defers_icrcs
-    }
-
-    /// Iterates over the slices of user memory.
-    pub(super) fn host_pieces(&self) -> impl Iterator<Item = HostSlice> + use<'a> {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Stored::Host(slice) => Some(*slice),
-            Stored::Arena { .. } => None,
-        })
-    }
-
-    fn stored(&self) -> Option<&'a [u8]> {
-        match *self.pieces {
-            [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
-            _ => None,
-        }
-    }
-
-    /// Returns the bytes of all packets, with packet `i` at `i * segment`.
-    ///
-    /// # Panics
-    /// If the ICRC is deferred, as in a queue for a link that [always copies](TxQueue::with_deferred_icrc).
-    pub fn bytes(&self) -> &'a [u8] {
-        self.as_bytes().expect("a link that does not copy gets packets that are whole")
-    }
-
-    /// Appends the bytes of all packets to `out`, with packet `i` at `i * segment` of the appended bytes.
-    pub fn copy_to(&self, out: &mut Vec<u8>) {
-        self.copy_all(out);
-    }
-
-    /// Copies the bytes of all packets to `out`, with packet `i` at `i * segment`.
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`bytes`](Self::bytes).
-    pub(crate) fn copy_to_slice(&self, out: &mut [u8]) {
-        self.copy_all(&mut Filled::new(out));
-    }
-
-    /// Copies the bytes of all packets to `out`, which is part of a ring, with packet `i` at `i * segment`, but
-    /// [without ICRCs](IpIdent::Elided). Returns false if the ICRCs are not deferred, or if user memory cannot be read.
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`bytes`](Self::bytes).
-    pub(crate) fn copy_eliding_icrcs(&self, out: HostSlice) -> bool {
-        let mut copy = FilledRing::new(out);
-        self.defers_icrcs && self.copy_pieces(&mut copy).is_ok() && !copy.has_faulted()
-    }
-
-    /// Appends all pieces to `out`, and stops at user memory that cannot be read. Deferred ICRCs are left out: they are 0.
-    pub(super) fn copy_pieces(&self, out: &mut impl PacketBuffer) -> Result<(), Faulted> {
-        self.pieces.iter().try_for_each(|piece| match *piece {
-            Stored::Host(slice) => out.put_host(slice, None),
-            Stored::Arena { start, len } => {
-                out.put(&self.arena[start as usize..][..len as usize]);
-                Ok(())
-            }
-        })
-    }
-
-    fn copy_all(&self, out: &mut impl PacketBuffer) {
-        match self.as_bytes() {
-            Some(bytes) => out.put(bytes),
-            None => {
-                let mut copier = self.copier();
-                while copier.copy_packet(out) {}
-            }
-        }
-    }
-
-    /// Returns a copier that writes out the packets one at a time, with their ICRCs.
-    pub fn copier(&self) -> Copier<'a> {
-        let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
-        Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
     }
 }
 

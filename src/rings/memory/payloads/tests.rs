@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::*;
-use crate::link::shared_memory::{CAPACITY, RingError, RingReader, RingWriter};
-use crate::link::{JoinError, Link, LinkInfo, RxBurst};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
+use crate::link::{JoinError, Link, LinkInfo};
 use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
+use crate::rings::memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::sys::rng::SimRng;
-use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::transport::Instant;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Endpoint, TestEndpoint};
 use crate::wire::{Bth, Flow, Headers, Opcode, PKey, Psn, Qpn, RKey, Reth};
 
@@ -92,7 +93,7 @@ impl Packets {
 
     /// Returns the bytes of each burst, with ICRCs.
     fn bytes(&self) -> Vec<Vec<u8>> {
-        let copy = |burst: crate::transport::TxBurst<'_>| {
+        let copy = |burst: crate::burst::TxBurst<'_>| {
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
             bytes

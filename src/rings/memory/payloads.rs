@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::burst::{LeftOut, SenderPayloads};
 use crate::memory::{Faulted, HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
-use crate::transport::{LeftOut, SenderPayloads};
 use crate::wire::{BTH_LEN, Bth, ICRC_LEN, Opcode};
 
 /// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and

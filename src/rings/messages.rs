@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::broker::fd_message;
-use crate::link::shared_memory::{Change, RingError, RingReader, RingWriter};
+use super::memory::{Change, RingError, RingReader, RingWriter};
+use crate::host::unix_sockets::fd_message;
 use crate::sys::fork::CloseOnForkFd;
 
 /// Maximum number of messages read from a connection at a time.

@@ -1,11 +1,21 @@
 //! Tests of the routes and connections of rings, with links of one process and processes that break the protocol.
 
-use rustix::net::{RecvFlags, recv};
+use std::fmt;
+use std::net::Ipv4Addr;
 
+use rustix::net::{RecvFlags, SocketFlags, accept_with, connect, recv};
+
+use super::find_route::is_of_this_host;
+use super::offer::RingOffer;
+use super::write::{RING_WINDOW, STALL_TIMEOUT};
 use super::*;
+use crate::burst::{BurstLimits, Payload, PeerPath, TxQueue};
+use crate::host::unix_sockets::fd_message;
 use crate::link::udp::UdpOptions;
-use crate::transport::{Payload, TxQueue};
-use crate::wire::{Bth, Flow, Headers, Opcode, Psn};
+use crate::rings::Route;
+use crate::rings::memory::{CAPACITY, RingWriter};
+use crate::transport::PeerWindow;
+use crate::wire::{Bth, Flow, Headers, Opcode, Psn, Qpn};
 
 fn rings(ip: &str, partition: u32) -> Rings {
     rings_with(ip, partition, SharedMemory::Auto).unwrap()

@@ -9,7 +9,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::status::statuses;
+use super::socket_table;
 
 /// Name of the lock file in each directory.
 const LOCK: &str = "lock";
@@ -66,7 +66,8 @@ pub fn own() -> io::Result<PathBuf> {
     let (user, candidates) = (nix::unistd::geteuid().as_raw(), candidates());
     let is_candidate =
         |directory: &PathBuf| candidates.contains(directory) && is_private(directory, user, 0o077);
-    let in_use = statuses().unwrap_or_default().into_iter().filter_map(|status| status.directory);
+    let table = socket_table::read().unwrap_or_default();
+    let in_use = socket_table::names(&table).filter_map(|(directory, ..)| directory.map(PathBuf::from));
     match in_use.filter(is_candidate).min_by_key(|directory| candidates.iter().position(|of| of == directory))
     {
         Some(directory) => Ok(directory),
@@ -216,8 +217,8 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
     use rustix::net::bind;
 
-    use super::super::datagram_socket;
     use super::*;
+    use crate::host::unix_sockets::datagram_socket;
 
     /// Returns a datagram socket bound to `path`.
     fn bound(path: &Path) -> OwnedFd {

@@ -1,6 +1,8 @@
 //! Packet trains: packets of equal length in succession that differ only in PSN, address and payload.
 
-use super::{SHORT, Stored, TxQueue, emit, group_of};
+use super::{SHORT, TxQueue, emit};
+use crate::burst::copier::Stored;
+use crate::burst::tx_burst::group_of;
 use crate::memory::{HostSlice, payload_epoch};
 use crate::wire::{Flow, Headers, ICRC_LEN};
 

@@ -1,4 +1,5 @@
 //! Limits on the resources of this process that rings take.
+#![forbid(unsafe_code)]
 
 use nix::sys::resource::{Resource, getrlimit};
 

@@ -8,10 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 use super::error::RingError;
 use super::mapping::Mapping;
 use super::payloads::{Change, DESCRIPTOR_WORDS, ReaderMemory, WriterMemory, descriptor};
-use crate::link::RxBurst;
+use crate::burst::{LeftOut, RxBurst, TxBurst};
 use crate::memory::{PeerMemory, PeerMemoryError};
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{LeftOut, TxBurst};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.

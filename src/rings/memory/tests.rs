@@ -8,9 +8,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use super::mapping::{CAPACITY, Mapping};
 use super::*;
+use crate::burst::{BurstLimits, Payload, TxQueue};
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::sys::rng::SimRng;
-use crate::transport::{BurstLimits, Payload, TxQueue};
 use crate::wire::{Bth, Flow, Headers, IpIdent, Opcode, Psn, Qpn, icrc};
 
 const SRC: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 1));
@@ -44,7 +44,7 @@ fn queue(psn: u32, packets: u32, len: usize) -> TxQueue {
 /// Returns the PSNs of the packets that are waiting. All must be intact.
 fn received(reader: &mut RingReader) -> Vec<u32> {
     let mut psns = Vec::new();
-    let sink = &mut |burst: crate::link::RxBurst<'_>| {
+    let sink = &mut |burst: crate::burst::RxBurst<'_>| {
         assert_eq!(burst.flow, flow(4000));
         for (index, packet) in burst.packets() {
             assert!(icrc::verify(&burst.flow, burst.ident, index, packet));
@@ -261,10 +261,10 @@ fn deferred(memory: &[&UserMemory]) -> TxQueue {
 }
 
 /// Received packets: the burst's identification, and for each packet its payload and whether its ICRC is valid once the
-/// burst [has ICRCs](crate::link::RxBurst::with_icrcs).
+/// burst [has ICRCs](crate::burst::RxBurst::with_icrcs).
 fn received_payloads(reader: &mut RingReader) -> (IpIdent, Vec<(Vec<u8>, bool)>) {
     let (mut ident, mut packets) = (None, Vec::new());
-    let sink = &mut |burst: crate::link::RxBurst<'_>| {
+    let sink = &mut |burst: crate::burst::RxBurst<'_>| {
         ident = Some(burst.ident);
         let mut scratch = Vec::new();
         let burst = burst.with_icrcs(&mut scratch).unwrap();

@@ -1,0 +1,25 @@
+//! Bursts of packets: framing that no queue pair owns.
+//!
+//! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link passes
+//! received packets to the NIC as an [`RxBurst`]. Payloads may stay in the sender's memory until the receiver copies
+//! them to their destination: those of packets to a NIC of the same process ([`DirectPackets`]), and those that a
+//! ring refers to (`LeftOut`).
+#![forbid(unsafe_code)]
+
+mod by_reference;
+mod copier;
+mod direct;
+mod received;
+mod rx_burst;
+mod tx_burst;
+mod tx_queue;
+
+pub(crate) use by_reference::LeftOut;
+#[cfg(feature = "unstable-internals")]
+pub use copier::Copier;
+pub use direct::DirectPackets;
+pub(crate) use received::ReceivedPayload;
+pub use received::{PayloadRun, PayloadSource, SenderPayloads};
+pub use rx_burst::RxBurst;
+pub use tx_burst::{BurstLimits, PeerPath, TxBurst};
+pub use tx_queue::{Payload, TxQueue};
