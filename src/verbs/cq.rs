@@ -251,10 +251,25 @@ impl Cq {
     /// [`CqOverflow`] once completions were lost and the earlier ones have been polled, and for a fault on
     /// `ibv_poll_cq` with any error.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        let injected = self.0.calls.inject(Call::ibv_poll_cq);
-        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
-        self.poll_link();
+        self.inject_poll()?;
+        self.poll_link_in_turn();
         self.0.queue.poll(max, out)
+    }
+
+    /// Applies a fault of the call `ibv_poll_cq`.
+    fn inject_poll(&self) -> Result<(), CqOverflow> {
+        let injected = self.0.calls.inject(Call::ibv_poll_cq);
+        injected.map_err(|_| CqOverflow { capacity: self.capacity() })
+    }
+
+    /// Polls the link if the queue is empty. In virtual time, lets other threads of the fabric run if it stays empty.
+    pub(super) fn poll_link_in_turn(&self) {
+        self.poll_link_if_empty();
+        if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
+            && self.0.queue.is_empty()
+        {
+            fabric.fabric().pause_after_poll();
+        }
     }
 
     /// Polls the link on the calling thread if the queue is empty.
@@ -308,7 +323,10 @@ impl Cq {
         let mut out = Vec::with_capacity(1);
         let fabric = self.0.context.0.shards.virtual_fabric();
         // In virtual time, the wait lets other threads run, as a poll would.
-        let polled = if fabric.is_some() { self.poll_queued(1, &mut out)? } else { self.poll(1, &mut out)? };
+        let polled = match fabric {
+            Some(_) => self.inject_poll().and_then(|()| self.0.queue.poll(1, &mut out))?,
+            None => self.poll(1, &mut out)?,
+        };
         if polled == 1 {
             return Ok(out[0]);
         }
@@ -361,8 +379,7 @@ impl Cq {
     /// # Errors
     /// As for [`poll`](Self::poll).
     pub fn poll_queued(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        let injected = self.0.calls.inject(Call::ibv_poll_cq);
-        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
+        self.inject_poll()?;
         self.0.queue.poll(max, out)
     }
 
@@ -379,15 +396,9 @@ impl Cq {
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty. In virtual time, lets other threads of the fabric
-    /// run.
+    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty.
     pub fn poll_link(&self) {
-        self.poll_link_if_empty();
-        if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
-            && self.0.queue.is_empty()
-        {
-            fabric.fabric().pause_after_poll();
-        }
+        self.poll_link_in_turn();
     }
 
     /// Reports whether [`poll_queued`](Self::poll_queued) would find neither a completion nor an overflow.

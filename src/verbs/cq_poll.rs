@@ -38,7 +38,7 @@ impl Cq {
     /// Begins a batch of polls. If the queue is empty, polls the link first, so that a polling application
     /// needs no background thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
-        self.poll_link();
+        self.poll_link_in_turn();
         CqPoll { cq: self, current: None, wall_offset: OnceLock::new() }
     }
 }

@@ -226,6 +226,14 @@ impl Topology {
         self.switches.len()
     }
 
+    /// Returns the node at the other end of a host's wire; `None` if there is no such host, or it has no wire.
+    pub fn neighbour(&self, host: usize) -> Option<Node> {
+        self.wires.iter().find_map(|(a, b, _)| match (a, b) {
+            (Node::Host(n), other) | (other, Node::Host(n)) if *n == host => Some(*other),
+            _ => None,
+        })
+    }
+
     /// Checks that the topology can be simulated.
     ///
     /// # Errors

@@ -1,23 +1,39 @@
 //! Congestion control in simulated networks: incasts, flow control without and with DCQCN, parameters that oscillate, and
 //! flow completion times on a fat tree. Everything runs in virtual time, so the figures are the same on every machine.
 //!
-//! `cargo bench --profile dist --bench congestion [-- CASE...] [--out DIR]` prints tables and writes plots (SVG) to `DIR`, by default
-//! `target/congestion`. Cases: incast, fairness, oscillation, fct; all by default.
+//! `cargo bench --package urxe-netsim --profile release [-- CASE...] [--out DIR]` prints tables and writes plots (SVG) to `DIR`, by
+//! default `target/congestion`. Cases: incast, fairness, oscillation, fct; all by default.
 
 mod completion_times;
 mod fairness;
 mod incast;
 mod network;
 mod oscillation;
-mod plot;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
+use urxe_netsim::plot::Panel;
+
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
+/// Directory of plots.
+struct Plots {
+    directory: PathBuf,
+}
+
+impl Plots {
+    /// Writes a file with panels in the given number of columns.
+    fn write(&self, file: &str, title: &str, columns: usize, panels: &[Panel]) -> Result<()> {
+        let path = self.directory.join(file);
+        urxe_netsim::plot::write(&path, title, columns, panels)?;
+        println!("plot: {}", path.display());
+        Ok(())
+    }
+}
+
 /// Name and function of a case.
-type Case = (&'static str, fn(&plot::Plots) -> Result<()>);
+type Case = (&'static str, fn(&Plots) -> Result<()>);
 
 const CASES: [Case; 4] = [
     ("incast", incast::run),
@@ -45,7 +61,7 @@ fn main() -> Result<()> {
         }
     }
     std::fs::create_dir_all(&out)?;
-    let plots = plot::Plots::new(out);
+    let plots = Plots { directory: out };
     let cases = if selected.is_empty() { CASES.iter().collect() } else { selected };
     for (name, case) in cases {
         let start = Instant::now();

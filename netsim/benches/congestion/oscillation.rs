@@ -6,10 +6,12 @@ use std::time::Duration;
 use urxe::fabric::Node::{Host, Switch};
 use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::plot::{Line, Panel};
+use urxe_netsim::stats::{jain, mean, variation};
 
+use crate::Plots;
 use crate::Result;
-use crate::network::{LongFlows, PRIORITY, STEP, contexts, jain, mean, switch, variation};
-use crate::plot::{Line, Panel, Plots};
+use crate::network::{LongFlows, PRIORITY, STEP, contexts, switch};
 
 const BANDWIDTH: u64 = 40_000_000_000;
 const WARM_UP: Duration = Duration::from_millis(100);
@@ -41,7 +43,7 @@ pub fn run(plots: &Plots) -> Result<()> {
         panels.extend(measure(setup)?);
     }
     let title = "DCQCN with the parameters of SIGCOMM 2015 but for timer and byte counter, 40 Gb/s";
-    plots.write("oscillation.svg", title, 2, panels)
+    plots.write("oscillation.svg", title, 2, &panels)
 }
 
 fn measure(setup: &Setup) -> Result<[Panel; 2]> {

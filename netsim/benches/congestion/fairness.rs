@@ -6,10 +6,12 @@ use std::time::Duration;
 use urxe::fabric::Node::Switch;
 use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::plot::{Line, Panel};
+use urxe_netsim::stats::{jain, mean};
 
+use crate::Plots;
 use crate::Result;
-use crate::network::{LongFlows, STEP, contexts, jain, mean, switch};
-use crate::plot::{Line, Panel, Plots};
+use crate::network::{LongFlows, STEP, contexts, switch};
 
 const WARM_UP: Duration = Duration::from_millis(60);
 const MEASURED: Duration = Duration::from_millis(40);
@@ -53,7 +55,7 @@ pub fn run(plots: &Plots) -> Result<()> {
             panels.push(measure(case, name, control)?);
         }
     }
-    plots.write("fairness.svg", "Flow control without and with DCQCN, 40 Gb/s", 2, panels)
+    plots.write("fairness.svg", "Flow control without and with DCQCN, 40 Gb/s", 2, &panels)
 }
 
 fn measure(case: &Case, name: &str, control: Congestion) -> Result<Panel> {

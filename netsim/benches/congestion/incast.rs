@@ -5,10 +5,12 @@ use std::time::Duration;
 use urxe::fabric::Node::{Host, Switch};
 use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::plot::{Line, Panel};
+use urxe_netsim::stats::{jain, maximum, mean, percentile};
 
+use crate::Plots;
 use crate::Result;
-use crate::network::{LongFlows, PRIORITY, STEP, contexts, jain, k_range, maximum, mean, percentile, switch};
-use crate::plot::{Line, Panel, Plots};
+use crate::network::{LongFlows, PRIORITY, STEP, contexts, k_range, switch};
 
 /// Time after which the rates have converged.
 const WARM_UP: Duration = Duration::from_millis(60);
@@ -36,7 +38,7 @@ pub fn run(plots: &Plots) -> Result<()> {
             let title = format!(
                 "Incasts at {gigabits} Gb/s with {control}: rate of each sender, length of the queue"
             );
-            plots.write(&format!("incast-{gigabits}g-{name}.svg"), &title, 2, panels)?;
+            plots.write(&format!("incast-{gigabits}g-{name}.svg"), &title, 2, &panels)?;
         }
     }
     Ok(())
@@ -85,6 +87,7 @@ fn incast(gigabits: u64, senders: usize, control: Congestion) -> Result<[Panel; 
             "ms",
             "kB",
             vec![Line::over_time("largest queue", SAMPLED, &lengths, maximum)],
-        ),
+        )
+        .logarithmic_y(),
     ])
 }

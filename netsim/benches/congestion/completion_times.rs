@@ -8,10 +8,12 @@ use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
 use urxe::fabric::Topology;
 use urxe::verbs::*;
+use urxe_netsim::plot::{Line, Panel};
+use urxe_netsim::stats::percentile;
 
+use crate::Plots;
 use crate::Result;
-use crate::network::{Flow, contexts, percentile, switch};
-use crate::plot::{Line, Panel, Plots};
+use crate::network::{Flow, contexts, switch};
 
 /// Ports of a switch of the fat tree, which has K³/4 hosts.
 const K: usize = 8;
@@ -101,7 +103,7 @@ pub fn run(plots: &Plots) -> Result<()> {
     let title = format!(
         "Flow completion times, fat tree of {HOSTS} hosts at 100 Gb/s, load 30 %, incasts of {INCAST}"
     );
-    plots.write("completion-times.svg", &title, 3, panels.collect())
+    plots.write("completion-times.svg", &title, 3, &panels.collect())
 }
 
 /// Returns the flows in order of time; the same in every run.
