@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use clap::Args;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 
-use super::link::{STANDARD_OUTPUT, create_capture};
+use super::link::create_capture;
+use super::nic_args::CaptureArgs;
 use super::{CliError, packet_text};
 use urxe::fabric::{Fabric, FabricConfig, FabricPort};
 use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
@@ -31,7 +32,8 @@ Runs two NICs on an in-memory fabric in virtual time: SEND, WRITE and READ with 
 data, atomics, ATOMIC WRITE, FLUSH, a SEND that invalidates a memory window, a WRITE with a dropped middle \
 packet, and a SEND that receives an RNR NAK. Prints every packet, writes a capture for Wireshark and checks \
 all data. Wireshark before 4.4 does not decode ATOMIC WRITE and FLUSH, and no version decodes XRC: it shows \
-such packets without the name of the operation.";
+such packets without the name of the operation. Links, faults and queue pairs are fixed; `urxe perf --link fabric` has the \
+options for them.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,11 +45,9 @@ Examples:
 #[derive(Args)]
 #[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Demo {
-    /// Write the packets to this pcapng file; `-` writes to standard output, and prints the report to
-    /// standard error
-    #[arg(long, value_name = "FILE", default_value = "demo.pcapng")]
-    capture: PathBuf,
-    /// Do not write a capture
+    #[command(flatten)]
+    capture: CaptureArgs,
+    /// Do not write a capture, by default demo.pcapng
     #[arg(long, conflicts_with = "capture")]
     no_capture: bool,
     /// Seed of the queue pair numbers and first PSNs
@@ -73,19 +73,20 @@ const CYAN: Style = AnsiColor::Cyan.on_default();
 impl Demo {
     /// Runs the demonstration.
     pub fn run(self) -> Result<(), CliError> {
+        let path = self.capture.capture.as_deref().unwrap_or(Path::new("demo.pcapng"));
         let capture = match self.no_capture {
             true => None,
-            false => Some(create_capture(&self.capture, Timestamps::Virtual)?),
+            false => Some(create_capture(path, Timestamps::Virtual)?),
         };
         let out = anstream::AutoStream::auto(std::io::stdout());
         let mut session = Session::new(self.seed, capture.as_ref(), Box::new(out))?;
         session.run_operations()?;
         if let Some(file) = capture {
             file.flush()?;
-            if self.capture.as_os_str() == STANDARD_OUTPUT {
+            if self.capture.is_to_standard_output() {
                 return Ok(());
             }
-            let path = self.capture.display();
+            let path = path.display();
             writeln!(session.out, "Capture written to {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
         }
         Ok(())

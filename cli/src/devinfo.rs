@@ -10,17 +10,18 @@ use std::net::IpAddr;
 use clap::Args;
 use serde::Serialize;
 
-use super::link::{LinkSpec, sharing};
+use super::nic_args::{AddressArgs, sharing};
 use super::{CliError, json};
 use urxe::broker::SharedMemory;
 use urxe::fabric::Fabric;
+use urxe::link::LinkSpec;
 use urxe::verbs::{Adapter, Context, ContextOptions};
 
 const LONG_ABOUT: &str = "\
-Without --link: lists the links of this machine, with the reason for each that cannot be opened, and the \
+Without --link or --ip: lists the links of this machine, with the reason for each that cannot be opened, and the \
 limits common to all links. The first links are those of the devices that programs see under `urxe run`. \
-With --link: prints all attributes of a NIC on that link, as ibv_devinfo -v does; with -v: the same for all \
-links.";
+With --link or --ip: prints all attributes of a NIC on that link, as ibv_devinfo -v does; with -v: the same for all \
+links. The NICs send nothing, so there are no options for traffic.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,9 +34,8 @@ Examples:
 #[derive(Args)]
 #[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Devinfo {
-    /// Print all attributes of this link only (see `urxe serve --help` for the syntax)
-    #[arg(long, value_name = "LINK")]
-    link: Option<LinkSpec>,
+    #[command(flatten)]
+    address: AddressArgs,
     /// Print all attributes of every link
     #[arg(short, long)]
     verbose: bool,
@@ -84,7 +84,7 @@ impl Devinfo {
     /// Prints the list of links, or all attributes of one link or of every link.
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
-        if let Some(link) = self.link {
+        if let Some(link) = self.address.link() {
             let text = link.to_string();
             let context = open(Ok(link))?;
             if self.json {
@@ -182,7 +182,7 @@ pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     if link == LinkSpec::Fabric {
         return Ok(Context::on_fabric(&Fabric::new())?);
     }
-    let links = sharing(SharedMemory::Off)?.bind(&link, 1, true)?;
+    let links = sharing(SharedMemory::Off, false)?.bind(&link, 1, true)?;
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 

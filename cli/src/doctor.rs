@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::io::{Write, stdout};
 
 use anstyle::{AnsiColor, Style};
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde::Serialize;
 
 use super::run::{DeviceArgs, Libraries};
@@ -37,7 +37,7 @@ pub struct Doctor {
     #[arg(long)]
     json: bool,
     /// Program to check, and its arguments, which are ignored
-    #[arg(trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, value_name = "PROGRAM", value_hint = ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
 }
 

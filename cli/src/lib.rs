@@ -4,11 +4,13 @@ mod broker;
 mod demo;
 mod devinfo;
 mod doctor;
+mod environment;
 mod error;
 pub mod interrupt;
 mod json;
 pub mod link;
 mod log;
+mod nic_args;
 mod oob;
 pub mod oob_handshake;
 mod packet_text;
@@ -58,10 +60,14 @@ Examples:
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
   urxe run -- ib_write_bw            run a libibverbs program on urxe
-  urxe soak --seconds 60             test processes on this machine with kills, stalls and packet loss
+  urxe soak --seconds 60             test processes here with kills, stalls and packet loss
   urxe help serve                    describe a command and its options
+  urxe help links                    describe --link; `urxe help faults` describes --fault
 
 URXE_LOG=debug prints state changes, NAKs, retransmissions and handshakes to standard error.";
+
+const LINKS: &str = include_str!("help/links.txt");
+const FAULTS: &str = include_str!("help/faults.txt");
 
 #[derive(Subcommand)]
 enum Command {
@@ -81,6 +87,12 @@ enum Command {
     SoakWorker(soak::SoakWorker),
     #[command(hide = true)]
     PackageFiles(shell::PackageFiles),
+    /// Links of NICs
+    #[command(hide = true, disable_help_flag = true, help_template = "{about}", long_about = LINKS)]
+    Links,
+    /// Faults that a NIC injects
+    #[command(hide = true, disable_help_flag = true, help_template = "{about}", long_about = FAULTS)]
+    Faults,
 }
 
 /// Parses the command line, runs the command, and prints the error if it fails. `libraries` returns the files
@@ -107,6 +119,8 @@ pub fn main(libraries: Libraries) -> ExitCode {
         Command::SoakWorker(worker) => worker.run(),
         Command::Broker(broker) => broker.run(),
         Command::PackageFiles(files) => files.run(Cli::command()),
+        Command::Links => Ok(io::Write::write_all(&mut io::stdout(), LINKS.as_bytes())?),
+        Command::Faults => Ok(io::Write::write_all(&mut io::stdout(), FAULTS.as_bytes())?),
     });
     let status =
         |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };

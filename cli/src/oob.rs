@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueHint};
 
 use super::CliError;
 use super::interrupt::Interrupt;
@@ -18,6 +18,7 @@ const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Args, Clone, Debug)]
 pub struct OobArgs {
     /// Host name or address of the server; if omitted, this side is the server
+    #[arg(value_hint = ValueHint::Hostname)]
     pub host: Option<String>,
     /// TCP port for the exchange of parameters
     #[arg(short, long, default_value_t = oob_handshake::PORT)]
@@ -25,8 +26,9 @@ pub struct OobArgs {
     /// TCP address on which the server listens [default: all]
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub server_bind: Option<IpAddr>,
-    /// Timeout in seconds while waiting for the peer [default: 20, but none while a server waits for its
-    /// client]
+    /// Timeout while waiting for the peer [default: 20]
+    ///
+    /// By default, a server waits for its client without a timeout.
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub timeout: Option<Duration>,
 }

@@ -82,8 +82,10 @@ Examples:
   urxe pingpong --service ud -s 1024 -c --link udp:10.0.0.1
       datagrams, with every received byte checked";
 
-/// Exchange SENDs with a peer, one at a time in each direction of each queue pair; the peer may be
-/// `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
+/// Exchange SENDs with a peer, which may be `ibv_rc_pingpong` or a similar program
+///
+/// Sends one message at a time in each direction of each queue pair. The peer may be `ibv_rc_pingpong`,
+/// `ibv_uc_pingpong`, `ibv_ud_pingpong`, `ibv_srq_pingpong` or `urxe pingpong`.
 ///
 /// Size, iterations, path MTU and the number of queue pairs are not exchanged: use the same values on both
 /// sides.
@@ -92,24 +94,23 @@ Examples:
 pub struct PingpongArgs {
     #[command(flatten)]
     oob: OobArgs,
-    /// Transport service of the queue pairs
+    /// Transport service
     #[arg(long, value_enum, default_value_t = Service::Rc)]
     service: Service,
     /// Message size in bytes
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: u32,
-    /// Number of queue pairs that share the receive queue [with --service srq; default: 16]
+    /// Number of queue pairs, with --service srq [default: 16]
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=SRQ_ADDRESSES as i64))]
     qps: Option<u32>,
-    /// Number of messages in each direction, over all queue pairs
+    /// Number of messages in each direction
+    ///
+    /// Over all queue pairs together.
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Number of posted receives
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=32_768))]
     rx_depth: u32,
-    /// Local ACK timeout: 4.096 us x 2^N
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
-    ack_timeout: u8,
     /// Check every received byte
     #[arg(short, long)]
     check: bool,
@@ -122,15 +123,8 @@ pub struct PingpongArgs {
 
 /// Runs one side of a ping-pong.
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
-    args.link.check_network()?;
-    let result = args.run(interrupt);
-    if let Some(faults) = args.link.fault_report() {
-        if !args.json {
-            faults.lines().for_each(|line| println!("{line}"));
-        }
-        faults.warn();
-    }
-    args.link.finish().and(result)
+    args.link.nic.address.check_network()?;
+    args.link.conclude(args.json, args.run(interrupt))
 }
 
 /// One side of a ping-pong.
@@ -367,6 +361,7 @@ impl<'a> Pingpong<'a> {
     /// Updates the state after a completion, and returns the index of the completion's queue pair.
     fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
         if wc.status != WcStatus::Success {
+            self.args.link.nic.explain(&self.cq, wc);
             let what = if wc.wr_id == SEND { "send" } else { "receive" };
             let number = 1 + if wc.wr_id == SEND { self.send_done } else { self.received };
             let mut text = format!("{what} number {number} failed: {}", wc.status);

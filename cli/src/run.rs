@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use nix::unistd::{AccessFlags, access};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
@@ -31,14 +31,11 @@ pub use self::libraries::{Libraries, Library};
 use self::sysfs::{PortView, Tree};
 use self::wait_port::wait_for_port;
 use super::CliError;
-use super::link::{STANDARD_OUTPUT, parse_shared_memory};
-use super::oob::parse_seconds;
-use urxe::broker::SharedMemory;
+use super::nic_args::{NicArgs, SHARED_MEMORY};
 use urxe::link::LinkSpec;
 use urxe::middleware::capture::CaptureFile;
-use urxe::middleware::faults::Rules;
 use urxe::verbs::faults::Fault;
-use urxe::verbs::{Adapter, Congestion, DeviceNames, Identity, Personality};
+use urxe::verbs::{Adapter, DeviceNames, Identity, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
 #[derive(Args)]
@@ -50,17 +47,19 @@ Examples:
   urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
   urxe run --name mlx5_0 -- cat /sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data
 
-urxe contains the verbs library; the environment variable URXE_LIBRARY names another file. The same applies to \
-the library that redirects accesses to /sys/class/infiniband and /dev/infiniband, and URXE_PRELOAD.")]
+urxe contains the libraries; URXE_LIBRARY and URXE_PRELOAD name other files. `man urxe-run` lists all variables.")]
 pub struct Run {
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Wait up to a minute until a server listens on this TCP port or port of the connection manager, then start the program
+    /// Start the program when a server listens on this port
+    ///
+    /// Waits up to a minute until a server listens on this TCP port or port of the connection manager.
     #[arg(long, value_name = "PORT")]
     wait_port: Option<u16>,
     /// Program and its arguments; `--` before it is optional
-    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "PROGRAM",
+        value_hint = ValueHint::CommandWithArguments)]
     program: Vec<OsString>,
+    #[command(flatten)]
+    device: DeviceArgs,
 }
 
 /// Print the environment variables that `urxe run` sets, as shell commands
@@ -74,108 +73,35 @@ pub struct Env {
     device: DeviceArgs,
 }
 
-/// Options for the device that a program sees.
+/// Options for the devices that a program sees.
 #[derive(Args, Default)]
 pub struct DeviceArgs {
-    /// Link of the device: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, see `urxe perf
-    /// --help` [default: a device over UDP for each interface]
-    #[arg(long, value_name = "LINK", value_parser = parse_link)]
-    link: Option<LinkArg>,
-    /// Shorthand for --link udp:ADDR
-    #[arg(long, value_name = "ADDR", conflicts_with = "link")]
-    ip: Option<IpAddr>,
-    /// Write the packets of both directions to this pcapng file. The first process that opens a device writes
-    /// to FILE, each later process to a separate file with its PID in the name (out-PID.pcapng); mergecap
-    /// joins such files. `%p` in FILE is replaced by the PID. `-` writes to standard output, for one process
-    /// only, and redirects the standard output of the program to standard error
-    #[arg(long, value_name = "FILE")]
-    capture: Option<PathBuf>,
-    /// Inject a fault or those of `@FILE`, see `urxe perf --help`; may be repeated. A process that exits prints to standard error
-    /// the number of packets, calls or objects that each rule matched, and the number of retransmitted packets
-    #[arg(long = "fault", value_name = "RULE", value_parser = parse_rules)]
-    faults: Vec<String>,
-    /// Seed of queue pair numbers, PSNs and random faults, for reproducible runs
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Class of device to emulate: `default`, `strict`, `mlx5`, `rxe`, or `throughput`, which accelerates WRITEs and READs
-    /// of some KiB over UDP sockets; docs/guide/personalities.md lists the differences
-    #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
-    personality: Option<String>,
-    /// Congestion control: `none`, `loss-driven`, `dcqcn:connectx`, `dcqcn:sigcomm15` or `delay`, with changed
-    /// parameters behind it, see `urxe perf --help` [default: loss-driven]
-    #[arg(long, value_name = "CONTROL")]
-    congestion: Option<Congestion>,
-    /// Name of the first device, which ends in its number; the names of further devices count up from it. Names
-    /// that begin with `mlx5_`, and `--personality mlx5`, also give the devices the vendor, part and board IDs of
-    /// a ConnectX-5 [default: urxe0, without the IDs of a vendor]
+    /// Name of the first device [default: urxe0]
+    ///
+    /// The name ends in the number of the device. The names of further devices count up from it. Names that
+    /// begin with `mlx5_`, and `--personality mlx5`, also give the devices the vendor, part and board IDs of
+    /// a ConnectX-5. By default they have no IDs of a vendor.
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     name: Option<DeviceName>,
-    /// Share the addresses with programs of all users, not only of the same user; the option of the first
-    /// program applies
-    #[arg(long)]
-    any_user: bool,
-    /// Whether packets to other programs of this host and user take rings in shared memory instead of UDP sockets:
-    /// `off`, `auto` (those of RC and XRC, where possible) or `require` (else they are dropped). tcpdump and Wireshark on the interface do
-    /// not show packets in rings, --capture does [default: the value of URXE_SHARED_MEMORY, or auto]
-    #[arg(long, value_name = "WHEN", value_parser = parse_shared_memory)]
-    shared_memory: Option<SharedMemory>,
-    /// Compute and verify the ICRCs of packets in shared memory, which otherwise have none; necessary at both ends
-    #[arg(long)]
-    always_icrc: bool,
-    /// Disable segmentation offload: tcpdump and Wireshark on the interface then show packets as they are on
-    /// the wire, instead of super-packets of up to 64 KiB. Reduces throughput; not necessary for --capture
-    #[arg(long)]
-    no_offload: bool,
-    /// Minimum local ACK timeout in seconds; it overrides shorter timeouts of queue pairs. By default a
-    /// connection to a peer that does not respond fails after its timeout and retries, often in less than a
-    /// second. This includes a process that is stopped (SIGSTOP, breakpoint), whose acknowledgements a
-    /// hardware NIC would still send. With 60 at both ends a process may be stopped for a minute
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-    min_ack_timeout: Option<Duration>,
-    /// Wait at least 10 minutes for a peer that does not respond, so that connections survive while a
-    /// debugger or SIGSTOP stops a process; required at both ends. Shorthand for --min-ack-timeout 600
-    #[arg(long, conflicts_with = "min_ack_timeout")]
-    patient: bool,
-    /// Do not warn of configurations that will cause trouble, such as an infinite timeout; a warning of each
-    /// kind is printed to standard error once
+    /// Do not warn of configurations that will cause trouble
+    ///
+    /// Such as an infinite timeout; a warning of each kind is printed to standard error once.
     #[arg(long)]
     no_warnings: bool,
-    /// Print a report to standard error for each failed work request: its cause, transmissions, retries and
-    /// the check that failed
-    #[arg(long)]
-    explain: bool,
-    /// Give ports a LID, the last 16 bits of the address, by which programs for InfiniBand can address devices whose
-    /// addresses differ in these bits alone. Ports of RoCE have LID 0, and such programs fail on them
+    /// Give ports a LID, for programs for InfiniBand
+    ///
+    /// The LID is the last 16 bits of the address, and addresses devices whose addresses differ in these bits
+    /// alone. Ports of RoCE have LID 0, and such programs fail on them.
     #[arg(long)]
     lid_routing: bool,
-    /// Support registration of DMA-bufs (`ibv_reg_dmabuf_mr`), as with `--personality mlx5`. Programs then assume GPUDirect,
-    /// although the memory of a GPU cannot be registered
+    /// Support registration of DMA-bufs (`ibv_reg_dmabuf_mr`)
+    ///
+    /// As with `--personality mlx5`. Programs then assume GPUDirect, although the memory of a GPU cannot be
+    /// registered.
     #[arg(long)]
     dma_buf: bool,
-    /// Number of shards of the NIC, a power of two, for programs that use several processors
-    #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
-    shards: Option<usize>,
-}
-
-/// Minimum local ACK timeout with `--patient`. A process may stay stopped for this long even if its peer's
-/// retry count is 0.
-const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// A link specification with its original text.
-#[derive(Clone)]
-struct LinkArg {
-    link: LinkSpec,
-    text: String,
-}
-
-fn parse_link(text: &str) -> Result<LinkArg, String> {
-    match text.parse()? {
-        LinkSpec::Fabric => {
-            Err("a fabric connects NICs of one process only: use udp[:ADDR], udp:IF, packet:IF or frames:…"
-                .into())
-        }
-        link => Ok(LinkArg { link, text: text.into() }),
-    }
+    #[command(flatten)]
+    nic: NicArgs,
 }
 
 /// Names of the devices, with their original text.
@@ -190,16 +116,6 @@ fn parse_name(text: &str) -> Result<DeviceName, String> {
     Ok(DeviceName { names, text: text.into() })
 }
 
-/// Returns a rule, or the rules of `@FILE`, as the text that `URXE_FAULTS` contains.
-fn parse_rules(text: &str) -> Result<String, String> {
-    let Rules(rules) = text.parse::<Rules<Fault>>().map_err(|e| e.to_string())?;
-    Ok(rules.iter().map(Fault::to_string).collect::<Vec<_>>().join(";"))
-}
-
-fn parse_personality(text: &str) -> Result<String, String> {
-    super::link::parse_personality(text).map(|_| text.into())
-}
-
 impl Run {
     /// Replaces this process with the program, and returns only if that fails.
     pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
@@ -212,7 +128,7 @@ impl Run {
         command.arg0(program).args(arguments);
         // The program inherits this descriptor, which has to stay open until exec.
         let mut capture_to = None;
-        if self.device.captures_to_standard_output() {
+        if self.device.nic.capture.is_to_standard_output() {
             let io = |source| CliError::Io { what: "--capture -".into(), source };
             capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
             command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
@@ -242,7 +158,7 @@ pub fn find_program(name: &OsStr) -> Result<PathBuf, CliError> {
 impl Env {
     /// Prints one line of shell code for each variable.
     pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
-        if self.device.captures_to_standard_output() {
+        if self.device.nic.capture.is_to_standard_output() {
             let text = "`--capture -` is supported by urxe run only: specify a file, or /dev/stderr";
             return Err(CliError::Usage(text.into()));
         }
@@ -274,23 +190,13 @@ fn shell_quote(value: &OsStr) -> Vec<u8> {
 /// Name of the environment variable for the capture file.
 const CAPTURE: &str = "URXE_CAPTURE";
 
-/// Name of the environment variable for `--shared-memory`, which applies without the option, so that all programs of a
-/// script or test run can have the same.
-const SHARED_MEMORY: &str = "URXE_SHARED_MEMORY";
-
 impl DeviceArgs {
-    fn captures_to_standard_output(&self) -> bool {
-        self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
-    }
-
     /// Returns the environment variables that the library reads, and those that make the loader find it. A
     /// variable with the value `None` must be unset.
     pub fn variables(&self, libraries: Libraries) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
-        let address = match &self.link {
-            Some(LinkArg { link: LinkSpec::Udp(ip), .. }) => *ip,
-            _ => self.ip,
-        };
-        if let Some(ip) = address {
+        self.nic.address.check_network()?;
+        let link = self.nic.address.link();
+        if let Some(LinkSpec::Udp(Some(ip))) = link {
             // Any free port: whether 4791 is free is checked when the device is opened.
             let is_local = !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok();
             if !is_local {
@@ -299,22 +205,16 @@ impl DeviceArgs {
                 return Err(CliError::Usage(text));
             }
         }
-        let link = match (&self.link, self.ip) {
-            (Some(chosen), _) => Some(&chosen.link),
-            (None, Some(ip)) => Some(&LinkSpec::Udp(Some(ip))),
-            (None, None) => None,
-        };
         let base = private_base()?;
         let names = self.name.as_ref().map_or_else(DeviceNames::default, |name| name.names.clone());
-        let personality = self.personality.as_deref().and_then(Personality::named);
-        let personality = personality.unwrap_or(Personality::DEFAULT);
+        let personality = self.nic.personality.unwrap_or(Personality::DEFAULT);
         let identity = Identity::of(&names, &personality);
         let congestion = congestion_files::View {
-            congestion: self.congestion.unwrap_or_default(),
+            congestion: self.nic.congestion.unwrap_or_default(),
             sends_cnps: personality.quirks.cnp_scope.is_some(),
         };
         let port = PortView { speed: personality.port_speed, has_lid: self.lid_routing };
-        let sysfs = sysfs_directory(&base, link, &names, &identity, port, &congestion)?;
+        let sysfs = sysfs_directory(&base, link.as_ref(), &names, &identity, port, &congestion)?;
         let library = library_directory(&base, libraries)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -323,42 +223,42 @@ impl DeviceArgs {
         let path = path.map_err(|e| {
             CliError::Usage(format!("cannot add {} to LD_LIBRARY_PATH: {e}", library.display()))
         })?;
-        let capture = self.capture.as_deref().map(std::path::absolute).transpose();
+        let capture = self.nic.capture.capture.as_deref().map(std::path::absolute).transpose();
         let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
         if let Some(file) = &capture
-            && !self.captures_to_standard_output()
+            && !self.nic.capture.is_to_standard_output()
             && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
         {
             CaptureFile::clear(file)?;
         }
-        let link = self.link.as_ref().map(|chosen| chosen.text.clone());
-        let min_timeout = self.min_ack_timeout.or(self.patient.then_some(PATIENT_ACK_TIMEOUT));
+        let nic = &self.nic;
+        let faults = nic.faults().map(Fault::to_string).collect::<Vec<_>>().join(";");
         let variables = vec![
             ("LD_PRELOAD", Some(ld_preload(&library)?)),
             ("ASAN_OPTIONS", Some(asan_options())),
             ("LD_LIBRARY_PATH", Some(path)),
             ("URXE_SYSFS", Some(sysfs.into())),
             ("URXE_NAME", self.name.as_ref().map(|name| name.text.clone().into())),
-            ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
+            ("URXE_LINK", nic.address.text().map(Into::into)),
             (CAPTURE, capture.map(Into::into)),
-            ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
-            ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
-            ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
-            ("URXE_CONGESTION", self.congestion.map(|control| control.to_string().into())),
+            ("URXE_FAULTS", (!faults.is_empty()).then(|| faults.into())),
+            ("URXE_SEED", nic.seed.map(|seed| seed.to_string().into())),
+            ("URXE_PERSONALITY", nic.personality.map(|class| class.name.into())),
+            ("URXE_CONGESTION", nic.congestion.map(|control| control.to_string().into())),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
-            ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
+            ("URXE_ANY_USER", nic.any_user.then(|| "1".into())),
             (
                 SHARED_MEMORY,
-                self.shared_memory.map(|when| when.name().into()).or_else(|| env::var_os(SHARED_MEMORY)),
+                nic.shared_memory.map(|when| when.name().into()).or_else(|| env::var_os(SHARED_MEMORY)),
             ),
-            ("URXE_ALWAYS_ICRC", self.always_icrc.then(|| "1".into())),
-            ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
-            ("URXE_MIN_ACK_TIMEOUT", min_timeout.map(|t| t.as_secs_f64().to_string().into())),
+            ("URXE_ALWAYS_ICRC", nic.always_icrc.then(|| "1".into())),
+            ("URXE_OFFLOAD", nic.no_offload.then(|| "0".into())),
+            ("URXE_MIN_ACK_TIMEOUT", nic.min_ack_timeout().map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),
             ("URXE_DMA_BUF", self.dma_buf.then(|| "1".into())),
             ("URXE_LID_ROUTING", self.lid_routing.then(|| "1".into())),
-            ("URXE_EXPLAIN", self.explain.then(|| "1".into())),
-            ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
+            ("URXE_EXPLAIN", nic.explain.then(|| "1".into())),
+            ("URXE_SHARDS", nic.shards.map(|shards| shards.to_string().into())),
         ];
         warn_of_ignored(&variables);
         Ok(variables)

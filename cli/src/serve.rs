@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::link::LinkArgs;
+use super::oob::parse_seconds;
 use super::oob_handshake;
 use super::size::parse_size;
 use super::{CliError, interrupt::Interrupt};
@@ -35,7 +36,9 @@ Examples:
 #[derive(Args)]
 #[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
 pub struct Serve {
-    /// TCP port of the handshake (default of ibv_rc_pingpong); 0 selects a free port
+    /// TCP port of the handshake; 0 selects a free port
+    ///
+    /// The default is that of ibv_rc_pingpong.
     #[arg(long, value_name = "PORT", default_value_t = oob_handshake::PORT)]
     port: u16,
     /// Size of the memory region that peers may access
@@ -44,21 +47,28 @@ pub struct Serve {
     /// Maximum length of a SEND
     #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = parse_size)]
     message: usize,
-    /// Maximum number of connected peers; a further peer replaces the one that has been idle longest
+    /// Maximum number of connected peers
+    ///
+    /// A further peer replaces the one that has been idle longest.
     #[arg(long, value_name = "N", default_value_t = 64,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     qps: u32,
     /// Connect to this peer without a handshake; may be repeated
     #[arg(long = "peer", value_name = "GID,QPN,PSN")]
     peers: Vec<PeerSpec>,
-    /// Exit when the first peer has been idle for a second; fail if it sends no packet
+    /// Exit when the first peer has been idle for a second
+    ///
+    /// Fails if the peer sends no packet.
     #[arg(long)]
     one_shot: bool,
-    /// Timeout of a handshake and, with --one-shot, of the first packet
-    #[arg(long, value_name = "SECONDS", default_value_t = 10,
-        value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: u64,
-    /// Print the summary as one JSON object, and everything else to standard error
+    /// Timeout of a handshake
+    ///
+    /// With --one-shot also of the first packet.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
+    timeout: Duration,
+    /// Print the summary as one JSON object
+    ///
+    /// Everything else is printed to standard error.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -97,17 +107,13 @@ impl FromStr for PeerSpec {
 impl Serve {
     /// Runs the server until Ctrl-C; with `--one-shot`, only until the first peer is done.
     pub fn run(self) -> Result<(), CliError> {
-        self.link.check_network()?;
+        self.link.nic.address.check_network()?;
         let interrupt = Interrupt::install()?;
         let server = Server::start(&self)?;
         let result = server.run(&interrupt);
         server.summary()?;
         self.link.finish()?;
         result
-    }
-
-    fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout)
     }
 }
 

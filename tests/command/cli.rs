@@ -17,14 +17,26 @@ use urxe_cli::oob_handshake;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn urxe(args: &[&str]) -> Command {
+pub fn urxe(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
     command.args(args);
     command
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// Starts a server of `urxe pingpong`, and returns it and its TCP port.
+fn pingpong_server(options: &[&str]) -> (Child, String) {
+    let server = ["pingpong", "--server-bind", "127.0.0.1", "--port", "0"];
+    let mut server = urxe(&[&server[..], options].concat());
+    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut waiting = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut waiting).unwrap();
+    let port = waiting.trim().strip_prefix("waiting for a client on TCP 127.0.0.1:");
+    let port = port.unwrap_or_else(|| panic!("{waiting}")).into();
+    (server, port)
 }
 
 /// Runs a command that must fail with a one-line error message, and returns the message.
@@ -183,14 +195,8 @@ fn devinfo_json_has_the_links_and_limits_of_the_table() {
 #[test]
 fn pingpong_json_is_the_only_output_of_both_ends() {
     let options = ["--json", "--check", "-n", "20", "-s", "64", "--fault", "drop=7", "--link"];
-    let server = ["pingpong", "--server-bind", "127.0.0.1", "--port", "0"];
-    let mut server = urxe(&[&server[..], &options, &["udp:127.92.0.13"]].concat());
-    let mut server = server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut waiting = String::new();
-    BufReader::new(server.stderr.take().unwrap()).read_line(&mut waiting).unwrap();
-    let port = waiting.trim().strip_prefix("waiting for a client on TCP 127.0.0.1:");
-    let port = port.unwrap_or_else(|| panic!("{waiting}"));
-    let client = [&["pingpong", "--port", port][..], &options, &["udp:127.92.0.14", "127.0.0.1"]].concat();
+    let (server, port) = pingpong_server(&[&options[..], &["udp:127.92.0.13"]].concat());
+    let client = [&["pingpong", "--port", &port][..], &options, &["udp:127.92.0.14", "127.0.0.1"]].concat();
     let client = json(&client);
     let server = server.wait_with_output().unwrap();
     let server: serde_json::Value = serde_json::from_slice(&server.stdout).unwrap();
@@ -205,28 +211,35 @@ fn pingpong_json_is_the_only_output_of_both_ends() {
     }
 }
 
-/// Returns the names of the subcommands that `urxe --help` lists.
-fn subcommands() -> Vec<String> {
-    let help = stdout(&urxe(&["--help"]).output().unwrap());
-    let listed =
-        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    let name =
-        |line: &str| line.split_whitespace().next().filter(|_| line.as_bytes()[2] != b' ').map(str::to_owned);
-    listed.filter_map(name).filter(|name| name != "help").collect()
+#[test]
+fn pingpong_explains_a_failed_work_request() {
+    let (mut server, port) = pingpong_server(&["--ip", "127.92.0.33"]);
+    let client = ["pingpong", "--port", &port, "--ip", "127.92.0.34", "--ack-timeout", "8", "--explain"];
+    let fault = ["--fault", "drop=1..,opcode=send", "127.0.0.1"];
+    let output = urxe(&[&client[..], &fault].concat()).output().unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("  transmission 8: sent ") && stderr.contains("drop=1..,opcode=send"),
+        "{stderr}"
+    );
 }
 
 #[test]
-fn every_help_text_has_examples_of_its_command() {
-    let all = subcommands();
-    assert!(all.len() >= 8 && all.iter().any(|name| name == "run"), "{all:?}");
-    for name in all.iter().map(String::as_str).chain(["broker", "package-files"]) {
-        for option in ["-h", "--help"] {
-            let help = stdout(&urxe(&[name, option]).output().unwrap());
-            let (_, examples) =
-                help.split_once("\nExample").unwrap_or_else(|| panic!("urxe {name} {option}: {help}"));
-            assert!(examples.contains(&format!("urxe {name}")), "urxe {name} {option}: {help}");
-        }
-    }
+fn shared_memory_has_its_default_from_the_environment() {
+    let run = |link: &str, value: &str| {
+        let mut command = urxe(&["perf", "write", "-n", "10", "--timeout", "1", "--link", link]);
+        let output = command.env("URXE_SHARED_MEMORY", value).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run("fabric", "require").0, Some(0));
+    let (status, stderr) = run("udp:127.92.0.35", "maybe");
+    assert!(
+        status == Some(1) && stderr.contains("URXE_SHARED_MEMORY: 'maybe' is none of off, auto, require"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -243,57 +256,6 @@ fn version_names_commit_features_and_target() {
     assert!(!value(2, "features: ").is_empty(), "{version}");
     assert!(value(3, "target: ").contains("linux"), "{version}");
     assert_eq!(stdout(&urxe(&["-V"]).output().unwrap()), format!("{}\n", lines[0]));
-}
-
-#[test]
-fn bash_completes_commands_and_options() {
-    let script = stdout(&urxe(&["completions", "bash"]).output().unwrap());
-    let completed = |words: &str, index: usize| {
-        let test = format!(
-            "{script}\nCOMP_WORDS=({words}); COMP_CWORD={index}; _urxe urxe \"${{COMP_WORDS[{index}]}}\" \
-             \"${{COMP_WORDS[{}]}}\"; echo \"${{COMPREPLY[@]}}\"",
-            index - 1
-        );
-        stdout(&Command::new("bash").args(["--norc", "-c", &test]).output().unwrap())
-    };
-    assert_eq!(completed("urxe devi", 1), "devinfo\n");
-    assert_eq!(completed("urxe run --person", 2), "--personality\n");
-    for (shell, start) in
-        [("zsh", "#compdef urxe"), ("fish", "# Print an optspec"), ("elvish", "\nuse builtin")]
-    {
-        let script = stdout(&urxe(&["completions", shell]).output().unwrap());
-        assert!(script.starts_with(start) && script.contains("devinfo"), "{shell}: {script}");
-    }
-}
-
-#[test]
-fn package_files_has_a_completion_for_each_shell_and_a_man_page_for_each_command() {
-    let dir = tempfile::tempdir().unwrap();
-    let output = urxe(&["package-files", dir.path().to_str().unwrap()]).output().unwrap();
-    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
-    for path in [
-        "share/bash-completion/completions/urxe",
-        "share/zsh/vendor-completions/_urxe",
-        "share/fish/vendor_completions.d/urxe.fish",
-    ] {
-        assert!(std::fs::read_to_string(dir.path().join(path)).unwrap().contains("pingpong"), "{path}");
-    }
-    let pages = dir.path().join("share/man/man1");
-    let mut names: Vec<String> = std::fs::read_dir(&pages)
-        .unwrap()
-        .map(|page| page.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    let mut expected: Vec<String> = subcommands().iter().map(|name| format!("urxe-{name}.1")).collect();
-    expected.push("urxe.1".into());
-    expected.sort();
-    assert_eq!(names, expected);
-    for name in names {
-        let page = std::fs::read_to_string(pages.join(&name)).unwrap();
-        for section in [".TH", ".SH NAME", ".SH SYNOPSIS", ".SH OPTIONS", ".SH EXAMPLES"] {
-            assert!(page.contains(section), "{section} is not in {name}:\n{page}");
-        }
-    }
 }
 
 #[test]
@@ -426,7 +388,8 @@ fn serve_with_an_unresponsive_peer_times_out_and_prints_what_it_has_sent() {
     assert!(stderr.contains("ping-pong address: timed out after 0 of 52 bytes"), "{stderr}");
 
     // The peer connects and sends, but then ends: the echo is never acknowledged.
-    let mut serve = Serve::start(&["serve", "--port", "0", "--one-shot", "--link", "udp:127.92.0.10"]);
+    let ending = ["serve", "--port", "0", "--one-shot", "--explain", "--ip", "127.92.0.10"];
+    let mut serve = Serve::start(&ending);
     let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 0, 11));
     client.endpoint.qp.post_send(&SendWr::send(1, &[client.mr.sge(0..100)])).unwrap();
     drop(client);
@@ -437,6 +400,7 @@ fn serve_with_an_unresponsive_peer_times_out_and_prints_what_it_has_sent() {
             && stderr.contains("was sent 8 times"),
         "{stderr}"
     );
+    assert!(stderr.contains("  transmission 8: sent "), "no explanation: {stderr}");
 }
 
 #[test]

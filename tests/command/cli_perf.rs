@@ -302,8 +302,8 @@ fn error_for_invalid_options_is_one_line_with_the_reason() {
         ("perf atomic -s 16 --link fabric".into(), "atomic operations require 8 bytes"),
         ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),
         ("perf write --link fabric localhost".into(), "both ends in this process"),
-        ("pingpong --link fabric".into(), "connects NICs of this process only"),
-        ("serve --link fabric".into(), "connects NICs of this process only"),
+        ("pingpong --link fabric".into(), "connects NICs of one process only"),
+        ("serve --link fabric".into(), "connects NICs of one process only"),
         ("perf write -s 0 --link fabric".into(), "invalid message size"),
         (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client connected"),
     ] {

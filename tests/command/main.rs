@@ -2,6 +2,7 @@
 
 mod bundled;
 mod cli;
+mod cli_help;
 mod cli_perf;
 mod connection_manager;
 mod doctor;

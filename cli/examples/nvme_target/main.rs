@@ -27,8 +27,10 @@ use nvme::subsystem::Subsystem;
 /// NVMe over Fabrics target that serves a file as a namespace over RDMA until Ctrl-C
 #[derive(Parser)]
 #[command(name = "nvme_target", max_term_width = 100, after_help = EXAMPLES)]
-// The host chooses the path MTU and, by the address that it connects to, the GID.
+// The host chooses the path MTU and, by the address that it connects to, the GID. Neither the ACK timeout nor
+// reports apply to connections that the host opens.
 #[command(mut_arg("mtu", |arg| arg.hide(true)), mut_arg("gid", |arg| arg.hide(true)))]
+#[command(mut_arg("ack_timeout", |arg| arg.hide(true)), mut_arg("explain", |arg| arg.hide(true)))]
 struct Cli {
     /// File or block device to serve
     file: PathBuf,
@@ -37,7 +39,7 @@ struct Cli {
     nqn: Option<String>,
     /// Local address to listen on [default: all]
     #[arg(long, value_name = "ADDR")]
-    ip: Option<IpAddr>,
+    listen: Option<IpAddr>,
     /// Port to listen on
     #[arg(long, value_name = "PORT", default_value_t = 4420, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
@@ -100,7 +102,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     };
     let interrupt = Interrupt::install()?;
     let context = cli.link.open()?;
-    let ips = match cli.ip {
+    let ips = match cli.listen {
         Some(ip) => vec![ip],
         None => context.gids().iter().map(|gid| gid.ip()).collect(),
     };
@@ -108,7 +110,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     let is_global = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let addresses = ips.into_iter().filter(is_global).map(|ip| SocketAddr::new(ip, cli.port)).collect();
     let manager = ConnectionManager::new(vec![context])?;
-    let at = SocketAddr::new(cli.ip.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), cli.port);
+    let at = SocketAddr::new(cli.listen.unwrap_or(Ipv6Addr::UNSPECIFIED.into()), cli.port);
     let listener = Listener::bind(&manager, at)?;
     let size = namespace.blocks() * namespace.block_len() as u64;
     let subsystem = Arc::new(Subsystem::new(nqn, namespace, addresses));

@@ -19,7 +19,6 @@ use super::oob::{OobArgs, parse_seconds};
 use control::Control;
 use plan::{Amount, Measure, Params, Sizes, Verb};
 use runner::{Plan, Runner};
-use urxe::verbs::AckTimeout;
 
 /// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: u32 = 128;
@@ -39,7 +38,7 @@ Examples:
 #[derive(Args, Clone)]
 #[command(group = ArgGroup::new("measure").args(["bw", "lat"]), after_help = EXAMPLES)]
 pub struct PerfArgs {
-    /// Operation to measure; a server uses that of its client
+    /// Operation to measure, by a client
     #[arg(value_enum)]
     verb: Option<Verb>,
     #[command(flatten)]
@@ -47,17 +46,20 @@ pub struct PerfArgs {
     /// Measure bandwidth (default)
     #[arg(long)]
     bw: bool,
-    /// Measure latency: half a round trip of SEND and WRITE, a full round trip of READ and atomics
+    /// Measure latency
+    ///
+    /// Half a round trip of SEND and WRITE, a full round trip of READ and atomics.
     #[arg(long)]
     lat: bool,
-    /// Message size in bytes, such as 8, 64K or 1M; several separated by commas; `all` for the powers of two
-    /// up to 8M [default: 64K for bandwidth, 8 for latency]
+    /// Message sizes, such as 8,64K, or all [default: 64K, --lat: 8]
+    ///
+    /// Sizes in bytes, with suffix K or M, separated by commas; `all` for the powers of two up to 8M.
     #[arg(short, long)]
     size: Option<Sizes>,
     /// Number of messages per queue pair and size [default: 5000]
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// Duration of the measurement of each size in seconds, instead of a number of messages
+    /// Seconds to measure each size, instead of a number of messages
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "iters")]
     duration: Option<Duration>,
     /// Number of queue pairs, for bandwidth
@@ -66,18 +68,12 @@ pub struct PerfArgs {
     /// Work requests in flight per queue pair
     #[arg(long, default_value_t = DEPTH, value_parser = clap::value_parser!(u32).range(1..=8192))]
     depth: u32,
-    /// Number of messages that are posted together and have one completion (-Q of perftest); reduced if
-    /// --depth is less than twice (latency: four times) this number
+    /// Number of messages posted together, with one completion
+    ///
+    /// As -Q of perftest; reduced if --depth is less than twice (latency: four times) this number.
     #[arg(short = 'Q', long, value_name = "N", default_value_t = CQ_MOD,
         value_parser = clap::value_parser!(u32).range(1..=8192))]
     cq_mod: u32,
-    /// Local ACK timeout: 4.096 us x 2^N (-u of perftest)
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
-    ack_timeout: u8,
-    /// Print a report to standard error if a work request fails: its cause, transmissions, retries and the
-    /// check that failed
-    #[arg(long)]
-    explain: bool,
     /// Print the results as one JSON object
     #[arg(long)]
     json: bool,
@@ -87,14 +83,7 @@ pub struct PerfArgs {
 
 /// Runs a measurement.
 pub fn run(args: &PerfArgs, interrupt: &Interrupt) -> Result<(), CliError> {
-    let result = args.run(interrupt);
-    if let Some(faults) = args.link.fault_report() {
-        if !args.json {
-            faults.lines().for_each(|line| println!("{line}"));
-        }
-        faults.warn();
-    }
-    args.link.finish().and(result)
+    args.link.conclude(args.json, args.run(interrupt))
 }
 
 impl PerfArgs {
@@ -106,7 +95,7 @@ impl PerfArgs {
         if self.measure() == Measure::Lat && self.qps != 1 {
             return Err(CliError::Usage("latency is measured on one queue pair: omit --qps".into()));
         }
-        if self.link.link == LinkSpec::Fabric {
+        if self.link.link() == LinkSpec::Fabric {
             return self.run_on_fabric(interrupt);
         }
         let plan = if self.oob.is_client() { Some(self.plan()?) } else { None };
@@ -133,9 +122,8 @@ impl PerfArgs {
     }
 
     fn runner<'a>(&'a self, context: &'a urxe::verbs::Context, interrupt: &'a Interrupt) -> Runner<'a> {
-        let connect = self.link.connect_options().timeout(AckTimeout::new(self.ack_timeout));
-        let (timeout, explain) = (self.oob.peer_timeout(), self.explain);
-        Runner { context, link: &self.link, connect, interrupt, timeout, explain }
+        let (connect, timeout) = (self.link.connect_options(), self.oob.peer_timeout());
+        Runner { context, link: &self.link, connect, interrupt, timeout }
     }
 
     fn plan(&self) -> Result<Plan, CliError> {

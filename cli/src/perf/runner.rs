@@ -41,8 +41,6 @@ pub struct Runner<'a> {
     pub interrupt: &'a Interrupt,
     /// Timeout when waiting for the peer.
     pub timeout: Duration,
-    /// Whether the failure of a work request is explained on standard error.
-    pub explain: bool,
 }
 
 impl Runner<'_> {
@@ -51,7 +49,7 @@ impl Runner<'_> {
     }
 
     fn spin(&self) -> Spin {
-        Spin::new(self.interrupt, self.timeout).explain(self.explain)
+        Spin::new(self.interrupt, self.timeout).explain(self.link.nic.explain)
     }
 
     fn connect_options(&self, sgid_index: u8, mtu: Mtu) -> ConnectOptions {

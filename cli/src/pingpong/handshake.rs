@@ -6,7 +6,7 @@ use super::{Pingpong, QKEY, Service};
 use crate::CliError;
 use crate::oob::handshake_error;
 use crate::oob_handshake::{self, SRQ_ADDRESSES, Server};
-use urxe::verbs::{AckTimeout, AddressVector, Endpoint, Gid};
+use urxe::verbs::{AddressVector, Endpoint, Gid};
 
 impl Pingpong<'_> {
     /// Exchanges queue pair addresses with the server, then connects the queue pairs.
@@ -69,8 +69,7 @@ impl Pingpong<'_> {
             .sgid_index(sgid_index)
             .mtu(self.mtu)
             .max_rd_atomic(1)
-            .max_dest_rd_atomic(1)
-            .timeout(AckTimeout::new(self.args.ack_timeout));
+            .max_dest_rd_atomic(1);
         for (entry, remote) in self.qps.iter().zip(remotes) {
             self.print_address("remote address:", remote);
             if remote.gid.is_unset() {

@@ -98,7 +98,7 @@ impl Server {
         let at = if port == oob_handshake::PORT { String::new() } else { format!(" -p {port}") };
         // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
         // machine.
-        let (host, owner) = match args.link.link.has_host_stack() {
+        let (host, owner) = match args.link.link().has_host_stack() {
             true => (" HOST".into(), " of this machine (HOST), as TCP does not use the link's addresses"),
             false => (primary_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
         };
@@ -113,7 +113,7 @@ impl Server {
             connect,
             max_message: args.message,
             max_peers: args.qps as usize,
-            timeout: args.timeout(),
+            timeout: args.timeout,
             json: args.json,
             state: Mutex::default(),
         });
@@ -376,6 +376,7 @@ impl Shared {
                 if let Err(reason) = peer.complete(&wc)
                     && let Some(peer) = state.peers.remove(&wc.qpn)
                 {
+                    self.link.nic.explain(&self.cq, &wc);
                     state.add_totals(&peer);
                     let mut failure = format!("peer {} disconnected: {reason}", peer.number);
                     if wc.status == WcStatus::WrFlushErr

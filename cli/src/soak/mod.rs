@@ -33,12 +33,14 @@ Examples:
 /// Exchange and verify messages between processes that are killed, stopped and restarted, over links that lose
 /// packets
 ///
-/// Starts several processes, each with a NIC on a loopback address; two of every four share one address through
-/// the broker, and exchange packets through rings in shared memory if the seed is odd. They connect to each other,
-/// by the connection manager and by an exchange over TCP, and post SENDs, WRITEs, READs and atomic operations,
-/// whose bytes both sides verify. All but the first process are killed at random, all are stopped at random, and most drop, duplicate, reorder, corrupt and delay packets. The run fails
-/// if a byte is wrong, a message is delivered twice or lost although its work request succeeded, a work request
-/// does not complete, a process ends by itself, or memory, threads or descriptors of a process grow.
+/// Starts several processes, each with a NIC on a loopback address; two of every four share one address
+/// through the broker, and exchange packets through rings in shared memory if the seed is odd. They connect
+/// to each other, by the connection manager and by an exchange over TCP, and post SENDs, WRITEs, READs and
+/// atomic operations, whose bytes both sides verify. All but the first process are killed at random, all are
+/// stopped at random, and most drop, duplicate, reorder, corrupt and delay packets. The seed determines
+/// links, faults and shared memory, so there are no options for them. The run fails if a byte is wrong, a
+/// message is delivered twice or lost although its work request succeeded, a work request does not complete,
+/// a process ends by itself, or memory, threads or descriptors of a process grow.
 #[derive(Args, Clone)]
 #[command(after_help = EXAMPLES)]
 pub struct Soak {

@@ -20,8 +20,9 @@ use super::exchange::{Exchange, Offer, Progress, message};
 use super::plan::{Plan, Rng, connection_number};
 use super::report::{Incarnation, Initiated, Report, Totals};
 use crate::CliError;
-use crate::link::{LinkSpec, sharing};
+use crate::nic_args::sharing;
 use urxe::broker::SharedMemory;
+use urxe::link::LinkSpec;
 use urxe::middleware::Middleware;
 use urxe::middleware::faults::{Direction, FaultCounters, FaultSeeds, Rule};
 use urxe::verbs::cm::{
@@ -171,7 +172,7 @@ impl Worker {
         let spec = LinkSpec::Udp(Some(ip));
         let is_shared = addresses.iter().filter(|other| **other == ip).count() > 1;
         let links = match is_shared {
-            true => sharing(shared_memory(seed))?.bind(&spec, 1, true)?,
+            true => sharing(shared_memory(seed), false)?.bind(&spec, 1, true)?,
             false => spec.bind_with(1, true)?,
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);
