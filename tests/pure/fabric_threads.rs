@@ -10,11 +10,14 @@ use urxe::verbs::*;
 const LIMIT: Duration = Duration::from_secs(60);
 const MESSAGES: u64 = 20;
 
-/// Events of all threads, in order: a thread's name, a number and the virtual time in nanoseconds.
+/// Event: a thread's name, a number and the virtual time in nanoseconds.
+type Entry = (&'static str, u64, u64);
+
+/// Events of all threads, in order.
 #[derive(Clone)]
 struct Log {
     fabric: Fabric,
-    entries: Arc<Mutex<Vec<(&'static str, u64, u64)>>>,
+    entries: Arc<Mutex<Vec<Entry>>>,
 }
 
 impl Log {
@@ -59,7 +62,7 @@ fn receive_all(node: &TestEndpoint, log: &Log, name: &'static str) {
 }
 
 /// Runs two clients and their servers over a wire with loss. Returns the log.
-fn two_conversations(seed: u64) -> Vec<(&'static str, u64, u64)> {
+fn two_conversations(seed: u64) -> Vec<Entry> {
     let fabric = lossy(seed);
     let log = Log::new(&fabric);
     let mut threads = Vec::new();

@@ -103,7 +103,7 @@ pub fn run(plots: &Plots) -> Result<()> {
     let title = format!(
         "Flow completion times, fat tree of {HOSTS} hosts at 100 Gb/s, load 30 %, incasts of {INCAST}"
     );
-    plots.write("completion-times.svg", &title, 3, &panels.collect())
+    plots.write("completion-times.svg", &title, 3, &panels.collect::<Vec<_>>())
 }
 
 /// Returns the flows in order of time; the same in every run.
