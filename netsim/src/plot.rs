@@ -131,24 +131,23 @@ impl Panel {
                 draw!((least.0..largest.0).log_scale(), (least.1 / 1.2..largest.1 * 1.2).log_scale());
             }
         }
-        self.draw_legend(&legend).map_err(|e| e.to_string())
+        self.draw_legend(&legend)
     }
 
-    fn draw_legend(
-        &self,
-        area: &DrawingArea<SVGBackend<'_>, Shift>,
-    ) -> Result<(), impl std::error::Error + use<>> {
+    fn draw_legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), String> {
         for (i, line) in self.lines.iter().enumerate().take(NAMED) {
             let y = 40 + 16 * i as i32;
-            area.draw(&PathElement::new([(0, y + 5), (14, y + 5)], colour(i)))?;
+            let sample = PathElement::new([(0, y + 5), (14, y + 5)], colour(i));
+            area.draw(&sample).map_err(|e| e.to_string())?;
             let name = match self.lines.len() - i {
                 1 => line.name.clone(),
                 left if i == NAMED - 1 => format!("and {left} more"),
                 _ => line.name.clone(),
             };
-            area.draw(&Text::new(name, (18, y), ("sans-serif", 11)))?;
+            let text = Text::new(name, (18, y), ("sans-serif", 11));
+            area.draw(&text).map_err(|e| e.to_string())?;
         }
-        area.present()
+        Ok(())
     }
 }
 

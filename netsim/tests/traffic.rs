@@ -77,7 +77,11 @@ fn report_has_a_table_csv_with_a_line_for_each_interval_and_a_plot() {
     let path = directory.path().join("incast.svg");
     report.plot(&path).unwrap();
     let svg = std::fs::read_to_string(path).unwrap();
-    assert!(svg.starts_with("<svg") && svg.contains("2 to 0") && svg.contains("Gb/s"));
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    // Both panels with their legends.
+    for text in ["2 to 0", "Gb/s", "Length of each queue", "switch 0 to host 0, priority 3"] {
+        assert!(svg.contains(text), "{text}");
+    }
     let error = report.plot(directory.path().join("missing/incast.svg")).unwrap_err();
     assert!(error.to_string().contains("missing/incast.svg"), "{error}");
 }

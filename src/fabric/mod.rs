@@ -4,7 +4,7 @@
 //! and keeps them in a single copy for one that is. [`Fabric::with_config`] adds latency, a bandwidth with a
 //! queue, and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the
 //! machine's clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
-//! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a single-threaded simulation that replays byte by
+//! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a simulation that replays byte by
 //! byte from its seed.
 #![forbid(unsafe_code)]
 
