@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::link::{HostMemory, Link, LinkCounters, PortState};
+use crate::link::{HostMemory, Link, LinkCounters};
 use crate::transport::Instant;
 
 /// A shard's link or, once the link is lost, the reason and the link's final counters.
@@ -29,10 +29,6 @@ impl LinkSlot {
             LinkSlot::Attached(link) => link.next_deadline(),
             LinkSlot::Lost { .. } => None,
         }
-    }
-
-    pub fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        self.get()?.port_state()
     }
 
     pub fn host_memory(&mut self) -> Option<HostMemory<'_>> {

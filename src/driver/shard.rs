@@ -87,7 +87,7 @@ impl ShardState {
 
     /// Returns the room of a link that limits what the NIC may send.
     pub(super) fn egress_room(&mut self) -> Option<EgressRoom> {
-        if self.is_paced { self.link.port_state()?.egress_room() } else { None }
+        if self.is_paced { self.link.get()?.port_state()?.egress_room() } else { None }
     }
 }
 
