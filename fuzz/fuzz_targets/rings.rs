@@ -29,7 +29,7 @@ use rustix::net::{
     listen, recv, recvmsg, send, sendmsg, socket_with,
 };
 use urxe::broker::{SharedMemory, SharedUdpLink};
-use urxe::link::{Link, NicEvent, SharedAddress};
+use urxe::link::{Link, MemoryPath, NicEvent, NicObserver, PortState, SharedAddress};
 use urxe::transport::{BurstLimits, Instant, Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Psn, Qpn, icrc};
 

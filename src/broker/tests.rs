@@ -11,7 +11,7 @@ use super::*;
 use crate::burst::{BurstLimits, Payload, RxBurst, TxQueue};
 use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message, socket_dir};
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Link, SharedAddress};
+use crate::link::{Link, MemoryPath, SharedAddress};
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, PeerChange, PeerWindow};
 use crate::wire::{Bth, Flow, Headers, Opcode, Qpn};

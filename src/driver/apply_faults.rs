@@ -47,8 +47,9 @@ impl Shard {
     pub fn failure(&self, qpn: Qpn) -> Option<(Failure, Vec<AppliedRule>)> {
         self.with_state(|state, _| {
             let failure = state.nic.failure(qpn)?;
-            let rules = match (FailedPackets::of(&failure), state.link.get()) {
-                (Some(packets), Some(link)) => link.applied_rules(&packets),
+            let observer = state.link.get().and_then(|link| link.nic_observer());
+            let rules = match (FailedPackets::of(&failure), observer) {
+                (Some(packets), Some(observer)) => observer.applied_rules(&packets),
                 _ => Vec::new(),
             };
             Some((failure, rules))
@@ -95,7 +96,7 @@ impl Shard {
             ObjectChange::Port { up } => {
                 let was_up = state.nic.port_is_up();
                 state.faults.get_or_insert_default().port_is_down = !up;
-                let link_is_up = state.link.get().is_some_and(|link| link.is_up());
+                let link_is_up = state.link.is_up().unwrap_or(false);
                 state.update_port(link_is_up);
                 if is_first {
                     let is_changed = state.nic.port_is_up() != was_up;

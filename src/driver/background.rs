@@ -62,7 +62,7 @@ impl Shard {
     /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
         let mut state = self.lock();
-        let link_is_up = state.link.get().map(|link| link.is_up());
+        let link_is_up = state.link.is_up();
         if let Some(link_is_up) = link_is_up {
             state.update_port(link_is_up);
         }
@@ -163,7 +163,7 @@ impl Background<'_> {
         shard.drive_state.set_must_wake_to_wait(!watch_link);
         let is_polling = self.may_busy_poll(now);
         if !more && watch_link && !is_polling {
-            more = state.link.get().is_some_and(|link| link.prepare_to_sleep());
+            more = state.link.host_memory().is_some_and(|mut memory| memory.prepare_to_sleep());
         }
         let until = if more { Some(Instant(1)) } else { deadline };
         shard.drive_state.on_sleep(until);

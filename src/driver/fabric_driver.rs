@@ -65,7 +65,7 @@ impl Driver for Shard {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let state = self.lock_to_read();
+        let mut state = self.lock_to_read();
         if state.wants_to_transmit() { Some(Instant(0)) } else { self.deadline(&state, self.clock.now()) }
     }
 }

@@ -31,8 +31,8 @@ impl ShardState {
     /// Replaces the link with the reason for its loss, and fails the NIC. Does nothing if the link is already
     /// lost.
     pub fn lose_link(&mut self, reason: Arc<io::Error>, now: Instant) {
-        let LinkSlot::Attached(link) = &self.link else { return };
-        self.link = LinkSlot::Lost { counters: Box::new(link.counters()), reason };
+        let (counters, None) = self.link.link_status() else { return };
+        self.link = LinkSlot::Lost { counters: Box::new(counters), reason };
         self.tx.clear();
         self.nic.fail(now, &self.memory, &mut self.tx);
         self.deliver(now);
@@ -48,9 +48,9 @@ impl ShardState {
         let result = self.nic.modify_qp(now, qpn, attr, &self.memory, &mut self.tx)?;
         if let (Ok(()), Some(QpState::Rtr)) = (&result, attr.state)
             && let (Some(remote), Some(path)) = (attr.dest_qpn, &attr.av)
-            && let Some(link) = self.link.get()
+            && let Some(observer) = self.link.get().and_then(|link| link.nic_observer())
         {
-            link.on_nic_event(now, &NicEvent::Connected { local: qpn, remote, peer: path.dgid.ip() });
+            observer.on_nic_event(now, &NicEvent::Connected { local: qpn, remote, peer: path.dgid.ip() });
         }
         Ok(result)
     }
@@ -62,7 +62,7 @@ impl ShardState {
             self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
         let group = gid.ip();
         let join = |link: &mut LinkSlot| match link.get() {
-            Some(link) => link.join(now, group),
+            Some(link) => link.multicast().ok_or(JoinError::Unsupported(group))?.join(now, group),
             None => Err(JoinError::System { group, source: Errno::ENODEV.into() }),
         };
         if first && let Err(e) = join(&mut self.link) {
@@ -76,9 +76,9 @@ impl ShardState {
     /// the group.
     pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         if self.nic.detach_mcast(qpn, gid)?
-            && let Some(link) = self.link.get()
+            && let Some(multicast) = self.link.get().and_then(|link| link.multicast())
         {
-            link.leave(gid.ip());
+            multicast.leave(gid.ip());
         }
         Ok(())
     }
@@ -102,8 +102,8 @@ impl ShardState {
     /// Detaches a queue pair from all its multicast groups.
     pub(super) fn leave_groups(&mut self, qpn: Qpn) {
         for gid in self.nic.detach_all(qpn) {
-            if let Some(link) = self.link.get() {
-                link.leave(gid.ip());
+            if let Some(multicast) = self.link.get().and_then(|link| link.multicast()) {
+                multicast.leave(gid.ip());
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::link::{Link, LinkCounters};
+use crate::link::{HostMemory, Link, LinkCounters};
 use crate::transport::Instant;
 
 /// A shard's link or, once the link is lost, the reason and the link's final counters.
@@ -31,14 +31,20 @@ impl LinkSlot {
         }
     }
 
-    /// Reports whether packets have taken rings in shared memory.
-    pub fn has_used_rings(&self) -> bool {
-        matches!(self, LinkSlot::Attached(link) if link.has_used_rings())
+    pub fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+        self.get()?.host_memory()
     }
 
-    pub fn link_status(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+    /// Reports whether the port carries packets; `None` once the link is lost.
+    pub fn is_up(&mut self) -> Option<bool> {
+        self.get().map(|link| link.port_state().is_none_or(|port| port.is_up()))
+    }
+
+    pub fn link_status(&mut self) -> (LinkCounters, Option<Arc<io::Error>>) {
         match self {
-            LinkSlot::Attached(link) => (link.counters(), None),
+            LinkSlot::Attached(link) => {
+                (link.port_state().map_or_else(LinkCounters::default, |port| port.counters()), None)
+            }
             LinkSlot::Lost { reason, counters } => (**counters, Some(reason.clone())),
         }
     }

@@ -48,7 +48,8 @@ pub(crate) struct Shard {
 pub(crate) struct ShardState {
     pub nic: Nic,
     pub(super) link: LinkSlot,
-    /// Whether the link limits what the NIC may send ([`Link::egress_room`]).
+    /// Whether the link limits what the NIC may send
+    /// ([`PortState::egress_room`](crate::link::PortState::egress_room)).
     pub(super) is_paced: bool,
     pub(super) tx: TxQueue,
     /// The table of regions and windows, shared by all shards. Reading it requires the lock of any shard,
@@ -64,28 +65,29 @@ pub(crate) struct ShardState {
 
 impl ShardState {
     /// Reports whether the NIC has packets to send that the link takes now.
-    pub(super) fn wants_to_transmit(&self) -> bool {
+    pub(super) fn wants_to_transmit(&mut self) -> bool {
         match self.egress_room() {
             Some(room) => self.nic.wants_to_transmit_within(room),
             None => self.nic.wants_to_transmit_urgently(),
         }
     }
 
-    /// Passes the changes of the paths to peers from the link to the NIC.
-    pub(super) fn take_peer_changes(&mut self) {
-        if let Some(link) = self.link.get() {
-            while let Some(change) = link.next_peer_change() {
+    /// Takes the changes of a link through the memory of the host: those of the paths to peers, for the NIC,
+    /// and whether ICRCs can be deferred from now on.
+    pub(super) fn take_link_changes(&mut self) {
+        if let Some(mut memory) = self.link.host_memory() {
+            if !self.tx.defers_icrcs() && memory.supports_deferred_icrc() {
+                self.tx.defer_icrcs();
+            }
+            while let Some(change) = memory.next_peer_change() {
                 self.nic.on_peer_change(change);
             }
         }
     }
 
     /// Returns the room of a link that limits what the NIC may send.
-    pub(super) fn egress_room(&self) -> Option<EgressRoom> {
-        match (self.is_paced, &self.link) {
-            (true, LinkSlot::Attached(link)) => link.egress_room(),
-            _ => None,
-        }
+    pub(super) fn egress_room(&mut self) -> Option<EgressRoom> {
+        if self.is_paced { self.link.get()?.port_state()?.egress_room() } else { None }
     }
 }
 
@@ -140,10 +142,10 @@ impl Shard {
     ) -> io::Result<Shard> {
         let link_fds = link.fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>()?;
         // The first shard watches the port state for all.
-        let state_fd = link.state_fd().filter(|_| mailbox.id().is_first());
+        let state_fd = link.port_state().and_then(|port| port.state_fd()).filter(|_| mailbox.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
-        let defers_icrc = link.supports_deferred_icrc();
+        let defers_icrc = link.host_memory().is_some_and(|mut memory| memory.supports_deferred_icrc());
         let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
         let is_bare_port = defers_icrc && fabric.is_some();
         let mut tx = match defers_icrc {
@@ -153,11 +155,13 @@ impl Shard {
             false => TxQueue::new(limits),
         };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
-        link.on_nic_event(clock.now(), &NicEvent::Opened);
+        if let Some(observer) = link.nic_observer() {
+            observer.on_nic_event(clock.now(), &NicEvent::Opened);
+        }
         Ok(Shard {
             state: Mutex::new(ShardState {
                 nic,
-                is_paced: link.egress_room().is_some(),
+                is_paced: link.port_state().is_some_and(|port| port.egress_room().is_some()),
                 link: LinkSlot::Attached(link),
                 tx,
                 memory,
@@ -233,7 +237,7 @@ impl Shard {
     /// Returns the NIC's and the link's counters, or `None` if another thread holds the lock for longer than
     /// `timeout`.
     pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
-        let state = self.try_lock_for(timeout)?;
+        let mut state = self.try_lock_for(timeout)?;
         let counters = (*state.nic.counters(), state.link.link_status().0);
         self.release(state, self.clock.now());
         Some(counters)
@@ -250,7 +254,7 @@ impl Shard {
 
     /// Returns the link's counters and, if the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
-        let state = self.lock();
+        let mut state = self.lock();
         let link_status = state.link.link_status();
         self.release(state, self.clock.now());
         link_status
@@ -258,8 +262,8 @@ impl Shard {
 
     /// Reports whether packets have taken rings in shared memory.
     pub fn has_used_rings(&self) -> bool {
-        let state = self.lock();
-        let has_used_rings = state.link.has_used_rings();
+        let mut state = self.lock();
+        let has_used_rings = state.link.host_memory().is_some_and(|mut memory| memory.has_used_rings());
         self.release(state, self.clock.now());
         has_used_rings
     }
@@ -275,8 +279,8 @@ impl Shard {
         self.guard(self.state.lock())
     }
 
-    /// Acquires the lock to read the state, without announcing a change.
-    pub(super) fn lock_to_read(&self) -> impl Deref<Target = ShardState> + '_ {
+    /// Acquires the lock to read the state of NIC and link, without announcing a change.
+    pub(super) fn lock_to_read(&self) -> impl DerefMut<Target = ShardState> + '_ {
         self.state.lock()
     }
 

@@ -51,7 +51,7 @@ impl Shard {
             }
             _ => Ok(0),
         };
-        state.take_peer_changes();
+        state.take_link_changes();
         let ShardState { nic, tx, .. } = state;
         let due = nic.next_deadline().is_some_and(|at| at <= now);
         let nothing = collected == 0 && matches!(received, Ok(0));
@@ -109,9 +109,6 @@ impl Shard {
                 && let Some(link) = link.get()
             {
                 lost = link.transmit(now, tx).err();
-                if link.supports_deferred_icrc() {
-                    tx.defer_icrcs();
-                }
             }
             if tx.bytes() >= LONG_TURN_BYTES {
                 self.extend_polling(self.clock.now());
@@ -119,7 +116,7 @@ impl Shard {
             tx.clear();
         }
         nic.emitted();
-        state.take_peer_changes();
+        state.take_link_changes();
         if let Some(e) = lost {
             self.lose_link(state, e, now);
         }

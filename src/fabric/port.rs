@@ -13,7 +13,9 @@ use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
 use crate::burst::{BurstLimits, DirectPackets, RxBurst, TxBurst, TxQueue};
-use crate::link::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use crate::link::{
+    DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
+};
 use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Flow, IpIdent};
 
@@ -325,17 +327,6 @@ impl Link for FabricPort {
         Ok(())
     }
 
-    /// Returns false in virtual time, where deferring ICRCs would change which packets are sent in which
-    /// turn.
-    fn supports_deferred_icrc(&self) -> bool {
-        !self.fabric.is_virtual()
-    }
-
-    fn elide_icrcs(&mut self) {
-        self.elides_icrcs = true;
-        self.shared.elides_icrcs.store(true, Ordering::Relaxed);
-    }
-
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let mut now = now;
         let earliest = self.shared.earliest.load(Ordering::SeqCst);
@@ -376,14 +367,6 @@ impl Link for FabricPort {
         Ok(packets)
     }
 
-    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.fabric.join(self.shared.id, group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.fabric.leave(self.shared.id, group);
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         match self.shared.earliest.load(Ordering::SeqCst) {
             u64::MAX => None,
@@ -391,18 +374,54 @@ impl Link for FabricPort {
         }
     }
 
-    /// Returns `None`, because there is no descriptor to poll: the sender runs or wakes the receiver's
-    /// driver.
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    /// Returns no descriptors: the sender runs or wakes the receiver's driver.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(self)
+    }
+
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
+    }
+
+    fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+        Some(HostMemory::new(self))
+    }
+}
+
+impl Multicast for FabricPort {
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.fabric.join(self.shared.id, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.fabric.leave(self.shared.id, group);
+    }
+}
+
+impl PortState for FabricPort {
     fn egress_room(&self) -> Option<EgressRoom> {
         self.shared.host().map(|_| EgressRoom::from_bits(self.shared.room.load(Ordering::SeqCst)))
     }
 
-    fn counters(&self) -> LinkCounters {
+    fn counters(&mut self) -> LinkCounters {
         self.counters
+    }
+}
+
+impl MemoryPath for FabricPort {
+    /// Returns false in virtual time, where deferring ICRCs would change which packets are sent in which
+    /// turn.
+    fn supports_deferred_icrc(&mut self) -> bool {
+        !self.fabric.is_virtual()
+    }
+
+    fn elide_icrcs(&mut self) {
+        self.elides_icrcs = true;
+        self.shared.elides_icrcs.store(true, Ordering::Relaxed);
     }
 }
 

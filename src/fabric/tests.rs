@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
 use crate::burst::{Payload, TxQueue};
-use crate::link::{JoinError, Link};
+use crate::link::{JoinError, Link, Multicast, PortState};
 use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
 
 const US: Duration = Duration::from_micros(1);

@@ -17,6 +17,9 @@ pub enum JoinError {
     /// The link has no address of the group's IP version.
     #[error("cannot join {0}: the link has no address of that IP version")]
     NoAddress(IpAddr),
+    /// The link has no multicast.
+    #[error("cannot join {0}: the link has no multicast")]
+    Unsupported(IpAddr),
     /// A system call failed.
     #[error("cannot join {group}: {source}{}", hint(.source))]
     System {

@@ -18,7 +18,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::loopback::Loopback;
 use super::options::{Options, SpecError};
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
 use crate::host::frame_queue::FrameQueue;
 use crate::host::host_stack::{FrameOutcome, HostStack, HostStackConfig};
@@ -446,6 +446,29 @@ impl Link for FramesLink {
         Ok(packets)
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        if !self.local.is_empty() || !self.rx.is_empty() {
+            return Some(Instant::default());
+        }
+        let reconnect = self.socket.wants_reconnect().then_some(self.reconnect_at);
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
+        earliest([self.host_stack.next_deadline(), reconnect, pfc])
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.epoll.0.as_fd()]
+    }
+
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(self)
+    }
+
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
+    }
+}
+
+impl Multicast for FramesLink {
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.host_stack.join(now, group)?;
         self.flush();
@@ -459,25 +482,14 @@ impl Link for FramesLink {
         self.flush();
         let _ = self.update_epoll_interest();
     }
+}
 
-    fn next_deadline(&self) -> Option<Instant> {
-        if !self.local.is_empty() || !self.rx.is_empty() {
-            return Some(Instant::default());
-        }
-        let reconnect = self.socket.wants_reconnect().then_some(self.reconnect_at);
-        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
-        earliest([self.host_stack.next_deadline(), reconnect, pfc])
-    }
-
+impl PortState for FramesLink {
     fn egress_room(&self) -> Option<EgressRoom> {
         self.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.0.as_fd())
-    }
-
-    fn counters(&self) -> LinkCounters {
+    fn counters(&mut self) -> LinkCounters {
         let mut counters = LinkCounters { tx_unresolved: self.host_stack.unresolved(), ..self.counters };
         if let Some(pfc) = &self.pfc {
             (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();

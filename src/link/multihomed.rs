@@ -7,8 +7,12 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, NicEvent, SharedAddress};
+use super::{
+    ClaimError, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, NicEvent,
+    NicObserver, PortState, SharedAddress,
+};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
+use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, LastAcks, PeerChange, PeerWindow};
 use crate::wire::mad::ServiceId;
@@ -109,6 +113,16 @@ impl<L: Link> Multihomed<L> {
         &mut self.members[i].link
     }
 
+    /// Iterates over the members that exchange packets through the memory of the host, with their indices.
+    fn memory_paths(&mut self) -> impl Iterator<Item = (usize, HostMemory<'_>)> {
+        let members = self.members.iter_mut().enumerate();
+        members.filter_map(|(n, member)| Some((n, member.link.host_memory()?)))
+    }
+
+    fn observers(&mut self) -> impl Iterator<Item = &mut dyn NicObserver> {
+        self.members.iter_mut().filter_map(|member| member.link.nic_observer())
+    }
+
     fn is_active(&self, i: usize, now: Instant) -> bool {
         i == self.last || now.since(self.members[i].used) < ACTIVE_TIME
     }
@@ -186,18 +200,83 @@ impl<L: Link> Link for Multihomed<L> {
         Ok(packets)
     }
 
-    /// The members are links of one kind: if one supports deferred ICRCs, all accept packets with them.
-    fn supports_deferred_icrc(&self) -> bool {
-        self.members.iter().any(|m| m.link.supports_deferred_icrc())
+    fn next_deadline(&self) -> Option<Instant> {
+        self.members.iter().filter_map(|m| m.link.next_deadline()).min()
     }
 
-    fn has_used_rings(&self) -> bool {
-        self.members.iter().any(|m| m.link.has_used_rings())
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.members.iter().flat_map(|m| m.link.fds()).collect()
+    }
+
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(self)
+    }
+
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
+    }
+
+    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+        Some(self)
+    }
+
+    fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+        Some(HostMemory::new(self))
+    }
+
+    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
+        Some(self)
+    }
+}
+
+impl<L: Link> Multicast for Multihomed<L> {
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        match self.member_for_group(group) {
+            Some(i) => {
+                self.members[i].link.multicast().ok_or(JoinError::Unsupported(group))?.join(now, group)
+            }
+            None if group.is_multicast() => Err(JoinError::NoAddress(group)),
+            None => Err(JoinError::NotMulticast(group)),
+        }
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        let member = self.member_for_group(group);
+        if let Some(multicast) = member.and_then(|i| self.members[i].link.multicast()) {
+            multicast.leave(group);
+        }
+    }
+}
+
+impl<L: Link> PortState for Multihomed<L> {
+    fn is_up(&mut self) -> bool {
+        self.members[0].link.port_state().is_none_or(|port| port.is_up())
+    }
+
+    fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.members[0].link.port_state()?.state_fd()
+    }
+
+    fn counters(&mut self) -> LinkCounters {
+        let mut all = LinkCounters { tx_dropped: self.unmatched_source, ..LinkCounters::default() };
+        self.members.iter_mut().filter_map(|m| m.link.port_state()).for_each(|port| all += port.counters());
+        all
+    }
+}
+
+impl<L: Link> MemoryPath for Multihomed<L> {
+    /// The members are links of one kind: if one supports deferred ICRCs, all accept packets with them.
+    fn supports_deferred_icrc(&mut self) -> bool {
+        self.memory_paths().any(|(_, mut memory)| memory.supports_deferred_icrc())
+    }
+
+    fn elide_icrcs(&mut self) {
+        self.memory_paths().for_each(|(_, mut memory)| memory.elide_icrcs());
     }
 
     fn next_peer_change(&mut self) -> Option<PeerChange> {
         let (member, change) =
-            self.members.iter_mut().enumerate().find_map(|(n, m)| Some((n, m.link.next_peer_change()?)))?;
+            self.memory_paths().find_map(|(n, mut memory)| Some((n, memory.next_peer_change()?)))?;
         let PeerChange::Window(address, window) = change else { return Some(change) };
         match window {
             PeerWindow::OfLink => self.windows.remove(&(address, member)),
@@ -207,64 +286,22 @@ impl<L: Link> Link for Multihomed<L> {
         Some(PeerChange::Window(address, of_peer.reduce(PeerWindow::min).unwrap_or(PeerWindow::OfLink)))
     }
 
-    fn elide_icrcs(&mut self) {
-        self.members.iter_mut().for_each(|m| m.link.elide_icrcs());
-    }
-
     fn prepare_to_sleep(&mut self) -> bool {
-        self.members.iter_mut().fold(false, |is_waiting, m| m.link.prepare_to_sleep() | is_waiting)
+        self.memory_paths().fold(false, |is_waiting, (_, mut memory)| memory.prepare_to_sleep() | is_waiting)
     }
 
+    fn has_used_rings(&mut self) -> bool {
+        self.memory_paths().any(|(_, mut memory)| memory.has_used_rings())
+    }
+}
+
+impl<L: Link> NicObserver for Multihomed<L> {
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
-        self.members.iter_mut().for_each(|m| m.link.on_nic_event(now, event));
+        self.observers().for_each(|observer| observer.on_nic_event(now, event));
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        match self.member_for_group(group) {
-            Some(i) => self.members[i].link.join(now, group),
-            None if group.is_multicast() => Err(JoinError::NoAddress(group)),
-            None => Err(JoinError::NotMulticast(group)),
-        }
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        if let Some(i) = self.member_for_group(group) {
-            self.members[i].link.leave(group);
-        }
-    }
-
-    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-        Some(self)
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.members.iter().filter_map(|m| m.link.next_deadline()).min()
-    }
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.members[0].link.poll_fd()
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.members[0].link.group_fd()
-    }
-
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.members.iter().flat_map(|m| m.link.fds()).collect()
-    }
-
-    fn is_up(&mut self) -> bool {
-        self.members[0].link.is_up()
-    }
-
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.members[0].link.state_fd()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        let mut all = LinkCounters { tx_dropped: self.unmatched_source, ..LinkCounters::default() };
-        self.members.iter().for_each(|m| all += m.link.counters());
-        all
+    fn applied_rules(&mut self, failed: &FailedPackets) -> Vec<AppliedRule> {
+        self.observers().flat_map(|observer| observer.applied_rules(failed)).collect()
     }
 }
 
@@ -362,6 +399,24 @@ mod tests {
             sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data: &data, payloads: None });
             Ok(1)
         }
+        fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
+            Some(self)
+        }
+        fn fds(&self) -> Vec<BorrowedFd<'_>> {
+            Vec::new()
+        }
+        fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+            Some(self)
+        }
+        fn port_state(&mut self) -> Option<&mut dyn PortState> {
+            Some(self)
+        }
+        fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+            Some(HostMemory::new(self))
+        }
+    }
+
+    impl Multicast for Scripted {
         fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
             self.script.lock().groups.push(group);
             Ok(())
@@ -369,20 +424,20 @@ mod tests {
         fn leave(&mut self, group: IpAddr) {
             self.script.lock().groups.retain(|g| *g != group);
         }
-        fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-            Some(self)
-        }
-        fn next_peer_change(&mut self) -> Option<PeerChange> {
-            Some(PeerChange::Window(ip(PEER), self.script.lock().windows.pop_front()?))
-        }
-        fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-            None
-        }
+    }
+
+    impl PortState for Scripted {
         fn is_up(&mut self) -> bool {
             self.up
         }
-        fn counters(&self) -> LinkCounters {
+        fn counters(&mut self) -> LinkCounters {
             LinkCounters { tx_dropped: 1, rx_overflow: 2, ..LinkCounters::default() }
+        }
+    }
+
+    impl MemoryPath for Scripted {
+        fn next_peer_change(&mut self) -> Option<PeerChange> {
+            Some(PeerChange::Window(ip(PEER), self.script.lock().windows.pop_front()?))
         }
     }
 

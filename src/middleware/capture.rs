@@ -21,9 +21,9 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use super::faults::{AppliedRule, Direction, FailedPackets, FaultEvent};
+use super::faults::{Direction, FaultEvent};
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
+use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
@@ -513,12 +513,8 @@ impl<L: Link> Link for Capture<L> {
 
     delegate_link_methods!(self => self.inner);
 
-    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
-        self.inner.on_nic_event(now, event);
-    }
-
-    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
-        self.inner.applied_rules(failed)
+    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
+        self.inner.nic_observer()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

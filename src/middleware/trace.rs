@@ -4,9 +4,9 @@ use std::io;
 
 use bytes::Bytes;
 
-use super::faults::{AppliedRule, Direction, FailedPackets};
+use super::faults::Direction;
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
+use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
@@ -112,12 +112,8 @@ impl<L: Link> Link for Trace<L> {
 
     delegate_link_methods!(self => self.inner);
 
-    fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
-        self.inner.on_nic_event(now, event);
-    }
-
-    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
-        self.inner.applied_rules(failed)
+    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
+        self.inner.nic_observer()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

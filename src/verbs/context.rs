@@ -264,7 +264,8 @@ impl Context {
         calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
         let (mut links, packet_counters) = inject_on_packets(links, &options.faults, seed);
         if options.elide_icrcs {
-            links.iter_mut().for_each(|link| link.elide_icrcs());
+            let paths = links.iter_mut().filter_map(|link| link.host_memory());
+            paths.for_each(|mut memory| memory.elide_icrcs());
         }
         // A peer may have only one receive buffer for the packets of all shards.
         let window = options.window.unwrap_or(info.window) / links.len();

@@ -125,6 +125,7 @@ table! {
     JoinError {
         Self::NotMulticast(_) => EINVAL,
         Self::NoAddress(_) => EADDRNOTAVAIL,
+        Self::Unsupported(_) => EOPNOTSUPP,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     AttachError {
@@ -300,6 +301,7 @@ mod tests {
             (MulticastError::GroupFull(1).errno(), 12),
             (MulticastError::NotAttached(Gid::default()).errno(), 22),
             (AttachError::Join(JoinError::NoAddress([224, 0, 0, 1].into())).errno(), 99),
+            (AttachError::Join(JoinError::Unsupported([224, 0, 0, 1].into())).errno(), 95),
             (AttachError::Multicast(MulticastError::TooManyGroups(1)).errno(), 12),
             (DestroyCqError::InUse(1).errno(), 16),
             (DestroyCqError::Unacknowledged(1).errno(), 16),

@@ -79,7 +79,7 @@ pub enum IpIdent {
     },
     /// The values are not visible, or the packet has none (IPv6).
     Unknown,
-    /// The packets have never left the memory of this host, and have no ICRC: the last four bytes of each are unspecified. See [`Link::elide_icrcs`](crate::link::Link::elide_icrcs).
+    /// The packets have never left the memory of this host, and have no ICRC: the last four bytes of each are unspecified. See [`MemoryPath::elide_icrcs`](crate::link::MemoryPath::elide_icrcs).
     Elided,
 }
 

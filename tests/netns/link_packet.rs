@@ -10,7 +10,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant as Clock};
 
 use offload::kernel_supports_udp_gso;
-use urxe::link::{Link, LinkCounters, PacketConfig, PacketError, PacketLink};
+use urxe::link::{Link, LinkCounters, Multicast, PacketConfig, PacketError, PacketLink, PortState};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Flow, icrc};
 use urxe_test_support::netns::Veth;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use urxe::link::{JoinError, Link, LinkInfo};
+use urxe::link::{Link, LinkInfo};
 use urxe::transport::{Instant, RxBurst, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
@@ -66,14 +66,8 @@ impl Link for DelayedLink {
         Ok(1)
     }
 
-    fn join(&mut self, _: Instant, _: IpAddr) -> Result<(), JoinError> {
-        unreachable!("the test joins no multicast group")
-    }
-
-    fn leave(&mut self, _: IpAddr) {}
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 }
 

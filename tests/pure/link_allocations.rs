@@ -2,12 +2,12 @@
 
 use std::time::Instant as Clock;
 
-use urxe::link::{FramesLink, Link, PacketLink};
+use urxe::link::{FramesLink, Link, PacketLink, PortState};
 use urxe::transport::{Instant, Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
 /// Sends bursts in both directions, and returns the number of allocations after the warm-up.
-fn allocations<L: Link>(a: &mut L, b: &mut L) -> u64 {
+fn allocations<L: Link + PortState>(a: &mut L, b: &mut L) -> u64 {
     let start = Clock::now();
     let now = || Instant::default() + start.elapsed();
     let (x, y) = (a.info().addresses[0], b.info().addresses[0]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant as Clock};
 
-use urxe::link::{FramesConfig, FramesLink, Link};
+use urxe::link::{FramesConfig, FramesLink, Link, Multicast, PortState};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Flow, icrc};
 use urxe_test_support::numbered::{expect, now, packets};
@@ -70,7 +70,7 @@ fn check_both_directions(wire: &str) {
         b.transmit(now(start), &queue).unwrap();
         expect(&mut a, &mut b, start, &back, 1000);
     }
-    for link in [&a, &b] {
+    for link in [&mut a, &mut b] {
         assert_eq!(link.counters(), Default::default());
     }
 }

@@ -1,8 +1,11 @@
 //! Tests of multicast through the verbs API, mostly over the in-memory fabric.
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use urxe::link::{Instant, Link, LinkInfo, RxBurst, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::Flow;
 use urxe_test_support::nic::on_udp;
@@ -238,6 +241,34 @@ fn invalid_attach_fails_with_the_reason() {
     let refused = v4_only.qp.attach_mcast(gid("ff15::1")).unwrap_err();
     assert!(matches!(refused, AttachError::Join(JoinError::NoAddress(_))), "{refused}");
     assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
+}
+
+/// Link that carries no packets and implements only the required methods.
+struct MinimalLink(LinkInfo);
+
+impl Link for MinimalLink {
+    fn info(&self) -> &LinkInfo {
+        &self.0
+    }
+    fn transmit(&mut self, _: Instant, _: &TxQueue) -> io::Result<()> {
+        Ok(())
+    }
+    fn receive(&mut self, _: Instant, _: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn groups_are_refused_on_a_link_without_multicast_whose_port_is_up_nevertheless() {
+    let info = LinkInfo::new("minimal", vec!["192.0.2.1".parse().unwrap()]);
+    let a = member(Context::open(Box::new(MinimalLink(info)), &ContextOptions::default()).unwrap());
+    let refused = a.qp.attach_mcast(gid(GROUPS[0])).unwrap_err();
+    assert_eq!(refused.to_string(), "cannot join 239.7.7.7: the link has no multicast");
+    assert_eq!(a.qp.detach_mcast(gid(GROUPS[0])), Err(MulticastError::NotAttached(gid(GROUPS[0]))));
+    assert!(a.context.query_port().active);
 }
 
 /// Uses three NICs on UDP sockets, each with its own loopback address.

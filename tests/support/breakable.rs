@@ -1,13 +1,12 @@
 //! Fabric port that a test can break while a NIC uses it.
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use urxe::fabric::FabricPort;
-use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
+use urxe::link::{Link, LinkInfo, Multicast, RxBurst};
 use urxe::transport::{Instant, TxQueue};
 
 pub type Transmit = fn(&mut FabricPort, Instant, &TxQueue) -> io::Result<()>;
@@ -37,16 +36,13 @@ impl Link for BreakablePort {
             false => self.inner.receive(now, sink),
         }
     }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        self.inner.multicast()
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use urxe::link::{Instant, JoinError, Link, LinkInfo, RxBurst, TxQueue};
+use urxe::link::{Instant, Link, LinkInfo, Multicast, RxBurst, TxQueue};
 use urxe::transport::Payload;
 use urxe::wire::{
     Bth, CNP_PAYLOAD_LEN, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, PKey, Qpn, icrc,
@@ -59,17 +59,14 @@ impl<L: Link> Link for CnpLink<L> {
         }
         Ok(self.inner.receive(now, sink)? + usize::from(qpn != 0))
     }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        self.inner.multicast()
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.fds()
     }
 }
 
@@ -96,16 +93,13 @@ impl<L: Link> Link for CnpSender<L> {
         }
         self.inner.receive(now, sink)
     }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        self.inner.multicast()
     }
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
     }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.fds()
     }
 }

@@ -25,7 +25,8 @@ pub fn expect(rx: &mut dyn Link, tx: &mut dyn Link, start: Clock, flow: &Flow, n
     let (mut next, mut bursts) = (0, 0);
     let deadline = start.elapsed() + Duration::from_secs(20);
     while next < n {
-        assert!(start.elapsed() < deadline, "{next} of {n}; {:?}", (rx.counters(), tx.counters()));
+        let counters = |link: &mut dyn Link| link.port_state().map(|port| port.counters());
+        assert!(start.elapsed() < deadline, "{next} of {n}; {:?}", (counters(rx), counters(tx)));
         rx.receive(now(start), &mut |burst| {
             bursts += 1;
             assert_eq!(burst.flow, *flow);

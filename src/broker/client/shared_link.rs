@@ -17,8 +17,8 @@ use crate::burst::{RxBurst, TxQueue};
 use crate::host::unix_sockets::SocketNames;
 use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
 use crate::link::{
-    ClaimError, JoinError, Link, LinkCounters, LinkInfo, LinkSpec, Multihomed, NicEvent, SharedAddress,
-    boxed, default_address,
+    ClaimError, HostMemory, Link, LinkCounters, LinkInfo, LinkSpec, MemoryPath, Multicast, Multihomed,
+    NicEvent, NicObserver, PortState, SharedAddress, boxed, default_address,
 };
 use crate::nic::QpnPartition;
 use crate::rings::{Rings, Route, SharedMemory, can_have_rings};
@@ -251,27 +251,8 @@ impl Link for SharedUdpLink {
         sent
     }
 
-    /// Returns true once packets have taken a ring. Until then they are queued for the socket.
-    fn supports_deferred_icrc(&self) -> bool {
-        self.has_used_rings()
-    }
-
-    fn has_used_rings(&self) -> bool {
-        self.rings.as_ref().is_some_and(Rings::has_written)
-    }
-
-    fn next_peer_change(&mut self) -> Option<PeerChange> {
-        self.rings.as_mut()?.next_peer_change()
-    }
-
     fn next_deadline(&self) -> Option<Instant> {
         self.rings.as_ref()?.next_deadline()
-    }
-
-    fn elide_icrcs(&mut self) {
-        if let Some(rings) = &mut self.rings {
-            rings.elide_icrcs();
-        }
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
@@ -299,50 +280,79 @@ impl Link for SharedUdpLink {
         Ok(from_rings + from_socket + from_broker)
     }
 
-    fn prepare_to_sleep(&mut self) -> bool {
-        self.rings.as_mut().is_some_and(Rings::prepare_to_sleep)
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.inner.fds()
     }
 
-    fn on_nic_event(&mut self, _: Instant, event: &NicEvent) {
-        if let (NicEvent::Connected { remote, peer, .. }, Some(rings)) = (event, &mut self.rings) {
-            rings.on_connected(*peer, *remote);
-        }
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(&mut self.inner)
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
     }
 
     fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
         Some(self)
     }
 
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
+    fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+        Some(HostMemory::new(self))
     }
 
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.group_fd()
+    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
+        Some(self)
     }
+}
 
+impl PortState for SharedUdpLink {
     fn is_up(&mut self) -> bool {
         self.inner.is_up()
     }
 
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+    fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
         self.inner.state_fd()
     }
 
-    fn counters(&self) -> LinkCounters {
+    fn counters(&mut self) -> LinkCounters {
         let mut all = self.inner.counters();
         all.tx_dropped += self.dropped;
         all.tx_no_ring += self.without_ring;
         all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
         all
+    }
+}
+
+impl MemoryPath for SharedUdpLink {
+    /// Returns true once packets have taken a ring. Until then they are queued for the socket.
+    fn supports_deferred_icrc(&mut self) -> bool {
+        self.has_used_rings()
+    }
+
+    fn has_used_rings(&mut self) -> bool {
+        self.rings.as_ref().is_some_and(Rings::has_written)
+    }
+
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
+        self.rings.as_mut()?.next_peer_change()
+    }
+
+    fn elide_icrcs(&mut self) {
+        if let Some(rings) = &mut self.rings {
+            rings.elide_icrcs();
+        }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.rings.as_mut().is_some_and(Rings::prepare_to_sleep)
+    }
+}
+
+impl NicObserver for SharedUdpLink {
+    fn on_nic_event(&mut self, _: Instant, event: &NicEvent) {
+        if let (NicEvent::Connected { remote, peer, .. }, Some(rings)) = (event, &mut self.rings) {
+            rings.on_connected(*peer, *remote);
+        }
     }
 }
 

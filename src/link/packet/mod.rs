@@ -23,7 +23,7 @@ use pnet_datalink::NetworkInterface;
 
 use super::loopback::Loopback;
 use super::options::MIN_MTU;
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
 use crate::host::host_stack::{FrameOutcome, HostStack, IfAddr};
 use crate::host::link_state::LinkStateMonitor;
@@ -658,6 +658,28 @@ impl Link for PacketLink {
         Ok(packets)
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        if !self.local.is_empty() {
+            return Some(Instant::default());
+        }
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
+        earliest([self.neighbours.next_deadline(), pfc])
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        [self.socket.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
+    }
+
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(self)
+    }
+
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
+    }
+}
+
+impl Multicast for PacketLink {
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.neighbours.join(now, group)?;
         if let Some(shard_group) = &self.shard_group {
@@ -673,36 +695,22 @@ impl Link for PacketLink {
         self.neighbours.leave(group, last);
         let _ = self.flush_outbox();
     }
+}
 
-    fn next_deadline(&self) -> Option<Instant> {
-        if !self.local.is_empty() {
-            return Some(Instant::default());
-        }
-        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
-        earliest([self.neighbours.next_deadline(), pfc])
+impl PortState for PacketLink {
+    fn is_up(&mut self) -> bool {
+        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
+    }
+
+    fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.link_state.as_ref().map(AsFd::as_fd)
     }
 
     fn egress_room(&self) -> Option<EgressRoom> {
         self.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.shard_group.as_ref().map(ShardGroup::fd)
-    }
-
-    fn is_up(&mut self) -> bool {
-        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
-    }
-
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.link_state.as_ref().map(AsFd::as_fd)
-    }
-
-    fn counters(&self) -> LinkCounters {
+    fn counters(&mut self) -> LinkCounters {
         let mut counters = LinkCounters { tx_unresolved: self.neighbours.unresolved(), ..self.counters };
         if let Some(pfc) = &self.pfc {
             (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();

@@ -27,7 +27,7 @@ pub use port_conflict::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo};
+use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
@@ -234,7 +234,12 @@ impl UdpLink {
         self.link_state = None;
     }
 
-    /// Makes [`group_fd`](Link::group_fd) also readable whenever `fd` is readable.
+    /// Returns the descriptor of the socket, on which all but multicast packets arrive.
+    pub(crate) fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Makes the descriptor for multicast packets also readable whenever `fd` is readable.
     pub(crate) fn add_to_group_fd(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?)
     }
@@ -332,6 +337,20 @@ impl Link for UdpLink {
         Ok(own + self.groups.receive(sink)?)
     }
 
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.socket.as_fd(), self.epoll.0.as_fd()]
+    }
+
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        Some(self)
+    }
+
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
+    }
+}
+
+impl Multicast for UdpLink {
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.groups.join(group, (&self.socket, &self.local), &self.options, &self.epoll)
     }
@@ -339,24 +358,18 @@ impl Link for UdpLink {
     fn leave(&mut self, group: IpAddr) {
         self.groups.leave(group, (&self.socket, &self.local));
     }
+}
 
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.0.as_fd())
-    }
-
+impl PortState for UdpLink {
     fn is_up(&mut self) -> bool {
         self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
     }
 
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+    fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
         self.link_state.as_ref().map(AsFd::as_fd)
     }
 
-    fn counters(&self) -> LinkCounters {
+    fn counters(&mut self) -> LinkCounters {
         let mut all = self.sender.counters;
         for received in [self.receiver.counters, self.groups.counters()] {
             all.tx_unreachable += received.tx_unreachable;

@@ -26,7 +26,7 @@ pub use crate::fault_rules::{
 };
 
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicEvent, delegate_link_methods};
+use crate::link::{Link, LinkInfo, NicEvent, NicObserver, delegate_link_methods};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 use packet::Single;
@@ -167,6 +167,17 @@ impl<L: Link> Link for Faults<L> {
 
     delegate_link_methods!(self => self.inner);
 
+    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
+        Some(self)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let pipelines = [self.tx.next_deadline(), self.rx.next_deadline()];
+        pipelines.into_iter().chain([self.inner.next_deadline()]).flatten().min()
+    }
+}
+
+impl<L: Link> NicObserver for Faults<L> {
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
         match event {
             NicEvent::Opened => {
@@ -178,17 +189,15 @@ impl<L: Link> Link for Faults<L> {
                 self.rx.on_connected(*local, *peer, *remote);
             }
         }
-        self.inner.on_nic_event(now, event);
+        if let Some(inner) = self.inner.nic_observer() {
+            inner.on_nic_event(now, event);
+        }
     }
 
-    fn applied_rules(&self, failed: &FailedPackets) -> Vec<AppliedRule> {
+    fn applied_rules(&mut self, failed: &FailedPackets) -> Vec<AppliedRule> {
         let own = self.tx.applied_rules(failed).chain(self.rx.applied_rules(failed));
-        own.chain(self.inner.applied_rules(failed)).collect()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let pipelines = [self.tx.next_deadline(), self.rx.next_deadline()];
-        pipelines.into_iter().chain([self.inner.next_deadline()]).flatten().min()
+        let inner = self.inner.nic_observer().map(|inner| inner.applied_rules(failed));
+        own.chain(inner.into_iter().flatten()).collect()
     }
 }
 

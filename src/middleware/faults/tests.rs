@@ -264,10 +264,11 @@ fn connected(link: &mut dyn Link, from: IpAddr, to: IpAddr) {
     let is_requester = link.info().addresses.contains(&from);
     let (local, remote) = if is_requester { (5, 0) } else { (0, 5) };
     let peer = if is_requester { to } else { from };
-    link.on_nic_event(
-        Instant(0),
-        &NicEvent::Connected { local: Qpn::new(local), remote: Qpn::new(remote), peer },
-    );
+    // One side has faults.
+    if let Some(observer) = link.nic_observer() {
+        let event = NicEvent::Connected { local: Qpn::new(local), remote: Qpn::new(remote), peer };
+        observer.on_nic_event(Instant(0), &event);
+    }
 }
 
 #[test]

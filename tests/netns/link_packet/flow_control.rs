@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Clock};
 
 use parking_lot::Mutex;
 use pnet_datalink::{Channel, Config, DataLinkSender};
-use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::link::{Link, PacketConfig, PacketLink, PortState};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::frame::PauseFrame;
 use urxe::wire::{Flow, Mac};
@@ -45,18 +45,22 @@ fn flow(src: &str, priority: u8) -> Flow {
 }
 
 /// Polls the links until `is_done` is true of them.
-fn poll(links: &mut [PacketLink], now: u64, is_done: impl Fn(&[PacketLink]) -> bool) {
+fn poll(links: &mut [PacketLink], now: u64, is_done: impl Fn(&mut [PacketLink]) -> bool) {
     let start = Clock::now();
     while !is_done(links) {
-        assert!(start.elapsed() < TIMEOUT, "{:?}", links.iter().map(|l| l.counters()).collect::<Vec<_>>());
+        assert!(
+            start.elapsed() < TIMEOUT,
+            "{:?}",
+            links.iter_mut().map(|l| l.counters()).collect::<Vec<_>>()
+        );
         for link in &mut *links {
             link.receive(Instant(now), &mut |_| {}).unwrap();
         }
     }
 }
 
-fn pauses(links: &[PacketLink]) -> u64 {
-    links.iter().map(|link| link.counters().rx_prio_pause[3]).sum()
+fn pauses(links: &mut [PacketLink]) -> u64 {
+    links.iter_mut().map(|link| link.counters().rx_prio_pause[3]).sum()
 }
 
 #[test]

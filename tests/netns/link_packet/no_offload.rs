@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Instant as Clock;
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter, sock_fprog};
-use urxe::link::{Link, LinkCounters};
+use urxe::link::{Link, LinkCounters, PortState};
 use urxe::transport::TxQueue;
 use urxe::wire::Flow;
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant as Clock};
 
 use etherparse::{IpNumber, Ipv4Header};
 use pnet_datalink::{Channel, Config};
-use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::link::{Link, Multicast, PacketConfig, PacketLink, PortState};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 
@@ -140,7 +140,7 @@ fn each_shard_receives_its_packets_and_resolves_neighbours() {
                 [vec![], vec![3], vec![], vec![]]
             );
         }
-        assert_eq!([&a0, &a1, &b0, &b1].map(|l| l.counters().tx_unresolved), [0; 4]);
+        assert_eq!([&mut a0, &mut a1, &mut b0, &mut b1].map(|l| l.counters().tx_unresolved), [0; 4]);
     }
 }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant as Clock};
 
-use urxe::link::{Link, LinkCounters, PacketLink};
+use urxe::link::{Link, LinkCounters, PacketLink, PortState};
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Flow, IpIdent, Mac, Packet, icrc};
 

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::link::{FramesLink, Link};
+use urxe::link::{FramesLink, Link, Multicast, PortState};
 use urxe::transport::{Instant, TxQueue};
 use urxe::wire::frame::{Checksums, Content, PauseFrame, parse};
 use urxe::wire::{Flow, Mac, Packet};

@@ -10,7 +10,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use urxe::fabric::FabricPort;
 use urxe::link::{
-    BurstLimits, Instant, JoinError, Link, LinkCounters, LinkInfo, PeerChange, PeerWindow, RxBurst, TxQueue,
+    BurstLimits, HostMemory, Instant, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PeerChange,
+    PeerWindow, PortState, RxBurst, TxQueue,
 };
 use urxe::wire::{BTH_LEN, Flow, ICRC_LEN, ROCE_PORT};
 
@@ -93,23 +94,6 @@ impl Link for RingLink {
         }
     }
 
-    fn supports_deferred_icrc(&self) -> bool {
-        self.has_written
-    }
-
-    fn has_used_rings(&self) -> bool {
-        self.has_written
-    }
-
-    fn next_peer_change(&mut self) -> Option<PeerChange> {
-        let (peer, window) = self.changed_window.take()?;
-        Some(PeerChange::Window(peer, window))
-    }
-
-    fn elide_icrcs(&mut self) {
-        self.elides_icrcs = true;
-    }
-
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let mut is_due = self.next_read.is_some_and(|at| at <= now);
         self.port.receive(now, &mut |_| is_due = true)?;
@@ -132,21 +116,46 @@ impl Link for RingLink {
         self.next_read.into_iter().chain(self.port.next_deadline()).min()
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.port.join(now, group)
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.port.fds()
     }
 
-    fn leave(&mut self, group: IpAddr) {
-        self.port.leave(group);
+    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
+        self.port.multicast()
     }
 
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.port.poll_fd()
+    fn port_state(&mut self) -> Option<&mut dyn PortState> {
+        Some(self)
     }
 
-    fn counters(&self) -> LinkCounters {
+    fn host_memory(&mut self) -> Option<HostMemory<'_>> {
+        Some(HostMemory::new(self))
+    }
+}
+
+impl PortState for RingLink {
+    fn counters(&mut self) -> LinkCounters {
         let mut counters = self.port.counters();
         counters.tx_dropped += self.dropped;
         counters
+    }
+}
+
+impl MemoryPath for RingLink {
+    fn supports_deferred_icrc(&mut self) -> bool {
+        self.has_written
+    }
+
+    fn has_used_rings(&mut self) -> bool {
+        self.has_written
+    }
+
+    fn next_peer_change(&mut self) -> Option<PeerChange> {
+        let (peer, window) = self.changed_window.take()?;
+        Some(PeerChange::Window(peer, window))
+    }
+
+    fn elide_icrcs(&mut self) {
+        self.elides_icrcs = true;
     }
 }

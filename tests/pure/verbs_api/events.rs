@@ -190,12 +190,8 @@ impl Link for PanickingLink {
         assert!(!is_readable(self.ready.as_fd()), "intended panic of the test");
         Ok(0)
     }
-    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
-        Err(JoinError::NoAddress(group))
-    }
-    fn leave(&mut self, _: IpAddr) {}
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ready.as_fd())
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.ready.as_fd()]
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::*;
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
-use crate::link::{JoinError, Link, LinkInfo};
+use crate::link::{Link, LinkInfo};
 use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
 use crate::rings::memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::sys::rng::SimRng;
@@ -413,14 +413,8 @@ impl Link for RingLink {
         self.reader.receive(u64::MAX, sink).map_err(io::Error::other)
     }
 
-    fn join(&mut self, _: Instant, _: IpAddr) -> Result<(), JoinError> {
-        unreachable!("the test joins no multicast group")
-    }
-
-    fn leave(&mut self, _: IpAddr) {}
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
     }
 }
 
