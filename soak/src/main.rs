@@ -72,7 +72,7 @@ struct Soak {
 enum Process {
     #[command(hide = true)]
     SoakWorker(SoakWorker),
-    /// Started by the first process that opens a shared address.
+    // Started by the first process that opens a shared address.
     #[command(hide = true)]
     Broker(Broker),
 }

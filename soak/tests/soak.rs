@@ -11,6 +11,8 @@ fn failure(plant: &str) -> String {
     let output = soak(&["--seconds", "60", "--seed", "3", "--plant", plant]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.starts_with("soak of 4 processes for ") && stdout.contains(" verified\n"), "{stdout}");
     assert!(stderr.ends_with("to repeat it: urxe-soak --seconds 60 --seed 3 --processes 4\n"), "{stderr}");
     stderr
 }
