@@ -1,10 +1,12 @@
 //! `urxe broker`: shares an address among several processes, the first of which starts this command.
 #![forbid(unsafe_code)]
 
+use std::env;
+
 use clap::Args;
 
 use super::CliError;
-use urxe::broker;
+use urxe::broker::{self, SharedMemory, Sharing};
 
 /// Share an address among several programs; the first program starts this command, which exits with the last
 #[derive(Args)]
@@ -19,7 +21,20 @@ pub struct Broker {
 
 impl Broker {
     /// Runs the broker until no process uses the address any longer.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`].
     pub fn run(&self) -> Result<(), CliError> {
         broker::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
     }
+}
+
+/// Returns how to share addresses with other programs, through a broker that this executable runs.
+///
+/// # Errors
+/// [`CliError::Io`].
+pub fn sharing(shared_memory: SharedMemory, any_user: bool) -> Result<Sharing, CliError> {
+    let what = "cannot determine the path of the urxe executable".into();
+    let program = env::current_exe().map_err(|source| CliError::Io { what, source })?;
+    Ok(Sharing { program, any_user, shared_memory })
 }

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use clap::Args;
 use serde::Serialize;
 
-use super::nic_args::{AddressArgs, sharing};
+use super::broker::sharing;
+use super::nic_args::AddressArgs;
 use super::{CliError, json};
 use urxe::broker::SharedMemory;
 use urxe::fabric::Fabric;

@@ -1,13 +1,13 @@
-//! The `urxe` command: one file per subcommand, and the modules that they share.
+//! The `urxe` command: one file per subcommand, and the modules that they and other commands share.
 
-mod broker;
+pub mod broker;
 mod demo;
 mod devinfo;
 mod doctor;
 mod environment;
 mod error;
 pub mod interrupt;
-mod json;
+pub mod json;
 pub mod link;
 mod log;
 mod nic_args;
@@ -20,7 +20,6 @@ mod run;
 mod serve;
 mod shell;
 mod size;
-mod soak;
 mod spin;
 
 use std::io::{self, ErrorKind};
@@ -60,7 +59,6 @@ Examples:
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
   urxe run -- ib_write_bw            run a libibverbs program on urxe
-  urxe soak --seconds 60             test processes here with kills, stalls and packet loss
   urxe help serve                    describe a command and its options
   urxe help links                    describe --link; `urxe help faults` describes --fault
 
@@ -80,11 +78,8 @@ enum Command {
     Pingpong(pingpong::PingpongArgs),
     Run(run::Run),
     Serve(serve::Serve),
-    Soak(soak::Soak),
     #[command(hide = true)]
     Broker(broker::Broker),
-    #[command(hide = true)]
-    SoakWorker(soak::SoakWorker),
     #[command(hide = true)]
     PackageFiles(shell::PackageFiles),
     /// Links of NICs
@@ -103,27 +98,37 @@ enum Command {
 pub fn main(libraries: Libraries) -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
-    let mut interrupted = Interrupt::default();
-    let mut install_interrupt = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
-    let result = log::install().and_then(|()| match command {
+    execute(failure, |interrupt| match command {
         Command::Completions(completions) => completions.run(Cli::command()),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Doctor(doctor) => doctor.run(libraries),
         Command::Env(env) => env.run(libraries),
         Command::Run(run) => run.run(libraries),
-        Command::Perf(args) => install_interrupt().and_then(|interrupt| perf::run(&args, &interrupt)),
-        Command::Pingpong(args) => install_interrupt().and_then(|interrupt| pingpong::run(&args, &interrupt)),
+        Command::Perf(args) => {
+            *interrupt = Interrupt::install()?;
+            perf::run(&args, interrupt)
+        }
+        Command::Pingpong(args) => {
+            *interrupt = Interrupt::install()?;
+            pingpong::run(&args, interrupt)
+        }
         Command::Serve(serve) => serve.run(),
-        Command::Soak(args) => install_interrupt().and_then(|interrupt| soak::run(&args, &interrupt)),
-        Command::SoakWorker(worker) => worker.run(),
         Command::Broker(broker) => broker.run(),
         Command::PackageFiles(files) => files.run(Cli::command()),
         Command::Links => Ok(io::Write::write_all(&mut io::stdout(), LINKS.as_bytes())?),
         Command::Faults => Ok(io::Write::write_all(&mut io::stdout(), FAULTS.as_bytes())?),
-    });
+    })
+}
+
+/// Runs a command with the events of `URXE_LOG`, and prints the error if it fails. Returns the exit status: 0 for
+/// success, 130 if the command has installed the [`Interrupt`] and it is set, 127 for [`CliError::NoProgram`], and
+/// `failure` for other errors.
+pub fn execute(failure: ExitCode, command: impl FnOnce(&mut Interrupt) -> Result<(), CliError>) -> ExitCode {
+    let mut interrupt = Interrupt::default();
+    let result = log::install().and_then(|()| command(&mut interrupt));
     let status =
-        |status| if interrupted.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };
+        |status| if interrupt.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };
     match result {
         Ok(()) => status(ExitCode::SUCCESS),
         // The reader of the output has closed it, as `head` does: not an error.

@@ -14,7 +14,8 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 
 use super::CliError;
-use super::nic_args::{Completed, NicArgs, STANDARD_OUTPUT, sharing};
+use super::broker::sharing;
+use super::nic_args::{Completed, NicArgs, STANDARD_OUTPUT};
 use urxe::broker::SharedMemory;
 use urxe::fabric::Fabric;
 pub use urxe::link::LinkSpec;

@@ -14,7 +14,7 @@ macro_rules! library {
 #[cfg(debug_assertions)]
 macro_rules! library {
     ($name:literal) => {
-        Some(Library::File(urxe_embed::library!($name)))
+        Some(Library::File(urxe_embed::library!($name).into()))
     };
 }
 

@@ -14,7 +14,7 @@ use clap::{Arg, Args, Command, ValueHint};
 
 use super::CliError;
 use super::oob::parse_seconds;
-use urxe::broker::{SharedMemory, Sharing};
+use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::middleware::faults::Rules;
 use urxe::nic::ShardId;
@@ -238,16 +238,6 @@ impl NicArgs {
             eprintln!("{report}");
         }
     }
-}
-
-/// Returns how to share addresses with other programs, through a broker that this executable runs.
-///
-/// # Errors
-/// [`CliError::Io`].
-pub fn sharing(shared_memory: SharedMemory, any_user: bool) -> Result<Sharing, CliError> {
-    let what = "cannot determine the path of the urxe executable".into();
-    let program = env::current_exe().map_err(|source| CliError::Io { what, source })?;
-    Ok(Sharing { program, any_user, shared_memory })
 }
 
 /// Parses a number of shards, a power of two up to 64.

@@ -34,7 +34,7 @@ const SCREEN: (usize, usize) = (50, 100);
 #[test]
 fn short_help_of_every_command_fits_on_a_screen() {
     let all = subcommands();
-    let others = ["broker", "package-files", "soak-worker"];
+    let others = ["broker", "package-files"];
     for name in all.iter().map(|name| Some(name.as_str())).chain(others.map(Some)).chain([None]) {
         let args: Vec<&str> = name.into_iter().chain(["-h"]).collect();
         let help = stdout(&urxe(&args).output().unwrap());

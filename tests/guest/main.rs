@@ -12,7 +12,6 @@ mod interop_guest_killed;
 mod interop_limits;
 mod interop_memory;
 mod interop_multicast;
-mod interop_nvme;
 mod interop_personality;
 mod interop_pingpong;
 mod interop_programs;

@@ -16,7 +16,7 @@ pub enum Library {
     /// Contents, inside the executable.
     Contents(&'static [u8]),
     /// File that was built together with a debug build of the executable.
-    File(&'static str),
+    File(PathBuf),
 }
 
 /// Returns the library that belongs to the executable, given its name without suffix.
@@ -37,9 +37,10 @@ pub fn find_library(
     }
     match libraries(name.trim_end_matches(".so")) {
         Some(Library::Contents(contents)) => unpack(base, name, contents),
-        Some(Library::File(path)) => fs::canonicalize(path).map_err(|_| {
+        Some(Library::File(path)) => fs::canonicalize(&path).map_err(|_| {
             CliError::Usage(format!(
-                "library not found at {path}: build it (cargo build --workspace), or set {variable}"
+                "library not found at {}: build it (cargo build --workspace), or set {variable}",
+                path.display()
             ))
         }),
         None => Err(CliError::Usage(format!("this executable contains no {name}: set {variable}"))),

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use crate::urxe_command;
+
 /// Address of both ends of programs that run on urxe.
 pub const IP: &str = "127.66.0.3";
 
@@ -36,7 +38,7 @@ impl Carrier {
         if !self.is_urxe() {
             return Command::new(program);
         }
-        let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
+        let mut command = Command::new(urxe_command::program());
         command.args(["run", "--ip", IP, "--no-warnings"]);
         command.args(["--shared-memory", if self == Carrier::SharedMemory { "require" } else { "off" }]);
         command.args(["--", program]);

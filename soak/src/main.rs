@@ -1,4 +1,4 @@
-//! `urxe soak`: several processes exchange and verify messages while they are killed, stopped and restarted, and
+//! Soak test: several processes exchange and verify messages while they are killed, stopped and restarted, and
 //! packets are lost.
 #![forbid(unsafe_code)]
 
@@ -13,22 +13,25 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::io::{Write, stdout};
+use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::Args;
+use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use super::interrupt::Interrupt;
-use super::{CliError, json};
+use urxe_cli::broker::Broker;
+use urxe_cli::interrupt::Interrupt;
+use urxe_cli::{CliError, json};
+
 use report::Totals;
 use supervisor::Supervisor;
 use usage::Usage;
 
 const EXAMPLES: &str = "\
 Examples:
-  urxe soak --seconds 60              a minute, with a new seed
-  urxe soak --seconds 60 --seed 7     the same schedule of faults, to repeat a failure
-  urxe soak --seconds 7200 --json     two hours, with the results as JSON";
+  urxe-soak --seconds 60              a minute, with a new seed
+  urxe-soak --seconds 60 --seed 7     the same schedule of faults, to repeat a failure
+  urxe-soak --seconds 7200 --json     two hours, with the results as JSON";
 
 /// Exchange and verify messages between processes that are killed, stopped and restarted, over links that lose
 /// packets
@@ -41,9 +44,10 @@ Examples:
 /// links, faults and shared memory, so there are no options for them. The run fails if a byte is wrong, a
 /// message is delivered twice or lost although its work request succeeded, a work request does not complete,
 /// a process ends by itself, or memory, threads or descriptors of a process grow.
-#[derive(Args, Clone)]
-#[command(after_help = EXAMPLES)]
-pub struct Soak {
+#[derive(Parser)]
+#[command(name = "urxe-soak", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+struct Soak {
     /// Duration in seconds, after which connections end, which takes some seconds more
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seconds: u64,
@@ -59,18 +63,30 @@ pub struct Soak {
     /// Plant an error that must be found
     #[arg(long, hide = true)]
     plant: Option<Plant>,
+    #[command(subcommand)]
+    process: Option<Process>,
 }
 
-/// Process of `urxe soak`, which starts it
+/// Processes that this executable also is.
+#[derive(Subcommand)]
+enum Process {
+    #[command(hide = true)]
+    SoakWorker(SoakWorker),
+    // Started by the first process that opens a shared address.
+    #[command(hide = true)]
+    Broker(Broker),
+}
+
+/// Process of the soak test, which starts it
 #[derive(Args)]
-pub struct SoakWorker {
+struct SoakWorker {
     /// Configuration in JSON
     config: String,
 }
 
 /// Error that a test plants, to see that it is found.
 #[derive(clap::ValueEnum, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plant {
+enum Plant {
     /// A byte of some messages is changed before they are sent.
     Corrupt,
     /// An initiator counts a message more than it has sent.
@@ -97,14 +113,26 @@ struct Summary {
 
 impl SoakWorker {
     /// Runs a worker until its supervisor ends it.
-    pub fn run(&self) -> Result<(), CliError> {
+    fn run(&self) -> Result<(), CliError> {
         let config = serde_json::from_str(&self.config);
         worker::run(config.map_err(|e| CliError::Usage(format!("invalid configuration: {e}")))?)
     }
 }
 
+fn main() -> ExitCode {
+    let args = Soak::parse();
+    urxe_cli::execute(ExitCode::FAILURE, |interrupt| match &args.process {
+        Some(Process::SoakWorker(worker)) => worker.run(),
+        Some(Process::Broker(broker)) => broker.run(),
+        None => {
+            *interrupt = Interrupt::install()?;
+            run(&args, interrupt)
+        }
+    })
+}
+
 /// Runs the processes for the given time, and prints the results.
-pub fn run(args: &Soak, interrupt: &Interrupt) -> Result<(), CliError> {
+fn run(args: &Soak, interrupt: &Interrupt) -> Result<(), CliError> {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
     let seed = args.seed.unwrap_or_else(clock);
     let mut supervisor = Supervisor::start(seed, usize::from(args.processes), args.plant)?;
@@ -118,7 +146,7 @@ pub fn run(args: &Soak, interrupt: &Interrupt) -> Result<(), CliError> {
     result.map_err(|reason| {
         let (seconds, processes) = (args.seconds, args.processes);
         CliError::Failed(format!(
-            "soak failed: {reason}; to repeat it: urxe soak --seconds {seconds} --seed {seed} --processes \
+            "soak failed: {reason}; to repeat it: urxe-soak --seconds {seconds} --seed {seed} --processes \
              {processes}"
         ))
     })

@@ -2,7 +2,7 @@
 //! alternate, and only ratios of adjacent ones are meaningful, because a machine's performance changes from
 //! one second to the next.
 //!
-//! `cargo bench --profile dist --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
+//! `cargo bench --package urxe-bench --profile dist --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
 
 mod args;
 mod carrier;
@@ -31,6 +31,7 @@ mod stream;
 mod table;
 mod targets;
 mod tools;
+mod urxe_command;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,10 @@ use table::Key;
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
+    // Before the variable, which a broker that an end starts inherits.
+    if let Some(status) = urxe_command::run() {
+        return status;
+    }
     if std::env::var_os(processes::END).is_some() {
         return run_end();
     }

@@ -1,9 +1,5 @@
-//! Tests of the NVMe over Fabrics target in `cli/examples/nvme_target`: its responses to valid and invalid
-//! commands, without RDMA and over RDMA to a host on the verbs API.
-
-#[allow(dead_code, reason = "the tests use a part of the example")]
-#[path = "../../cli/examples/nvme_target/nvme/mod.rs"]
-mod nvme;
+//! Tests of the NVMe over Fabrics target: its responses to valid and invalid commands, without RDMA and over RDMA to
+//! a host on the verbs API.
 
 mod commands;
 mod controllers;
@@ -12,9 +8,9 @@ mod over_rdma;
 
 use std::sync::Arc;
 
-use nvme::capsule::Command;
-use nvme::namespace::Namespace;
-use nvme::subsystem::Subsystem;
+use urxe_nvme::capsule::Command;
+use urxe_nvme::namespace::Namespace;
+use urxe_nvme::subsystem::Subsystem;
 
 const NQN: &str = "nqn.2014-08.org.urxe:disk";
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:host";

@@ -159,7 +159,7 @@ impl Clients {
 
 /// Returns the directory of this file.
 fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/side_by_side/clients")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("side_by_side/clients")
 }
 
 /// Reads the metrics that a program has printed, as a name and a value on a line each.

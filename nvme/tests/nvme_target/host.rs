@@ -7,8 +7,8 @@ use std::time::Duration;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-use super::nvme::{IN_CAPSULE, MAX_TRANSFER, server};
 use super::*;
+use urxe_nvme::{IN_CAPSULE, MAX_TRANSFER, server};
 
 pub const LIMIT: Duration = Duration::from_secs(10);
 const RESPONSES: usize = 32;

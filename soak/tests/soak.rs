@@ -1,9 +1,9 @@
-//! Tests of `urxe soak`: a short run passes, and planted errors are found.
+//! Tests of the soak test: a short run passes, and planted errors are found.
 
 use std::process::{Command, Output};
 
 fn soak(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_urxe")).arg("soak").args(args).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_urxe-soak")).args(args).output().unwrap()
 }
 
 /// Runs a soak that must fail, and returns the error message.
@@ -11,7 +11,9 @@ fn failure(plant: &str) -> String {
     let output = soak(&["--seconds", "60", "--seed", "3", "--plant", plant]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.ends_with("to repeat it: urxe soak --seconds 60 --seed 3 --processes 4\n"), "{stderr}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.starts_with("soak of 4 processes for ") && stdout.contains(" verified\n"), "{stdout}");
+    assert!(stderr.ends_with("to repeat it: urxe-soak --seconds 60 --seed 3 --processes 4\n"), "{stderr}");
     stderr
 }
 

@@ -11,6 +11,7 @@ use urxe::verbs::*;
 
 use crate::Result;
 use crate::job::{LinkAddrs, Metrics, Role};
+use crate::urxe_command;
 
 /// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
@@ -49,7 +50,7 @@ pub fn open(link: &LinkAddrs, role: Role, loss: Option<f64>, options: &ContextOp
     let link: Box<dyn Link> = match link {
         LinkAddrs::Udp(ips) => Box::new(UdpLink::bind(ips[role as usize], &UdpOptions::default())?),
         LinkAddrs::SharedMemory(ips) => {
-            let program = env!("CARGO_BIN_EXE_urxe").into();
+            let program = urxe_command::program();
             let sharing = Sharing { program, any_user: false, shared_memory: SharedMemory::Auto };
             sharing.bind(&LinkSpec::Udp(Some(ips[role as usize])), 1, true)?.swap_remove(0)
         }

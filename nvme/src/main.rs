@@ -3,12 +3,10 @@
 //!
 //! ```sh
 //! truncate -s 1G disk.img
-//! cargo run --release --example nvme_target -- --link udp:192.0.2.1 disk.img                 # target
+//! cargo run --release --package urxe-nvme -- --link udp:192.0.2.1 disk.img                 # target
 //! nvme connect -t rdma -a 192.0.2.1 -s 4420 -n nqn.2014-08.org.urxe:disk.img                 # host
 //! ```
 #![forbid(unsafe_code)]
-
-mod nvme;
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -21,8 +19,8 @@ use urxe::verbs::cm::{ConnectionManager, Listener};
 use urxe_cli::interrupt::Interrupt;
 use urxe_cli::link::LinkArgs;
 
-use nvme::namespace::Namespace;
-use nvme::subsystem::Subsystem;
+use urxe_nvme::namespace::Namespace;
+use urxe_nvme::subsystem::Subsystem;
 
 /// NVMe over Fabrics target that serves a file as a namespace over RDMA until Ctrl-C
 #[derive(Parser)]
@@ -118,6 +116,6 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
     for at in &subsystem.addresses {
         eprintln!("listening on {at}");
     }
-    nvme::server::serve(&listener, &subsystem, &|| interrupt.is_set(), &|line| eprintln!("{line}"))?;
+    urxe_nvme::server::serve(&listener, &subsystem, &|| interrupt.is_set(), &|line| eprintln!("{line}"))?;
     Ok(cli.link.finish()?)
 }

@@ -6,8 +6,8 @@ use urxe::verbs::cm::{RejReason, SessionError};
 use urxe::verbs::*;
 
 use super::host::{HostQueue, LIMIT, in_capsule, keyed, with_target};
-use super::nvme::capsule::Status;
 use super::*;
+use urxe_nvme::capsule::Status;
 
 /// Returns a Read or Write command for `count` blocks, starting at block `first`; `sgl` is its SGL
 /// descriptor.

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::commands::Bench;
-use super::nvme::DISCOVERY_NQN;
-use super::nvme::capsule::{Failure, Status};
-use super::nvme::queue::DisconnectReason;
 use super::*;
+use urxe_nvme::DISCOVERY_NQN;
+use urxe_nvme::capsule::{Failure, Status};
+use urxe_nvme::queue::DisconnectReason;
 
 /// Executes a Connect command on a new queue with a depth of 32, and returns the queue and the result.
 fn try_connect(

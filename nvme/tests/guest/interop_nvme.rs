@@ -1,9 +1,4 @@
-//! Tests of the kernel's NVMe initiator in a guest with rxe, against the target of `cli/examples/nvme_target`
-//! on the host.
-
-#[allow(dead_code, reason = "the test uses a part of the example")]
-#[path = "../../cli/examples/nvme_target/nvme/mod.rs"]
-mod nvme;
+//! Tests of the kernel's NVMe initiator in a guest with rxe, against the target on the host.
 
 use std::fmt::Write as _;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -13,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nvme::namespace::Namespace;
-use nvme::server;
-use nvme::subsystem::Subsystem;
 use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnectionManager, Listener};
 use urxe::verbs::{Context, ContextOptions};
+use urxe_nvme::namespace::Namespace;
+use urxe_nvme::server;
+use urxe_nvme::subsystem::Subsystem;
 use urxe_test_support::rng::Rng;
 use urxe_test_support::testbed::{HOST, LinkKind, Testbed};
 
@@ -153,7 +148,7 @@ fn disconnect(testbed: &Testbed, controller: &str) {
 
 /// Checks that a discovery controller goes live, and that a connect to an unknown subsystem is refused.
 fn check_discovery_and_unknown_nqn(testbed: &Testbed) {
-    let controller = connect(testbed, 0, nvme::DISCOVERY_NQN).unwrap();
+    let controller = connect(testbed, 0, urxe_nvme::DISCOVERY_NQN).unwrap();
     let output = testbed
         .guest
         .check(&format!("cd /sys/class/nvme/{controller} && cat cntrltype state"), LIMIT)

@@ -6,7 +6,10 @@ use clap::Parser;
 
 /// Compares urxe with raw UDP, raw packet sockets, TCP, UCX and memory, in alternation within one run.
 #[derive(Parser)]
-#[command(name = "cargo bench --profile dist --bench side_by_side --", disable_version_flag = true)]
+#[command(
+    name = "cargo bench --package urxe-bench --profile dist --bench side_by_side --",
+    disable_version_flag = true
+)]
 pub struct Args {
     /// Takes about four minutes: three rounds of most rows that targets refer to, one short round of some of the
     /// others, without clients and busy pairs.

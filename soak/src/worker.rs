@@ -1,4 +1,4 @@
-//! A worker process of `urxe soak`: one NIC that connects to the other workers and accepts their connections,
+//! A worker process of the soak test: one NIC that connects to the other workers and accepts their connections,
 //! and exchanges and verifies messages with all of them in one thread.
 #![forbid(unsafe_code)]
 
@@ -19,8 +19,6 @@ use super::connection::{Connection, Initiator, Role, State, Target, Violation};
 use super::exchange::{Exchange, Offer, Progress, message};
 use super::plan::{Plan, Rng, connection_number};
 use super::report::{Incarnation, Initiated, Report, Totals};
-use crate::CliError;
-use crate::nic_args::sharing;
 use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::middleware::Middleware;
@@ -32,6 +30,8 @@ use urxe::verbs::{
     Access, AckTimeout, CompletionChannel, ConnectOptions, Context, ContextOptions, Cq, CqOptions, Notify,
     Pd, WaitError,
 };
+use urxe_cli::CliError;
+use urxe_cli::broker::sharing;
 
 /// Number of connections that a worker keeps to others.
 const CONNECTIONS: usize = 3;

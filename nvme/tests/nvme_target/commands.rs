@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use super::nvme::capsule::{Command, DataPointer, Failure, Keyed, Status};
-use super::nvme::private_data::{ConnectRequest, RejectReason};
-use super::nvme::queue::Queue;
-use super::nvme::request::{Transfer, ranges};
 use super::*;
+use urxe_nvme::capsule::{Command, DataPointer, Failure, Keyed, Status};
+use urxe_nvme::private_data::{ConnectRequest, RejectReason};
+use urxe_nvme::queue::Queue;
+use urxe_nvme::request::{Transfer, ranges};
 
 /// A queue of the target whose commands a test executes without RDMA.
 pub struct Bench {

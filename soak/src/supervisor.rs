@@ -1,4 +1,4 @@
-//! Supervisor of `urxe soak`: starts the workers, disturbs them according to the schedule, and compares their
+//! Supervisor of the soak test: starts the workers, disturbs them according to the schedule, and compares their
 //! reports.
 #![forbid(unsafe_code)]
 
@@ -19,8 +19,8 @@ use super::schedule::{Disturbance, Schedule, fault_rules};
 use super::usage::{Monitor, Usage};
 use super::worker::{Config, DRAIN, EXIT};
 use super::{Plant, Summary};
-use crate::CliError;
-use crate::interrupt::Interrupt;
+use urxe_cli::CliError;
+use urxe_cli::interrupt::Interrupt;
 
 /// Time within which the workers are ready, and within which they end their connections.
 const PATIENCE: Duration = Duration::from_secs(120);
