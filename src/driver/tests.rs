@@ -77,7 +77,7 @@ fn req_notify_leaves_polling_to_a_program_whose_waits_in_calls_announce_themselv
     let channel = a.context.create_channel().unwrap();
     let cq = a.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
     let qp = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    qp.to_init(Access::ALL).unwrap();
+    qp.enter_init(Access::ALL).unwrap();
     qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     let polls_after_req_notify = || {
         a.context.poll();

@@ -464,19 +464,19 @@ impl Qp {
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
-    /// The errors of [`to_init`](Self::to_init), [`to_rtr`](Self::to_rtr) and [`to_rts`](Self::to_rts);
+    /// The errors of [`enter_init`](Self::enter_init), [`enter_rtr`](Self::enter_rtr) and [`enter_rts`](Self::enter_rts);
     /// transitions made before the failure remain.
     pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
-        self.to_init(options.access)?;
-        self.to_rtr(peer, options)?;
-        self.to_rts(options)
+        self.enter_init(options.access)?;
+        self.enter_rtr(peer, options)?;
+        self.enter_rts(options)
     }
 
     /// Moves the queue pair from RESET to INIT.
     ///
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RESET and `access` is valid.
-    pub fn to_init(&self, access: Access) -> Result<(), ConnectError> {
+    pub fn enter_init(&self, access: Access) -> Result<(), ConnectError> {
         let (pkey_index, port) = (Some(0), Some(1));
         let attr = QpAttr {
             state: Some(QpState::Init),
@@ -494,7 +494,7 @@ impl Qp {
     /// [`ConnectError::Mtu`] for a path MTU above the port's; [`ConnectError::NoGid`] if the port has no GID
     /// of the IP version of the peer; [`ConnectError::Modify`] unless the queue pair is in INIT and the port
     /// can carry the other options.
-    pub fn to_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+    pub fn enter_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         let context = self.pd.context();
         let active = context.0.mtu;
         let mtu = options.mtu.unwrap_or(active);
@@ -524,7 +524,7 @@ impl Qp {
     ///
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
-    pub fn to_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
+    pub fn enter_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
         let attr = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),

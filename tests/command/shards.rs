@@ -418,10 +418,10 @@ fn nic_events_are_raised_once_for_all_shards() {
     for qp in &qps {
         // Every shard has the new entries.
         let peer = Endpoint { gid: other, ..qp.endpoint() };
-        qp.to_init(Access::ALL).unwrap();
+        qp.enter_init(Access::ALL).unwrap();
         let options = ConnectOptions::default().sgid_index(1);
         qp.modify(&QpAttr::new(QpState::Init).pkey_index(1)).unwrap();
-        qp.to_rtr(&peer, &options).unwrap();
+        qp.enter_rtr(&peer, &options).unwrap();
     }
     // While a QP of the last shard refers to the P_Key, it remains in the table of every shard.
     qps.drain(..SHARDS - 1);

@@ -55,7 +55,7 @@ fn fault_on_all_qps_spares_those_of_another_nic() {
     let fabric = fabric();
     let (a, b) = fabric.pair().unwrap();
     let second = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    second.to_init(Access::ALL).unwrap();
+    second.enter_init(Access::ALL).unwrap();
     inject(&a, "qp:*=err@1ms");
     fabric.advance(MS);
     assert_eq!((a.qp.state(), second.state(), b.qp.state()), (QpState::Err, QpState::Err, QpState::Rts));

@@ -97,7 +97,7 @@ fn injected_cq_error_moves_all_qps_of_the_cq_to_err() {
     let (a, _b) = fabric.pair().unwrap();
     let other = a.context.create_cq(4).unwrap();
     let unrelated = a.pd.create_qp(&other, &other, &QpOptions::default()).unwrap();
-    unrelated.to_init(Access::ALL).unwrap();
+    unrelated.enter_init(Access::ALL).unwrap();
     fabric.inject_event(address(&a.context), AsyncEvent::CqError(a.cq.id())).unwrap();
     assert_eq!(events(&a.context), [AsyncEvent::CqError(a.cq.id()), AsyncEvent::QpFatal(a.qp.qpn())]);
     assert_eq!((a.qp.state(), unrelated.state()), (QpState::Err, QpState::Init));
