@@ -257,6 +257,29 @@ impl Cq {
         self.0.queue.poll(max, out)
     }
 
+    /// Moves completions like [`poll`](Self::poll), but does not poll the link.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[doc(hidden)]
+    pub fn poll_queued(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        let injected = self.0.calls.inject(Call::ibv_poll_cq);
+        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
+        self.0.queue.poll(max, out)
+    }
+
+    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty. In virtual time, lets other threads of the fabric
+    /// run.
+    #[doc(hidden)]
+    pub fn poll_link(&self) {
+        self.poll_link_if_empty();
+        if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
+            && self.0.queue.is_empty()
+        {
+            fabric.fabric().pause_after_poll();
+        }
+    }
+
     /// Polls the link on the calling thread if the queue is empty.
     pub(super) fn poll_link_if_empty(&self) {
         if self.0.queue.is_empty() {
@@ -356,16 +379,6 @@ impl Cq {
 /// For rsockets, many of which may be polled in one call.
 #[cfg(feature = "unstable-internals")]
 impl Cq {
-    /// Moves completions like [`poll`](Self::poll), but does not poll the link.
-    ///
-    /// # Errors
-    /// As for [`poll`](Self::poll).
-    pub fn poll_queued(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        let injected = self.0.calls.inject(Call::ibv_poll_cq);
-        injected.map_err(|_| CqOverflow { capacity: self.capacity() })?;
-        self.0.queue.poll(max, out)
-    }
-
     /// Requests an event like [`req_notify`](Self::req_notify), but leaves polling to the application, until it calls
     /// [`stop_polling`](Self::stop_polling).
     pub fn arm(&self, notify: Notify) {
@@ -377,17 +390,6 @@ impl Cq {
     pub fn stop_polling(&self) {
         self.0.context.0.waiting_threads.on_wait();
         self.0.context.0.shards.stop_polling(self.0.users.shards());
-    }
-
-    /// Polls the link like a [`poll`](Self::poll) that finds the queue empty. In virtual time, lets other threads of the fabric
-    /// run.
-    pub fn poll_link(&self) {
-        self.poll_link_if_empty();
-        if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
-            && self.0.queue.is_empty()
-        {
-            fabric.fabric().pause_after_poll();
-        }
     }
 
     /// Reports whether [`poll_queued`](Self::poll_queued) would find neither a completion nor an overflow.
