@@ -74,7 +74,7 @@ impl Side {
         let start = Instant::now();
         while start.elapsed() < time || done < posted {
             if posted - done < DEPTH && start.elapsed() < time {
-                self.qp.post_send_list(&batch)?;
+                self.qp.post_send_list(&batch, ListPolicy::UntilRejected)?;
                 posted += BATCH;
                 continue;
             }

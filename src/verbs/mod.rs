@@ -78,7 +78,7 @@ pub use mw::{FastMr, Mw};
 pub use pd::Pd;
 #[doc(hidden)]
 pub use port_counters::{PUBLISHING_INTERVAL_MS, port_counter_files};
-pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
+pub use qp::{ConnectOptions, Endpoint, ListPolicy, Qp, QpOptions};
 pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
 #[doc(hidden)]
 pub use query::{lid_of, node_guid};

@@ -144,6 +144,15 @@ impl Default for ConnectOptions {
     }
 }
 
+/// Policy for a list of work requests of which the queue pair rejects one ([`Qp::post_send_list`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListPolicy {
+    /// The work requests before the first that is rejected (`ibv_post_send`).
+    UntilRejected,
+    /// Nothing (`ibv_wr_complete`).
+    AllOrNone,
+}
+
 /// Shared reference to a completion queue, as the driver stores it.
 type Queue = Arc<CompletionQueue>;
 
@@ -597,32 +606,44 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
+        self.post_until_rejected(std::slice::from_ref(wr)).map_err(|e| e.error)
     }
 
-    /// Posts several send work requests in order, stopping at the first that is rejected.
+    /// Posts send work requests in order. If the queue pair rejects one, `policy` says whether those before it
+    /// are posted.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// # let (a, b) = Fabric::new().pair()?;
+    /// let requests = [SendWr::send(1, &[]), SendWr::send(2, &[]).to(Destination::Srq(SrqId(0)))];
+    /// let rejected = a.qp.post_send_list(&requests, ListPolicy::AllOrNone).unwrap_err();
+    /// assert_eq!((rejected.index, rejected.error), (1, PostError::Destination));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`PostListError`] names the first work request that was not posted; those before it were posted.
-    pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+    /// [`PostListError`] with the index of the first work request that was rejected; neither it nor those
+    /// after it were posted.
+    #[inline]
+    pub fn post_send_list(&self, wrs: &[SendWr<'_>], policy: ListPolicy) -> Result<(), PostListError> {
+        match policy {
+            ListPolicy::UntilRejected => self.post_until_rejected(wrs),
+            ListPolicy::AllOrNone => self.post_all_or_none(wrs.iter().copied()),
+        }
+    }
+
+    fn post_until_rejected(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.inject_on_post(Call::ibv_post_send)?;
         self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
     }
 
-    /// Posts either all of the work requests or, if any of them is rejected, none (`ibv_wr_complete`).
-    ///
-    /// # Errors [`PostListError`] names the first work request that was rejected.
-    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.post_send_all_from(wrs.iter().copied())
-    }
-
-    /// Posts all work requests or none, like [`post_send_all`](Self::post_send_all). The C library uses this
-    /// to convert work requests one at a time. The NIC is locked while the iterator runs, so the iterator
-    /// must not call the NIC.
+    /// Posts send work requests with [`ListPolicy::AllOrNone`]. The C library converts its work requests in
+    /// the iterator, without a list of them. The NIC is locked while the iterator runs, so the iterator must
+    /// not call the NIC.
     #[doc(hidden)]
-    pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
+    pub fn post_all_or_none<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
         self.inject_on_post(Call::ibv_wr_complete)?;
         self.check_post(self.shard.post(self.qpn, |nic| {
             nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")

@@ -308,7 +308,7 @@ fn failed_posts_and_modifications_leave_the_qp_unchanged() {
     let injected = |errno, call, rule| InjectedError { errno, call, rule };
     let error = PostError::Injected(injected(libc::ENOMEM, "ibv_post_send", faults[0]));
     assert_eq!(
-        a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])]),
+        a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])], ListPolicy::UntilRejected),
         Err(PostListError { index: 0, error })
     );
     let error = PostError::Injected(injected(libc::EIO, "ibv_post_recv", faults[1]));
