@@ -9,9 +9,7 @@ fn address(context: &Context) -> std::net::IpAddr {
 }
 
 fn statuses(cq: &Cq) -> Vec<(u64, WcStatus)> {
-    let mut out = Vec::new();
-    cq.poll(64, &mut out).unwrap();
-    out.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    cq.drain().map(|wc| wc.map(|wc| (wc.wr_id, wc.status))).collect::<Result<_, _>>().unwrap()
 }
 
 #[test]
