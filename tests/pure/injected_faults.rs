@@ -234,9 +234,7 @@ fn faults_of_the_options_begin_when_the_context_is_opened_and_include_packet_rul
     let fabric = fabric();
     let faults: [Fault; 2] = ["port=down@3ms".parse().unwrap(), "drop=1".parse().unwrap()];
     fabric.advance(5 * MS);
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let context =
-        Context::on_port(port, &ContextOptions::default().faults(faults), |port| Box::new(port)).unwrap();
+    let context = fabric.open(&ContextOptions::default().faults(faults)).unwrap();
     let (a, b) = (
         TestEndpoint::new(context).unwrap(),
         TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap(),
@@ -261,9 +259,7 @@ fn pair_with(fabric: &Fabric, faults: &[&str]) -> (TestEndpoint, TestEndpoint) {
 fn open_fails_with_the_injected_errno() {
     let fabric = fabric();
     let fault: Fault = "call:ibv_open_device=ENODEV".parse().unwrap();
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let error = Context::on_port(port, &ContextOptions::default().faults([fault]), |port| Box::new(port))
-        .unwrap_err();
+    let error = fabric.open(&ContextOptions::default().faults([fault])).unwrap_err();
     assert!(matches!(error, OpenError::Injected(InjectedError { errno: libc::ENODEV, .. })), "{error}");
     let text =
         "No such device (os error 19) (ibv_open_device, by the fault rule 'call:ibv_open_device=ENODEV')";

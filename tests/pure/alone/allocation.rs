@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use urxe::verbs::*;
 use urxe_test_support::cnp::{CnpLink, Cnps};
-use urxe_test_support::nic::{on_fabric, on_udp, pair};
+use urxe_test_support::nic::{on_udp, pair};
 
 struct CountingAllocator;
 
@@ -204,7 +204,7 @@ fn with_cnps() -> Endpoints {
     // Limits how long the test takes.
     let congestion = "dcqcn:connectx,rpg_min_rate=10000".parse().unwrap();
     let options = ContextOptions::default().congestion(congestion);
-    let b = on_fabric(&fabric, &options);
+    let b = fabric.open(&options).unwrap();
     let (cnps, peer) = (Cnps::default(), b.gids()[0].ip());
     let wrap = |inner| Box::new(CnpLink { inner, cnps: cnps.clone(), peer }) as Box<_>;
     let port = fabric.port(&fabric.auto_address()).unwrap();
