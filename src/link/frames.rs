@@ -365,13 +365,7 @@ impl FramesLink {
                     pfc.on_received(&packet.flow);
                 }
                 let data = &bytes[packet.payload];
-                sink(RxBurst {
-                    flow: packet.flow,
-                    ident: packet.ident,
-                    segment: data.len(),
-                    data,
-                    payloads: None,
-                });
+                sink(RxBurst::new(packet.flow, packet.ident, data.len(), data));
                 return 1;
             }
             FrameOutcome::Pause(frame) => match &mut self.pfc {

@@ -55,7 +55,7 @@ impl<L: Link> Link for CnpLink<L> {
             let len = headers(Qpn::new(qpn as u32)).emit(&mut bytes) + CNP_PAYLOAD_LEN + ICRC_LEN;
             let crc = icrc::compute(&flow, 0, IpIdent::DONT_FRAGMENT, &bytes[..len]);
             bytes[len - ICRC_LEN..len].copy_from_slice(&crc.to_le_bytes());
-            sink(RxBurst { flow, ident: IpIdent::SENT, segment: len, data: &bytes[..len], payloads: None });
+            sink(RxBurst::new(flow, IpIdent::SENT, len, &bytes[..len]));
         }
         Ok(self.inner.receive(now, sink)? + usize::from(qpn != 0))
     }

@@ -456,7 +456,7 @@ impl Bench {
     }
 
     fn burst(&mut self, flow: &Flow, ident: IpIdent, segment: usize, data: &[u8]) {
-        let burst = RxBurst { flow: *flow, ident, segment, data, payloads: None };
+        let burst = RxBurst::new(*flow, ident, segment, data);
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }
@@ -478,7 +478,7 @@ impl Bench {
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
             direct.deliver(&burst, &mut |burst| {
-                assert!(burst.payloads.is_some(), "the payloads are in the sender's memory");
+                assert!(burst.leaves_payloads_out(), "the payloads are in the sender's memory");
                 self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
             });
         }
@@ -486,8 +486,7 @@ impl Bench {
     }
 
     pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {
-        let burst =
-            RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes, payloads: None };
+        let burst = RxBurst::new(*flow, IpIdent::SENT, bytes.len(), bytes);
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }
