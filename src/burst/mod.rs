@@ -22,4 +22,4 @@ pub(crate) use received::ReceivedPayload;
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use rx_burst::RxBurst;
 pub use tx_burst::{BurstLimits, PeerPath, TxBurst};
-pub use tx_queue::{Payload, TxQueue};
+pub use tx_queue::TxQueue;

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use urxe::link::{Instant, JoinError, Link, LinkInfo, RxBurst, TxQueue};
-use urxe::transport::Payload;
 use urxe::wire::{
     Bth, CNP_PAYLOAD_LEN, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, PKey, Qpn, icrc,
 };
@@ -91,7 +90,7 @@ impl<L: Link> Link for CnpSender<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         for qpn in std::mem::take(&mut *self.qpns.lock()) {
             let mut queue = TxQueue::new(self.info().burst);
-            queue.push(&self.flow, headers(qpn), Payload::Bytes(&[0; CNP_PAYLOAD_LEN]));
+            queue.push(&self.flow, headers(qpn), &[0; CNP_PAYLOAD_LEN]);
             self.inner.transmit(now, &queue)?;
         }
         self.inner.receive(now, sink)

@@ -11,9 +11,8 @@ use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AckRequests, AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets,
-    EgressRoom, Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
-    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
-    XrcdId,
+    EgressRoom, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -470,7 +469,7 @@ impl Bench {
             let dest_qp = if flow.dst.is_multicast() { Qpn::MULTICAST } else { self.qpns[p.qp] };
             (h.bth.dest_qp, h.bth.pad) = (dest_qp, 0);
             match slices {
-                [] => queue.push(flow, h, Payload::Bytes(&p.data)),
+                [] => queue.push(flow, h, &p.data),
                 slices => queue.push_host(flow, &h, slices).unwrap(),
             }
         }
