@@ -42,6 +42,9 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
+// A user can name every type of a public signature. The feature makes internal modules public.
+#![cfg_attr(not(feature = "unstable-internals"), warn(unnameable_types))]
+
 #[macro_use]
 mod trace_event;
 

@@ -178,13 +178,15 @@ impl TxQueue {
         let _ = self.add(flow, &headers, Payload::Bytes(payload));
     }
 
-    /// Adds a packet like [`push`](Self::push), with its payload in user memory.
-    ///
-    /// # Errors
-    /// If that memory cannot be read; then no packet is added.
-    #[inline]
-    pub fn push_host(&mut self, flow: &Flow, headers: &Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
-        self.add(flow, headers, Payload::Host(slices))
+    internal! {
+        /// Adds a packet like [`push`](Self::push), with its payload in user memory.
+        ///
+        /// # Errors
+        /// If that memory cannot be read; then no packet is added.
+        #[inline]
+        fn push_host(&mut self, flow: &Flow, headers: &Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
+            self.add(flow, headers, Payload::Host(slices))
+        }
     }
 
     /// Adds a packet. Takes the headers by reference, because they are about a hundred bytes long.

@@ -228,6 +228,7 @@ impl FramesLink {
     }
 
     /// Returns the link's host stack, for example to send a ping.
+    #[cfg(feature = "unstable-internals")]
     pub fn host_stack(&mut self) -> &mut HostStack {
         &mut self.host_stack
     }

@@ -65,11 +65,12 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
-pub use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
+pub use crate::burst::{BurstLimits, PeerPath, RxBurst, TxBurst, TxQueue};
 use crate::fault_rules::{AppliedRule, FailedPackets};
 pub use crate::host::membership::JoinError;
+pub use crate::nic::QpnPartition;
 use crate::sys::setters::setters;
-pub use crate::transport::{EgressRoom, Instant, PeerChange, PeerWindow};
+pub use crate::transport::{EgressRoom, Instant, LastAcks, PeerChange, PeerWindow};
 use crate::wire::Qpn;
 use crate::wire::frame::{FrameError, PRIORITIES};
 pub(crate) use delegate_link_methods;

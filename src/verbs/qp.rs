@@ -11,7 +11,7 @@ use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::Access;
-use crate::nic::MulticastError;
+use crate::nic::{MulticastError, TooManyQps};
 use crate::sys::setters::setters;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
@@ -294,7 +294,8 @@ impl Qp {
             (None, _) => context.0.shards.next_for_qp(),
         };
         Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
-            Ok(state.create_qp(init, send, recv)?)
+            let created = state.create_qp(init, send, recv);
+            created.map_err(|TooManyQps(max)| CreateError::Exhausted { kind: "QPs", max })
         })
     }
 
