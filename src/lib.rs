@@ -61,6 +61,8 @@ mod netns;
 pub mod verbs;
 pub mod wire;
 
+pub use verbs::any_error::Error;
+
 // Internals of the engine, for the other packages of the workspace and the tests of this one. Not subject to
 // semantic versioning.
 #[cfg(not(feature = "unstable-internals"))]

@@ -7,6 +7,7 @@
 
 mod adapter;
 mod ah;
+pub(crate) mod any_error;
 mod channel;
 mod channel_wait;
 pub mod cm;
