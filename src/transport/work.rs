@@ -251,12 +251,14 @@ pub struct RemoteAddr {
 /// # use urxe::verbs::*;
 /// # let (a, b) = Fabric::new().pair()?;
 /// # let (src, dst) = (a.pd.reg_mr(4096, Access::ALL)?, b.pd.reg_mr(4096, Access::ALL)?);
-/// let requests = [
-///     SendWr::write(1, &[src.sge(0..4096)], dst.remote(0)).signaled(false),
-///     SendWr::write(2, &[], dst.remote(0)).inline(b"head"),
-///     SendWr::fetch_add(3, &[src.sge(8..16)], dst.remote(8), 1).fence(),
-/// ];
-/// a.qp.post_send_list(&requests, ListPolicy::UntilRejected)?;
+/// a.qp.post_send_list(
+///     &[
+///         SendWr::write(1, &[src.sge(0..4096)], dst.remote(0)).signaled(false),
+///         SendWr::write(2, &[], dst.remote(0)).inline(b"head"),
+///         SendWr::fetch_add(3, &[src.sge(8..16)], dst.remote(8), 1).fence(),
+///     ],
+///     ListPolicy::UntilRejected,
+/// )?;
 /// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 2);
 /// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 3);
 /// assert_eq!(&dst.to_vec()[..4], b"head");
