@@ -68,7 +68,7 @@ impl Fabric {
     /// let (client, server) = fabric.pair()?;
     /// let server = fabric.spawn(move || {
     ///     server.qp.post_recv(&RecvWr::empty(1))?;
-    ///     server.cq.wait(Duration::from_secs(1))
+    ///     Ok::<_, urxe::Error>(server.cq.wait(Duration::from_secs(1))?)
     /// });
     /// client.qp.post_send(&SendWr::send(2, &[]))?;
     /// client.cq.wait(Duration::from_secs(1))?;
