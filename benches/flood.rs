@@ -311,7 +311,7 @@ impl Stream<'_> {
         let (start, before, mut out) = (Instant::now(), self.done, Vec::new());
         while start.elapsed() < time {
             if self.posted.wrapping_sub(self.done) < DEPTH {
-                self.side.node.qp.post_send_list(&batch)?;
+                self.side.node.qp.post_send_list(&batch, ListPolicy::UntilRejected)?;
                 self.posted = self.posted.wrapping_add(BATCH);
                 continue;
             }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use urxe::link::{Link, PacketLink};
 use urxe::memory::{Accessor, HostSlice, MrExtent, PdId, Table};
-use urxe::transport::{Instant as Time, Payload, TxQueue};
+use urxe::transport::{Instant as Time, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
 use urxe_test_support::netns::{self, Veth};
@@ -74,7 +74,7 @@ impl Side {
         let start = Instant::now();
         while start.elapsed() < time || done < posted {
             if posted - done < DEPTH && start.elapsed() < time {
-                self.qp.post_send_list(&batch)?;
+                self.qp.post_send_list(&batch, ListPolicy::UntilRejected)?;
                 posted += BATCH;
                 continue;
             }
@@ -155,7 +155,7 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let slices: Vec<HostSlice> = (0..15).map(slice).collect::<std::result::Result<_, _>>()?;
     let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
     let mut queue = TxQueue::new(a.info().burst);
-    queue.push(&flow, headers, Payload::Bytes(&[0; 8]));
+    queue.push(&flow, headers, &[0; 8]);
     // Runs both links until a first packet arrives, and so until the neighbour is resolved.
     let mut received = 0;
     a.transmit(Time(0), &queue)?;
@@ -166,7 +166,7 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     }
     let send = || {
         queue.clear();
-        slices.iter().for_each(|s| queue.push(&flow, headers, Payload::Host(&[*s])));
+        slices.iter().for_each(|s| queue.push_host(&flow, &headers, &[*s]).unwrap());
         a.transmit(Time(0), &queue)
     };
     let receive = || {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
-use urxe::transport::{Instant as Time, Payload, TxQueue};
+use urxe::transport::{Instant as Time, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Qpn, ROCE_PORT, icrc};
 
 fn bind(addr: &str) -> UdpLink {
@@ -49,7 +49,7 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     let (done, bytes) = (AtomicBool::new(false), vec![7; payload]);
     let send = |link: &mut UdpLink, q: &mut TxQueue, flow: &Flow| {
         q.clear();
-        q.push(flow, headers(), Payload::Bytes(&bytes));
+        q.push(flow, headers(), &bytes);
         link.transmit(Time(0), q).unwrap();
     };
     thread::scope(|s| {
@@ -105,7 +105,7 @@ fn burst_cost() -> raw::BurstCost {
     let done = AtomicBool::new(false);
     let send = || {
         q.clear();
-        slices.iter().for_each(|s| q.push(&to_b, headers(), Payload::Host(&[*s])));
+        slices.iter().for_each(|s| q.push_host(&to_b, &headers(), &[*s]).unwrap());
         a.transmit(Time(0), &q)
     };
     let receive = || {
@@ -146,7 +146,7 @@ fn throughput(time: Duration) -> f64 {
                 continue;
             }
             q.clear();
-            slices.iter().for_each(|s| q.push(&to_b, headers(), Payload::Host(&[*s])));
+            slices.iter().for_each(|s| q.push_host(&to_b, &headers(), &[*s]).unwrap());
             a.transmit(Time(0), &q).unwrap();
             sent += q.bytes() as u64;
         }

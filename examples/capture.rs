@@ -9,7 +9,7 @@ use std::time::Duration;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), urxe::Error> {
     let kept = std::env::args_os().nth(1).map(PathBuf::from);
     let temporary = std::env::temp_dir().join(format!("urxe-example-{}.pcapng", std::process::id()));
     let path = kept.as_ref().unwrap_or(&temporary);

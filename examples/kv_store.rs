@@ -19,7 +19,7 @@ fn place(key: &str) -> (usize, usize) {
     (hash % NODES, hash / NODES % SLOTS)
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), urxe::Error> {
     let nodes = Fabric::new().mesh(NODES)?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let tables =

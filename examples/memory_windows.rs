@@ -10,7 +10,7 @@ use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), urxe::Error> {
     let fabric = Fabric::virtual_time(FabricConfig::default())?;
     let (client, server) = fabric.pair()?;
     // Peers get no right to the region itself.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, urxe::Error>;
 
 const LIMIT: Duration = Duration::from_secs(5);
 

@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("member {index}: {:?} from {}", String::from_utf8_lossy(&text), received.src_qpn);
         assert_eq!((&text[..], received.src_qpn), (TEXT, sender.qp.qpn()));
     }
-    let others = members[2].cq.poll(1, &mut Vec::new())?;
+    let others = members[2].cq.drain().count();
     println!("NIC outside of the group: {others} datagrams");
     assert_eq!(others, 0);
 

@@ -11,7 +11,7 @@ use urxe::wire::Operation;
 
 const LEN: usize = 10 * 4096;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), urxe::Error> {
     let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(10)))?;
     // A closure sees the whole packet; the command line has `--fault drop=3,opcode=write-middle`.
     let third = Rule::new(Direction::Tx, Action::Drop, When::Nth(3))

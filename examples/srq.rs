@@ -11,7 +11,7 @@ const PEERS: usize = 3;
 const SLOT: usize = 64;
 const LIMIT: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), urxe::Error> {
     let fabric = Fabric::virtual_time(FabricConfig::default())?;
     let context = Context::on_fabric(&fabric)?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);

@@ -42,6 +42,9 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
+// A user can name every type of a public signature. The feature makes internal modules public.
+#![cfg_attr(not(feature = "unstable-internals"), warn(unnameable_types))]
+
 #[macro_use]
 mod trace_event;
 
@@ -57,6 +60,8 @@ pub mod middleware;
 mod netns;
 pub mod verbs;
 pub mod wire;
+
+pub use verbs::any_error::Error;
 
 // Internals of the engine, for the other packages of the workspace and the tests of this one. Not subject to
 // semantic versioning.

@@ -33,10 +33,7 @@ pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
 /// Measures a stream between two NICs on a fabric.
 pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
     let fabric = Fabric::new();
-    let open = || {
-        let (port, options) = (fabric.port(&fabric.auto_address())?, stream::context_options(s));
-        stream::nic(Context::on_port(port, &options, |port| Box::new(port))?, s)
-    };
+    let open = || stream::nic(fabric.open(&stream::context_options(s))?, s);
     let (a, b) = (open()?, open()?);
     stream::connect(&a, &b.conn_info(), s)?;
     stream::connect(&b, &a.conn_info(), s)?;

@@ -140,7 +140,7 @@ pub fn send(
         let may_send = to.is_none() || send_window.may_send(count);
         match free_slots.front() {
             Some(qp) if may_send && stopped_at.is_none() => {
-                nic.qps[*qp].post_send_list(&lists[*qp])?;
+                nic.qps[*qp].post_send_list(&lists[*qp], ListPolicy::UntilRejected)?;
                 free_slots.pop_front();
                 send_window.record_sent(s.list as u64);
             }

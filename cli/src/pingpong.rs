@@ -288,7 +288,7 @@ impl<'a> Pingpong<'a> {
         for entry in &pingpong.qps {
             match args.service {
                 Service::Ud => entry.qp.activate(QKEY)?,
-                _ => entry.qp.to_init(Access::LOCAL_WRITE)?,
+                _ => entry.qp.enter_init(Access::LOCAL_WRITE)?,
             }
         }
         pingpong.post_receives()?;

@@ -54,7 +54,7 @@ impl World {
     fn deliver(&mut self, packet: &PacketOnWire) {
         let ident = IpIdent::Exact { id: packet.id, flags: IpIdent::DONT_FRAGMENT };
         let (segment, data) = (packet.bytes.len(), &packet.bytes[..]);
-        self.burst(packet.to, RxBurst { flow: packet.flow, ident, segment, data, payloads: None });
+        self.burst(packet.to, RxBurst::new(packet.flow, ident, segment, data));
     }
 
     fn burst(&mut self, to: usize, burst: RxBurst<'_>) {
@@ -145,7 +145,7 @@ impl World {
                 }
                 let segment = p.u8() as usize;
                 let ident = if p.chance(2) { IpIdent::SENT } else { IpIdent::Unknown };
-                self.burst(side, RxBurst { flow, ident, segment, data: &bytes, payloads: None });
+                self.burst(side, RxBurst::new(flow, ident, segment, &bytes));
             }
             _ => {
                 let crafted = craft::burst(&self.sides[side], p);

@@ -30,7 +30,7 @@ use rustix::net::{
 };
 use urxe::broker::{SharedMemory, SharedUdpLink};
 use urxe::link::{Link, MemoryPath, NicEvent, NicObserver, PortState, SharedAddress};
-use urxe::transport::{BurstLimits, Instant, Payload, TxQueue};
+use urxe::transport::{BurstLimits, Instant, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Psn, Qpn, icrc};
 
 /// Layout of the memory: a control block with three positions, then the data.
@@ -594,7 +594,7 @@ impl Victim {
         for psn in 0..1 + p.below(64) as u32 {
             let dest_qp = Qpn::new(PARTITION << 18 | 5);
             let bth = Bth { opcode: Opcode(4), dest_qp, psn: Psn::new(psn), ..Bth::default() };
-            queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&payload));
+            queue.push(&flow, Headers { bth, ..Headers::default() }, &payload);
         }
         self.link.transmit(Instant(self.now), &queue).expect("the link works");
     }

@@ -146,10 +146,8 @@ mod tests {
     }
 
     fn nic(congestion: &str) -> Context {
-        let fabric = Fabric::new();
-        let port = fabric.port(&fabric.auto_address()).unwrap();
         let options = ContextOptions::default().congestion(congestion.parse().unwrap());
-        Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+        Fabric::new().open(&options).unwrap()
     }
 
     fn texts(file: &str, congestion: &str) -> (String, String) {

@@ -7,7 +7,8 @@ use std::ffi::c_int;
 use urxe::verbs::Bind;
 use urxe::verbs::faults::Call;
 use urxe::verbs::{
-    Access, AtomicOp, Destination, LKey, QKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, SrqId, WrData, WrOp,
+    Access, AtomicOp, Destination, LKey, ListPolicy, QKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, SrqId,
+    WrData, WrOp,
 };
 
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
@@ -314,7 +315,7 @@ pub(crate) unsafe extern "C" fn post_send(
         convert(qp_type, list, max, &pieces, &copies, &mut requests)
     };
     let mut accepted = requests.len();
-    if let Err(e) = pair.qp.post_send_list(&requests) {
+    if let Err(e) = pair.qp.post_send_list(&requests, ListPolicy::UntilRejected) {
         accepted = e.index;
         let mut at = list;
         for _ in 0..e.index {

@@ -113,7 +113,7 @@ unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
         if let Some(errno) = requests.error.or(injected) {
             return errno;
         }
-        if let Err(e) = pair.qp.post_send_all_from(requests.send_wrs()) {
+        if let Err(e) = pair.qp.post_all_or_none(requests.send_wrs()) {
             return e.errno();
         }
         for (mw, rkey) in &requests.bound_windows {

@@ -103,7 +103,7 @@ impl Connection {
         let receives = pd.reg_mr(depth as usize * SLOT, Access::LOCAL_WRITE)?;
         // A queue pair accepts receives from INIT on, and the first command may arrive before the connection
         // is fully established.
-        qp.to_init(Access::default())?;
+        qp.enter_init(Access::default())?;
         for slot in 0..depth as usize {
             post_receive(&qp, &receives, slot)?;
         }

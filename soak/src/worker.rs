@@ -292,7 +292,9 @@ impl Worker {
                 Progress::Received(offer, endpoint) => {
                     let options = exchange_options();
                     let qp = entry.connection.qp();
-                    qp.to_rtr(&endpoint, &options).and_then(|()| qp.to_rts(&options)).map_err(system)?;
+                    qp.enter_rtr(&endpoint, &options)
+                        .and_then(|()| qp.enter_rts(&options))
+                        .map_err(system)?;
                     self.totals.connections_by_exchange += 1;
                     established(entry, &mut self.totals, &offer)?;
                 }
@@ -438,7 +440,7 @@ impl Worker {
         offer: &Offer,
     ) -> Result<Channel, String> {
         let to = SocketAddr::from((self.config.addresses[peer], EXCHANGE_PORT + peer as u16));
-        connection.qp().to_init(exchange_options().access).map_err(system)?;
+        connection.qp().enter_init(exchange_options().access).map_err(system)?;
         connection.post_receives()?;
         let failed = |e: io::Error| format!("exchange of endpoints failed: {}", e.kind());
         let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1)).map_err(failed)?;
@@ -455,10 +457,10 @@ impl Worker {
     ) -> Result<(), Violation> {
         let mut connection = self.new_connection(offer.connection, Role::Target(Target::default()))?;
         let options = exchange_options();
-        connection.qp().to_init(options.access).map_err(system)?;
+        connection.qp().enter_init(options.access).map_err(system)?;
         connection.post_receives()?;
         let qp = connection.qp();
-        qp.to_rtr(endpoint, &options).and_then(|()| qp.to_rts(&options)).map_err(system)?;
+        qp.enter_rtr(endpoint, &options).and_then(|()| qp.enter_rts(&options)).map_err(system)?;
         let reply = message(&self.reply(&connection), &qp.endpoint());
         // If the write fails, the initiator has ended and has posted nothing.
         if exchange.stream.write_all(&reply).is_ok() {

@@ -127,7 +127,7 @@ mod tests {
         let is_mixed = |dst: [u8; 4], qpns: &[u32]| {
             let data: Vec<u8> = qpns.iter().flat_map(|qpn| packet(*qpn)).collect();
             let flow = Flow::new([10, 0, 0, 1].into(), dst.into(), 4791);
-            let burst = RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data: &data, payloads: None };
+            let burst = RxBurst::new(flow, IpIdent::Unknown, 20, &data);
             has_mixed_partitions(&burst, QpnPartition::new(5).unwrap())
         };
         let (unicast, multicast) = ([10, 0, 0, 2], [239, 0, 0, 1]);

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
 use super::*;
-use crate::burst::{BurstLimits, Payload, RxBurst, TxQueue};
+use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message, socket_dir};
 use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Link, MemoryPath, SharedAddress};
@@ -97,7 +97,7 @@ fn link_defers_icrcs_and_limits_the_window_of_the_peer_once_packets_have_taken_a
         }
         let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(to.index() << 18 | 9), ..Bth::default() };
         let headers = Headers { bth, ..Headers::default() };
-        queue.push(&Flow::new(ip, ip, 4791), headers, Payload::Bytes(&[7; 64]));
+        queue.push(&Flow::new(ip, ip, 4791), headers, &[7; 64]);
         from.transmit(Instant(1), &queue).unwrap();
         (from.supports_deferred_icrc(), from.next_peer_change())
     };

@@ -6,6 +6,18 @@
 //! ring refers to (`LeftOut`).
 #![forbid(unsafe_code)]
 
+/// Defines a method that is public only for the tests and benchmarks of the workspace, because its types are private.
+macro_rules! internal {
+    ($(#[$attribute:meta])* fn $($rest:tt)*) => {
+        #[cfg(feature = "unstable-internals")]
+        $(#[$attribute])*
+        pub fn $($rest)*
+        #[cfg(not(feature = "unstable-internals"))]
+        $(#[$attribute])*
+        pub(crate) fn $($rest)*
+    };
+}
+
 mod by_reference;
 mod copier;
 mod direct;
@@ -22,4 +34,4 @@ pub(crate) use received::ReceivedPayload;
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use rx_burst::RxBurst;
 pub use tx_burst::{BurstLimits, PeerPath, TxBurst};
-pub use tx_queue::{Payload, TxQueue};
+pub use tx_queue::TxQueue;

@@ -3,7 +3,8 @@
 use super::SenderPayloads;
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, IpIdent, icrc};
 
-/// Received burst: packets of equal length, except that the last may be shorter.
+/// Received burst: packets of equal length, except that the last may be shorter. Links create one with
+/// [`new`](Self::new).
 #[derive(Clone, Copy, Debug)]
 pub struct RxBurst<'a> {
     /// Addresses, source port and traffic class, as on the wire.
@@ -12,14 +13,28 @@ pub struct RxBurst<'a> {
     pub ident: IpIdent,
     /// UDP payload length of every packet except the last, in bytes.
     pub segment: usize,
-    /// UDP payloads, concatenated.
+    /// UDP payloads, concatenated; without the bytes of [payloads that the packets do not
+    /// contain](Self::leaves_payloads_out).
     pub data: &'a [u8],
     /// Payloads that are still in the sender's memory or in a ring, by index of the packet; `None` if there are none. The payload of
     /// such a packet has the right length in `data`, but its bytes are meaningless.
-    pub payloads: Option<&'a SenderPayloads>,
+    pub(crate) payloads: Option<&'a SenderPayloads>,
 }
 
 impl<'a> RxBurst<'a> {
+    /// Returns a burst of packets of `segment` bytes each, except that the last may be shorter. `data` contains all of them,
+    /// one after the other.
+    #[inline]
+    pub fn new(flow: Flow, ident: IpIdent, segment: usize, data: &'a [u8]) -> RxBurst<'a> {
+        RxBurst { flow, ident, segment, data, payloads: None }
+    }
+
+    /// Reports whether payloads are still in the sender's memory or in a ring. Their bytes in [`data`](#structfield.data) are
+    /// meaningless; [`with_icrcs`](Self::with_icrcs) returns a burst that contains them.
+    pub fn leaves_payloads_out(&self) -> bool {
+        self.payloads.is_some()
+    }
+
     /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided). `None` if payloads of the
     /// sender can no longer be read: the packets are lost.
     pub fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> Option<RxBurst<'s>>

@@ -195,9 +195,11 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// Returns a copier that writes out the packets one at a time, with their ICRCs.
-    pub fn copier(&self) -> Copier<'a> {
-        let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
-        Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
+    internal! {
+        /// Returns a copier that writes out the packets one at a time, with their ICRCs.
+        fn copier(&self) -> Copier<'a> {
+            let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
+            Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
+        }
     }
 }

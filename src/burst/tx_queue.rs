@@ -16,7 +16,7 @@ const SHORT: usize = 512;
 
 /// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
-pub enum Payload<'a> {
+enum Payload<'a> {
     /// Bytes in the NIC's memory: inline data or the result of an atomic.
     Bytes(&'a [u8]),
     /// Bytes in user memory. The ICRC covers the copy, so the application may write to the memory at any
@@ -171,20 +171,22 @@ impl TxQueue {
 
     /// Adds a packet to the last burst or to a new one, with padding and ICRC.
     ///
-    /// `headers.bth.pad` must be 0: the pad count is set here. No packet is added if the user memory cannot
-    /// be read; [`push_host`](Self::push_host) reports that.
+    /// `headers.bth.pad` must be 0: the pad count is set here.
     #[inline]
-    pub fn push(&mut self, flow: &Flow, headers: Headers, payload: Payload<'_>) {
-        let _ = self.add(flow, &headers, payload);
+    pub fn push(&mut self, flow: &Flow, headers: Headers, payload: &[u8]) {
+        // Cannot fail: user memory is not read.
+        let _ = self.add(flow, &headers, Payload::Bytes(payload));
     }
 
-    /// Adds a packet like [`push`](Self::push), with its payload in user memory.
-    ///
-    /// # Errors
-    /// If that memory cannot be read; then no packet is added.
-    #[inline]
-    pub fn push_host(&mut self, flow: &Flow, headers: &Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
-        self.add(flow, headers, Payload::Host(slices))
+    internal! {
+        /// Adds a packet like [`push`](Self::push), with its payload in user memory.
+        ///
+        /// # Errors
+        /// If that memory cannot be read; then no packet is added.
+        #[inline]
+        fn push_host(&mut self, flow: &Flow, headers: &Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
+            self.add(flow, headers, Payload::Host(slices))
+        }
     }
 
     /// Adds a packet. Takes the headers by reference, because they are about a hundred bytes long.
@@ -487,10 +489,10 @@ mod tests {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         for len in [100, 100, 40, 100, 100] {
             let (h, p) = send(len);
-            q.push(&flow(1), h, Payload::Bytes(&p));
+            q.push(&flow(1), h, &p);
         }
         let (h, p) = send(100);
-        q.push(&flow(2), h, Payload::Bytes(&p));
+        q.push(&flow(2), h, &p);
         let shapes: Vec<_> = q.bursts().map(|b| (b.packets, b.segment, b.bytes)).collect();
         assert_eq!(shapes, [(3, 116, 116 * 2 + 56), (2, 116, 232), (1, 116, 116)]);
         assert_eq!(q.packets(), 6);
@@ -505,7 +507,7 @@ mod tests {
         for dest_qp in qpns {
             let (mut h, p) = send(100);
             h.bth.dest_qp = dest_qp;
-            q.push(&flow(1), h, Payload::Bytes(&p));
+            q.push(&flow(1), h, &p);
         }
         assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
         // Middleware that puts the packets together again keeps the groups apart too.
@@ -527,7 +529,7 @@ mod tests {
         q.set_flush_icrc_twice(true);
         for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
             let bth = Bth { opcode, ..Bth::default() };
-            q.push(&flow(1), Headers { bth, ..Headers::default() }, Payload::Bytes(&[]));
+            q.push(&flow(1), Headers { bth, ..Headers::default() }, &[]);
         }
         let mut again = TxQueue::new(BurstLimits::SEGMENTED);
         q.bursts().for_each(|b| again.push_raw(&b.flow, 0, b.bytes()));
@@ -547,7 +549,7 @@ mod tests {
         let mut q = TxQueue::new(BurstLimits { bytes: 60_000, packets: 3 });
         for len in [33, 33, 33, 33, 1] {
             let (h, p) = send(len);
-            q.push(&flow(7), h, Payload::Bytes(&p));
+            q.push(&flow(7), h, &p);
         }
         assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [3, 2]);
         for b in q.bursts() {
@@ -567,7 +569,7 @@ mod tests {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         for _ in 0..4 {
             let (h, p) = send(20);
-            q.push(&flow(7), h, Payload::Bytes(&p));
+            q.push(&flow(7), h, &p);
         }
         let b = q.bursts().next().unwrap();
         let mut bytes = Vec::new();
@@ -598,7 +600,7 @@ mod tests {
     fn clear_removes_all_packets() {
         let mut q = TxQueue::new(BurstLimits::SINGLE);
         let (h, p) = send(10);
-        q.push(&flow(1), h, Payload::Bytes(&p));
+        q.push(&flow(1), h, &p);
         q.clear();
         assert!(q.is_empty());
         assert_eq!(q.bursts().len(), 0);

@@ -199,7 +199,7 @@ impl HandoffBatch {
             let data = &self.data[from..from + len];
             from += len;
             packets += len.div_ceil(segment.max(1));
-            own(&RxBurst { flow, ident, segment, data, payloads: None }, first);
+            own(&RxBurst::new(flow, ident, segment, data), first);
         }
         self.data.clear();
         packets
@@ -231,7 +231,7 @@ mod tests {
 
     fn burst<'a>(dst: &str, data: &'a [u8]) -> RxBurst<'a> {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), dst.parse().unwrap(), 4791);
-        RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data, payloads: None }
+        RxBurst::new(flow, IpIdent::Unknown, 20, data)
     }
 
     /// Index of the first packet and the destinations of each run.

@@ -7,8 +7,8 @@ use super::turn::AckDelay;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{
-    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, CqOptions, Fabric, Notify,
-    QpAttr, QpOptions, QpState, Qpn, RecvWr, SendWr, TestEndpoint,
+    Access, AckTimeout, Congestion, ConnectOptions, Context, ContextOptions, CqOptions, Fabric, ListPolicy,
+    Notify, QpAttr, QpOptions, QpState, Qpn, RecvWr, SendWr, TestEndpoint,
 };
 
 /// Returns two connected endpoints on UDP links. The first endpoint's timeouts are too long to expire while a
@@ -77,7 +77,7 @@ fn req_notify_leaves_polling_to_a_program_whose_waits_in_calls_announce_themselv
     let channel = a.context.create_channel().unwrap();
     let cq = a.context.create_cq(CqOptions::new(8).channel(&channel)).unwrap();
     let qp = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-    qp.to_init(Access::ALL).unwrap();
+    qp.enter_init(Access::ALL).unwrap();
     qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     let polls_after_req_notify = || {
         a.context.poll();
@@ -220,7 +220,7 @@ fn one_read_is_answered_in_parts_and_several_at_once() {
         let requests =
             sges[..reads].iter().map(|sges| SendWr::read(1, sges, from.remote(0))).collect::<Vec<_>>();
         // In one list, so that they arrive together.
-        a.qp.post_send_list(&requests).unwrap();
+        a.qp.post_send_list(&requests, ListPolicy::UntilRejected).unwrap();
         let sent = [(); 2].map(|()| {
             let before = state.nic.counters().sent_pkts;
             shard.turn(&mut state, shard.clock.now(), AckDelay::Off);

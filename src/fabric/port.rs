@@ -267,7 +267,7 @@ fn deliver_direct(
     driver.try_receive_direct(now, &mut |sink| {
         if let Some((ident, data)) = stored {
             let TxBurst { flow, segment, .. } = *burst;
-            return sink(RxBurst { flow, ident, segment, data, payloads: None });
+            return sink(RxBurst::new(flow, ident, segment, data));
         }
         match elides_icrcs {
             true => packets.deliver(burst, sink),
@@ -285,7 +285,7 @@ fn deliver_in_steps(burst: &TxBurst<'_>, scratch: &mut Vec<u8>, sink: &mut dyn F
             return;
         }
         let ident = IpIdent::Exact { id: first, flags: IpIdent::DONT_FRAGMENT };
-        sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data: scratch, payloads: None });
+        sink(RxBurst::new(burst.flow, ident, burst.segment, scratch));
     }
 }
 
@@ -353,7 +353,7 @@ impl Link for FabricPort {
         }
         for d in &self.batch {
             packets += d.packets();
-            sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data, payloads: None });
+            sink(RxBurst::new(d.flow, d.ident, d.segment, &d.data));
         }
         if self.shared.host().is_some() {
             let read = self.batch.drain(..).map(|delivery| delivery.data);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::*;
-use crate::burst::{Payload, TxQueue};
+use crate::burst::TxQueue;
 use crate::link::{JoinError, Link, Multicast, PortState};
 use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
 
@@ -31,7 +31,7 @@ fn queue(from: &FabricPort, to: IpAddr, psns: std::ops::Range<u32>, len: usize) 
     let mut q = TxQueue::new(from.info().burst);
     for psn in psns {
         let bth = Bth { opcode: Opcode(0x0a), psn: Psn::new(psn), ..Bth::default() };
-        q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![psn as u8; len]));
+        q.push(&flow, Headers { bth, ..Headers::default() }, &vec![psn as u8; len]);
     }
     q
 }

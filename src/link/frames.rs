@@ -228,6 +228,7 @@ impl FramesLink {
     }
 
     /// Returns the link's host stack, for example to send a ping.
+    #[cfg(feature = "unstable-internals")]
     pub fn host_stack(&mut self) -> &mut HostStack {
         &mut self.host_stack
     }
@@ -365,13 +366,7 @@ impl FramesLink {
                     pfc.on_received(&packet.flow);
                 }
                 let data = &bytes[packet.payload];
-                sink(RxBurst {
-                    flow: packet.flow,
-                    ident: packet.ident,
-                    segment: data.len(),
-                    data,
-                    payloads: None,
-                });
+                sink(RxBurst::new(packet.flow, packet.ident, data.len(), data));
                 return 1;
             }
             FrameOutcome::Pause(frame) => match &mut self.pfc {

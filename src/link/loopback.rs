@@ -34,7 +34,7 @@ impl Loopback {
                 break;
             };
             packets += data.len().div_ceil(segment.max(1));
-            sink(RxBurst { flow, ident: IpIdent::SENT, segment, data, payloads: None });
+            sink(RxBurst::new(flow, IpIdent::SENT, segment, data));
             self.data.pop();
         }
         packets

@@ -44,10 +44,11 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-pub use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
+pub use crate::burst::{BurstLimits, PeerPath, RxBurst, TxBurst, TxQueue};
 pub use crate::host::membership::JoinError;
+pub use crate::nic::QpnPartition;
 use crate::sys::setters::setters;
-pub use crate::transport::{EgressRoom, Instant, PeerChange, PeerWindow};
+pub use crate::transport::{EgressRoom, Instant, LastAcks, PeerChange, PeerWindow};
 pub use capabilities::{Multicast, NicEvent, NicObserver, PortState};
 pub use counters::LinkCounters;
 pub(crate) use delegate_link_methods;

@@ -396,7 +396,7 @@ mod tests {
             script.polls += 1;
             let Some(data) = script.incoming.pop_front() else { return Ok(0) };
             let flow = Flow::new(PEER.parse().unwrap(), self.info.addresses[0], 4791);
-            sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data: &data, payloads: None });
+            sink(RxBurst::new(flow, IpIdent::Unknown, data.len(), &data));
             Ok(1)
         }
         fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {

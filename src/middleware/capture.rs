@@ -530,7 +530,6 @@ mod tests {
     use pcap_file::pcapng::{Block, PcapNgReader};
 
     use super::*;
-    use crate::burst::Payload;
     use crate::fabric::{Fabric, FabricConfig, FabricPort};
     use crate::middleware::faults::Faults;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
@@ -622,7 +621,7 @@ mod tests {
         let mut q = TxQueue::new(from.info().burst);
         for psn in psns {
             let bth = Bth { opcode: Opcode(0x04), psn: Psn::new(psn), ..Bth::default() };
-            q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[psn as u8; 33]));
+            q.push(&flow, Headers { bth, ..Headers::default() }, &[psn as u8; 33]);
         }
         from.transmit(now, &q).unwrap();
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::table::Entry;
-use crate::burst::{Payload, TxQueue};
+use crate::burst::TxQueue;
 use crate::transport::{CnpScope, Congestion, CongestionParameter, Instant, PathMatch, QpState};
 use crate::wire::{Bth, CNP_PAYLOAD_LEN, Flow, Headers, Opcode, PKey, Qpn};
 
@@ -96,7 +96,7 @@ impl NotificationPoints {
         for Cnp { flow, dest, pkey } in self.pending.drain(..) {
             let bth = Bth { opcode: Opcode::CNP, becn: true, pkey, dest_qp: dest, ..Bth::default() };
             let headers = Headers { bth, ..Headers::default() };
-            tx.push(&flow, headers, Payload::Bytes(&[0; CNP_PAYLOAD_LEN]));
+            tx.push(&flow, headers, &[0; CNP_PAYLOAD_LEN]);
         }
         count
     }

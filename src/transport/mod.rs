@@ -43,8 +43,8 @@ mod work;
 
 #[cfg(feature = "unstable-internals")]
 pub use crate::burst::{
-    BurstLimits, Copier, DirectPackets, Payload, PayloadRun, PayloadSource, PeerPath, RxBurst,
-    SenderPayloads, TxBurst, TxQueue,
+    BurstLimits, Copier, DirectPackets, PayloadRun, PayloadSource, PeerPath, RxBurst, SenderPayloads,
+    TxBurst, TxQueue,
 };
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
 pub use congestion::{

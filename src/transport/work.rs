@@ -251,11 +251,14 @@ pub struct RemoteAddr {
 /// # use urxe::verbs::*;
 /// # let (a, b) = Fabric::new().pair()?;
 /// # let (src, dst) = (a.pd.reg_mr(4096, Access::ALL)?, b.pd.reg_mr(4096, Access::ALL)?);
-/// a.qp.post_send_list(&[
-///     SendWr::write(1, &[src.sge(0..4096)], dst.remote(0)).signaled(false),
-///     SendWr::write(2, &[], dst.remote(0)).inline(b"head"),
-///     SendWr::fetch_add(3, &[src.sge(8..16)], dst.remote(8), 1).fence(),
-/// ])?;
+/// a.qp.post_send_list(
+///     &[
+///         SendWr::write(1, &[src.sge(0..4096)], dst.remote(0)).signaled(false),
+///         SendWr::write(2, &[], dst.remote(0)).inline(b"head"),
+///         SendWr::fetch_add(3, &[src.sge(8..16)], dst.remote(8), 1).fence(),
+///     ],
+///     ListPolicy::UntilRejected,
+/// )?;
 /// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 2);
 /// assert_eq!(a.cq.wait(Duration::from_secs(5))?.wr_id, 3);
 /// assert_eq!(&dst.to_vec()[..4], b"head");
@@ -476,8 +479,8 @@ impl<'a> RecvWr<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("work request {index} of the list was not posted: {error}")]
 pub struct PostListError {
-    /// Index of the first work request that was refused. Those before it were posted, unless the function
-    /// posts either the whole list or nothing.
+    /// Index of the first work request that was refused. Whether those before it were posted depends on
+    /// the [policy](crate::verbs::ListPolicy).
     pub index: usize,
     /// Reason why the work request was refused.
     pub error: PostError,

@@ -17,9 +17,7 @@ impl Context {
     /// ```
     /// # use urxe::verbs::*;
     /// let fabric = Fabric::new();
-    /// let port = fabric.port(&["10.0.0.1".parse()?])?;
-    /// let options = ContextOptions::default().congestion(Congestion::DCQCN_CONNECTX);
-    /// let context = Context::on_port(port, &options, |port| Box::new(port))?;
+    /// let context = fabric.open(&ContextOptions::default().congestion(Congestion::DCQCN_CONNECTX))?;
     /// context.set_congestion(context.congestion().with(CongestionParameter::RpgAiRate, 50)?);
     /// assert_eq!(context.congestion().to_string(), "dcqcn:connectx,rpg_ai_rate=50");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

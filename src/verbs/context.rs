@@ -72,8 +72,7 @@ impl ContextOptions {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let fabric = Fabric::virtual_time(FabricConfig::default())?;
     /// let faults: [Fault; 2] = ["call:ibv_alloc_pd=ENOMEM@1".parse()?, "port=down@5ms".parse()?];
-    /// let (port, options) = (fabric.port(&fabric.auto_address())?, ContextOptions::default().faults(faults));
-    /// let context = Context::on_port(port, &options, |port| Box::new(port))?;
+    /// let context = fabric.open(&ContextOptions::default().faults(faults))?;
     /// let error = context.alloc_pd().unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
@@ -185,6 +184,28 @@ pub(super) struct Inner {
     pub faults: Arc<DeviceFaults>,
 }
 
+impl Fabric {
+    /// Opens a mock NIC: a NIC on a new port of the fabric, with addresses chosen by the fabric.
+    /// [`Context::on_port`] opens one with addresses of choice.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let fabric = Fabric::new();
+    /// let context = fabric.open(&ContextOptions::default().personality(Personality::MLX5))?;
+    /// assert_eq!(context.query_device().limits, Personality::MLX5.limits);
+    /// assert_eq!(context.gids().len(), 2, "an IPv4 and an IPv6 address");
+    /// # Ok::<(), OpenError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OpenError::MtuTooSmall`] if packets of the fabric cannot hold a path MTU of 256;
+    /// [`OpenError::System`] if the system is out of descriptors or threads; [`OpenError::Injected`].
+    pub fn open(&self, options: &ContextOptions) -> Result<Context, OpenError> {
+        let port = self.port(&self.auto_address())?;
+        Context::on_port(port, options, |port| Box::new(port))
+    }
+}
+
 impl Context {
     /// Opens a NIC on a link.
     ///
@@ -211,14 +232,13 @@ impl Context {
         Self::build(links, None, options)
     }
 
-    /// Opens a mock NIC: a NIC on a new port of an in-memory fabric, with an address chosen by the fabric.
+    /// Opens a mock NIC with default options: see [`Fabric::open`].
     ///
     /// # Errors
     /// [`OpenError::MtuTooSmall`] if packets of the fabric cannot hold a path MTU of 256;
     /// [`OpenError::System`] if the system is out of descriptors or threads.
     pub fn on_fabric(fabric: &Fabric) -> Result<Context, OpenError> {
-        let port = fabric.port(&fabric.auto_address())?;
-        Self::on_port(port, &ContextOptions::default(), |port| Box::new(port))
+        fabric.open(&ContextOptions::default())
     }
 
     /// Opens a NIC on a fabric port. `wrap` may put middleware around the port, such as packet capture or

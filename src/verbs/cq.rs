@@ -18,8 +18,8 @@ use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
 ///
-/// [`poll`](Self::poll) never blocks, [`wait`](Self::wait) blocks until there is a completion, and
-/// [`start_poll`](Self::start_poll) gives timestamps and flags.
+/// [`poll`](Self::poll) and [`drain`](Self::drain) never block, [`wait`](Self::wait) blocks until there is a
+/// completion, and [`start_poll`](Self::start_poll) gives timestamps and flags.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -251,13 +251,49 @@ impl Cq {
     /// [`CqOverflow`] once completions were lost and the earlier ones have been polled, and for a fault on
     /// `ibv_poll_cq` with any error.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        self.inject_poll()?;
+        self.inject_on_poll()?;
         self.poll_link_in_turn();
         self.0.queue.poll(max, out)
     }
 
-    /// Applies a fault of the call `ibv_poll_cq`.
-    fn inject_poll(&self) -> Result<(), CqOverflow> {
+    /// Returns an iterator that takes completions from the queue until it is empty. Each item is taken by a
+    /// [`poll`](Self::poll), so the iterator never blocks, and returns completions that arrive meanwhile.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use urxe::verbs::*;
+    /// # let (a, b) = Fabric::virtual_time(FabricConfig::default())?.pair()?;
+    /// for id in 0..3 {
+    ///     b.qp.post_recv(&RecvWr::empty(id))?;
+    ///     a.qp.post_send(&SendWr::send(id, &[]))?;
+    /// }
+    /// assert_eq!(a.cq.wait(Duration::from_secs(1))?.wr_id, 0);
+    /// for completion in a.cq.drain() {
+    ///     let completion = completion?;
+    ///     println!("{}: {}", completion.wr_id, completion.status);
+    /// }
+    /// assert_eq!(b.cq.drain().collect::<Result<Vec<_>, _>>()?.len(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An item is [`CqOverflow`] where [`poll`](Self::poll) would return it; it is the last item.
+    pub fn drain(&self) -> impl Iterator<Item = Result<Completion, CqOverflow>> {
+        let next = || {
+            self.inject_on_poll()?;
+            self.poll_link_in_turn();
+            Ok(self.0.queue.take()?.map(|entry| entry.completion))
+        };
+        let mut is_over = false;
+        std::iter::from_fn(move || {
+            let polled = if is_over { None } else { next().transpose() };
+            is_over = !matches!(polled, Some(Ok(_)));
+            polled
+        })
+    }
+
+    /// Applies the faults on a call that polls.
+    fn inject_on_poll(&self) -> Result<(), CqOverflow> {
         let injected = self.0.calls.inject(Call::ibv_poll_cq);
         injected.map_err(|_| CqOverflow { capacity: self.capacity() })
     }
@@ -324,7 +360,7 @@ impl Cq {
         let fabric = self.0.context.0.shards.virtual_fabric();
         // In virtual time, the wait lets other threads run, as a poll would.
         let polled = match fabric {
-            Some(_) => self.inject_poll().and_then(|()| self.0.queue.poll(1, &mut out))?,
+            Some(_) => self.inject_on_poll().and_then(|()| self.0.queue.poll(1, &mut out))?,
             None => self.poll(1, &mut out)?,
         };
         if polled == 1 {
@@ -379,7 +415,7 @@ impl Cq {
     /// # Errors
     /// As for [`poll`](Self::poll).
     pub fn poll_queued(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        self.inject_poll()?;
+        self.inject_on_poll()?;
         self.0.queue.poll(max, out)
     }
 

@@ -9,11 +9,12 @@ use std::error::Error;
 use std::io;
 
 use libc::{
-    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINTR, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV,
-    ENOENT, ENOMEM, EOPNOTSUPP, EOVERFLOW, EPERM, ETIMEDOUT,
+    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, ECONNREFUSED, EFAULT, EINTR, EINVAL, EIO, EMSGSIZE,
+    ENETUNREACH, ENODEV, ENOENT, ENOMEM, EOPNOTSUPP, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
-use super::cm::IdError;
+use super::any_error::Error as AnyError;
+use super::cm::{IdError, SessionError};
 use super::{
     AccessError, AckError, AddressError, AttachCounterError, AttachError, ClaimError, ConnectError,
     CqOverflow, CreateError, DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError,
@@ -24,6 +25,8 @@ use crate::cm::CmError;
 use crate::fabric::FabricError;
 use crate::link::BindError;
 use crate::link::udp::UdpLinkError;
+use crate::middleware::capture::CaptureError;
+use crate::middleware::faults::RulesError;
 
 /// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`.
 macro_rules! table {
@@ -221,10 +224,52 @@ table! {
         Self::Open(e) => e.number(),
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
     }
+    CaptureError {
+        Self::Create { source, .. } | Self::Write(source) | Self::Incomplete { source, .. } => source.raw_os_error().unwrap_or(EIO),
+    }
     PairError {
         Self::Open(e) => e.number(),
         Self::Create(e) => e.number(),
         Self::Connect(e) => e.number(),
+    }
+    /// For an event that reports a failure, the number is that of its status.
+    SessionError {
+        Self::Id(e) => e.number(),
+        Self::Create(e) => e.number(),
+        Self::Wait(e) => e.number(),
+        Self::Rejected { .. } => ECONNREFUSED,
+        Self::Failed { status, .. } => if *status < 0 { -status } else { EIO },
+    }
+    AnyError {
+        Self::Open(e) => e.number(),
+        Self::Create(e) => e.number(),
+        Self::Pair(e) => e.number(),
+        Self::Modify(e) => e.number(),
+        Self::Connect(e) => e.number(),
+        Self::Attach(e) => e.number(),
+        Self::Multicast(e) => e.number(),
+        Self::AttachCounter(e) => e.number(),
+        Self::Post(e) => e.number(),
+        Self::PostList(e) => e.number(),
+        Self::Wait(e) => e.number(),
+        Self::Overflow(e) => e.number(),
+        Self::DestroyCq(e) => e.number(),
+        Self::Ack(e) => e.number(),
+        Self::Memory(e) => e.number(),
+        Self::Address(e) => e.number(),
+        Self::PKeys(e) => e.number(),
+        Self::Id(e) => e.number(),
+        Self::Session(e) => e.number(),
+        Self::Device(e) => e.number(),
+        Self::Link(e) => e.number(),
+        Self::Udp(e) => e.number(),
+        Self::Sharing(e) => e.number(),
+        Self::Packet(e) => of_cause(e),
+        Self::Frames(e) => of_cause(e),
+        Self::Capture(e) => e.number(),
+        Self::Fabric(e) => of_fabric(e),
+        Self::Rules(RulesError::File { source: e, .. }) | Self::Io(e) => e.raw_os_error().unwrap_or(EIO),
+        Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
     }
 }
 
@@ -332,6 +377,10 @@ mod tests {
             (IdError::PortInUseByWildcard(([0, 0, 0, 0], 7).into()).errno(), 99),
             (IdError::NoDevice([192, 0, 2, 1].into()).errno(), 99),
             (IdError::Protocol(CmError::TooMany(1)).errno(), 12),
+            (AnyError::from(PostError::QueueFull(4)).errno(), 12),
+            (AnyError::from(FabricError::NoAddress).errno(), 99),
+            (AnyError::from(SessionError::Wait(WaitError::Idle)).errno(), 11),
+            (AnyError::from("x".parse::<std::net::IpAddr>().unwrap_err()).errno(), 22),
             (DeviceError::Link(UdpLinkError::NotLocal { ip: [192, 0, 2, 1].into() }).errno(), 19),
         ];
         for (row, (got, expected)) in rows.into_iter().enumerate() {

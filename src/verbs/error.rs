@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::driver::CqOverflow;
 use crate::memory::{Access, ManagementError};
-use crate::nic::TooManyQps;
 use crate::transport::{AddressError, Completion, InjectedError, ModifyError, QpType};
 use crate::wire::Mtu;
 
@@ -102,12 +101,6 @@ pub enum CreateError {
     /// A fault on the call, which was not executed.
     #[error(transparent)]
     Injected(InjectedError),
-}
-
-impl From<TooManyQps> for CreateError {
-    fn from(e: TooManyQps) -> Self {
-        CreateError::Exhausted { kind: "QPs", max: e.0 }
-    }
 }
 
 /// Reason why a queue pair could not be connected.

@@ -7,6 +7,7 @@
 
 mod adapter;
 mod ah;
+pub(crate) mod any_error;
 mod channel;
 mod channel_wait;
 pub mod cm;
@@ -43,17 +44,20 @@ pub use crate::driver::{AttachError, CqOverflow, Notify};
 pub use crate::fabric::{Fabric, FabricConfig};
 #[doc(hidden)]
 pub use crate::link::{ClaimError, JoinError};
-pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
+pub use crate::memory::{
+    Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, PdId, WindowKind,
+};
 pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 #[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, Congestion,
-    CongestionAlgorithm, CongestionError, CongestionParameter, CountUnit, CountedOps, Counters, CqId,
-    Destination, EventKind, FailedRequest, Failure, FailureCause, InjectedError, LastAck, LocalCheck,
-    ModifyError, ParameterSet, PastEvent, Placement, PostError, PostListError, QpAttr, QpState, QpType,
-    RecvCaps, RecvWr, Refusal, RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge,
-    SrqId, Transmission, TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
+    AckRequests, AddressError, AddressVector, AlternatePath, AsyncEvent, AttachCounterError, CnpScope,
+    CompCounter, Completion, Congestion, CongestionAlgorithm, CongestionError, CongestionParameter,
+    CountUnit, CountedOps, Counters, CqId, Destination, EarlySends, EventKind, FailedRequest, Failure,
+    FailureCause, InjectedError, LastAck, LocalCheck, MigrationState, ModifyError, ParameterSet, PastEvent,
+    Placement, PostError, PostListError, QpAttr, QpState, QpType, Quirks, RecvCaps, RecvWr, Refusal,
+    RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission,
+    TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
@@ -78,7 +82,7 @@ pub use mw::{FastMr, Mw};
 pub use pd::Pd;
 #[doc(hidden)]
 pub use port_counters::{PUBLISHING_INTERVAL_MS, port_counter_files};
-pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
+pub use qp::{ConnectOptions, Endpoint, ListPolicy, Qp, QpOptions};
 pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState};
 #[doc(hidden)]
 pub use query::{lid_of, node_guid};

@@ -11,7 +11,7 @@ use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
 use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::Access;
-use crate::nic::MulticastError;
+use crate::nic::{MulticastError, TooManyQps};
 use crate::sys::setters::setters;
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
@@ -144,10 +144,20 @@ impl Default for ConnectOptions {
     }
 }
 
+/// Policy for a list of work requests of which the queue pair rejects one ([`Qp::post_send_list`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListPolicy {
+    /// The work requests before the first that is rejected (`ibv_post_send`).
+    UntilRejected,
+    /// Nothing (`ibv_wr_complete`).
+    AllOrNone,
+}
+
 /// Shared reference to a completion queue, as the driver stores it.
 type Queue = Arc<CompletionQueue>;
 
-/// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
+/// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair; outstanding
+/// work requests then end without completions.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -165,7 +175,10 @@ type Queue = Arc<CompletionQueue>;
 /// a.send_cq().wait(Duration::from_secs(5))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Qp {
+#[derive(Clone)]
+pub struct Qp(Arc<QpInner>);
+
+struct QpInner {
     qpn: Qpn,
     psn: Psn,
     qp_type: QpType,
@@ -281,7 +294,8 @@ impl Qp {
             (None, _) => context.0.shards.next_for_qp(),
         };
         Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
-            Ok(state.create_qp(init, send, recv)?)
+            let created = state.create_qp(init, send, recv);
+            created.map_err(|TooManyQps(max)| CreateError::Exhausted { kind: "QPs", max })
         })
     }
 
@@ -351,60 +365,61 @@ impl Qp {
         let calls = context.0.calls.clone();
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq, is_alive) = (send_cq.clone(), recv_cq.clone(), Arc::new(Mutex::new(true)));
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, cq_uses, is_alive, calls })
+        let inner = QpInner { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, cq_uses, is_alive, calls };
+        Ok(Qp(Arc::new(inner)))
     }
 
     /// Returns a handle that can change the queue pair's state but does not keep it alive.
     pub(super) fn remote(&self) -> QpRemote {
         QpRemote {
-            qpn: self.qpn,
-            psn: self.psn,
-            qp_type: self.qp_type,
-            has_srq: self.srq.is_some(),
-            context: self.pd.context().downgrade(),
-            shard: self.shard.clone(),
-            is_alive: self.is_alive.clone(),
+            qpn: self.0.qpn,
+            psn: self.0.psn,
+            qp_type: self.0.qp_type,
+            has_srq: self.0.srq.is_some(),
+            context: self.0.pd.context().downgrade(),
+            shard: self.0.shard.clone(),
+            is_alive: self.0.is_alive.clone(),
         }
     }
 
     /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
-        self.qpn
+        self.0.qpn
     }
 
     /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
-        &self.pd
+        &self.0.pd
     }
 
     /// Returns the completion queue for send work requests.
     pub fn send_cq(&self) -> &Cq {
-        &self.send_cq
+        &self.0.send_cq
     }
 
     /// Returns the shared receive queue, or `None` if the queue pair has its own receive queue.
     pub fn srq(&self) -> Option<&Srq> {
-        self.srq.as_ref()
+        self.0.srq.as_ref()
     }
 
     /// Returns the completion queue for receive work requests.
     pub fn recv_cq(&self) -> &Cq {
-        &self.recv_cq
+        &self.0.recv_cq
     }
 
     /// Returns the endpoint that a peer needs in order to connect, with the GID at `index`, or `None` if
     /// there is no such GID.
     pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
-        let gid = self.pd.context().query_gid(index)?;
-        Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
+        let gid = self.0.pd.context().query_gid(index)?;
+        Some(Endpoint { gid, qpn: self.0.qpn, psn: self.0.psn })
     }
 
     /// Returns the endpoint that a peer needs in order to connect, with the [main
     /// GID](super::Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
         // A context cannot be opened without an address; only a later change can remove all of them.
-        let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
-        Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
+        let gid = self.0.pd.context().main_gid().and_then(|i| self.0.pd.context().query_gid(i.into()));
+        Endpoint { gid: gid.unwrap_or_default(), qpn: self.0.qpn, psn: self.0.psn }
     }
 
     /// Modifies attributes and state (`ibv_modify_qp`). A transition to RESET also removes this queue pair's
@@ -413,13 +428,13 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.calls.inject(Call::ibv_modify_qp).map_err(ModifyError::Injected)?;
-        self.shard.with_state_and_send(|state, now| {
-            let result = state.modify_qp(now, self.qpn, attr);
+        self.0.calls.inject(Call::ibv_modify_qp).map_err(ModifyError::Injected)?;
+        self.0.shard.with_state_and_send(|state, now| {
+            let result = state.modify_qp(now, self.0.qpn, attr);
             result.expect("the NIC has the queue pair as long as its handle")
         })?;
         match attr.state {
-            Some(QpState::Reset) => self.purge(),
+            Some(QpState::Reset) => self.0.purge(),
             Some(QpState::Rtr | QpState::Rts) => self.check_configuration(),
             _ => {}
         }
@@ -428,31 +443,17 @@ impl Qp {
 
     /// Warns of attributes that will cause trouble.
     fn check_configuration(&self) {
-        self.pd.context().0.warnings.check_qp(self.qp_type, &self.query(), self.qpn);
+        self.0.pd.context().0.warnings.check_qp(self.0.qp_type, &self.query(), self.0.qpn);
     }
 
     /// Warns of a work request that exceeds a limit.
     fn check_post(&self, posted: Result<(), PostListError>) -> Result<(), PostListError> {
-        posted.inspect_err(|e| self.pd.context().0.warnings.check_post(&e.error, self.qpn))
-    }
-
-    /// Removes this queue pair's completions from its completion queues.
-    fn purge(&self) {
-        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
-        if send.is_empty() && recv.is_empty() {
-            return;
-        }
-        self.pd.context().0.shards.without_completions(|| {
-            send.purge(self.qpn);
-            if !Arc::ptr_eq(send, recv) {
-                recv.purge(self.qpn);
-            }
-        });
+        posted.inspect_err(|e| self.0.pd.context().0.warnings.check_post(&e.error, self.0.qpn))
     }
 
     /// Returns the current attributes (`ibv_query_qp`).
     pub fn query(&self) -> QpAttr {
-        let found = self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
+        let found = self.0.shard.with_nic(|nic| nic.query_qp(self.0.qpn).map(|(attr, _)| attr));
         found.expect("the NIC has the queue pair as long as its handle")
     }
 
@@ -464,19 +465,19 @@ impl Qp {
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
-    /// The errors of [`to_init`](Self::to_init), [`to_rtr`](Self::to_rtr) and [`to_rts`](Self::to_rts);
+    /// The errors of [`enter_init`](Self::enter_init), [`enter_rtr`](Self::enter_rtr) and [`enter_rts`](Self::enter_rts);
     /// transitions made before the failure remain.
     pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
-        self.to_init(options.access)?;
-        self.to_rtr(peer, options)?;
-        self.to_rts(options)
+        self.enter_init(options.access)?;
+        self.enter_rtr(peer, options)?;
+        self.enter_rts(options)
     }
 
     /// Moves the queue pair from RESET to INIT.
     ///
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RESET and `access` is valid.
-    pub fn to_init(&self, access: Access) -> Result<(), ConnectError> {
+    pub fn enter_init(&self, access: Access) -> Result<(), ConnectError> {
         let (pkey_index, port) = (Some(0), Some(1));
         let attr = QpAttr {
             state: Some(QpState::Init),
@@ -494,8 +495,8 @@ impl Qp {
     /// [`ConnectError::Mtu`] for a path MTU above the port's; [`ConnectError::NoGid`] if the port has no GID
     /// of the IP version of the peer; [`ConnectError::Modify`] unless the queue pair is in INIT and the port
     /// can carry the other options.
-    pub fn to_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let context = self.pd.context();
+    pub fn enter_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let context = self.0.pd.context();
         let active = context.0.mtu;
         let mtu = options.mtu.unwrap_or(active);
         if mtu > active {
@@ -517,24 +518,24 @@ impl Qp {
             min_rnr_timer: Some(options.min_rnr_timer),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Init, QpState::Rtr)))?)
+        Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
     /// Moves the queue pair from RTR to RTS, in which it can also send requests.
     ///
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
-    pub fn to_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
+    pub fn enter_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
         let attr = QpAttr {
             state: Some(QpState::Rts),
-            sq_psn: Some(self.psn),
+            sq_psn: Some(self.0.psn),
             timeout: Some(options.timeout),
             retry_cnt: Some(options.retry_cnt),
             rnr_retry: Some(options.rnr_retry),
             max_rd_atomic: Some(options.max_rd_atomic),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr.only(accepted_attrs(self.qp_type, QpState::Rtr, QpState::Rts)))?)
+        Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
     /// Moves a datagram queue pair from RESET to RTS. It then receives datagrams whose Q_Key is `qkey`.
@@ -546,7 +547,7 @@ impl Qp {
         let (pkey_index, port) = (Some(0), Some(1));
         self.modify(&QpAttr { pkey_index, port, qkey: Some(qkey), ..to(QpState::Init) })?;
         self.modify(&to(QpState::Rtr))?;
-        Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
+        Ok(self.modify(&QpAttr { sq_psn: Some(self.0.psn), ..to(QpState::Rts) })?)
     }
 
     /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): either an IPv6 group in
@@ -562,8 +563,8 @@ impl Qp {
     /// # Errors
     /// [`AttachError`]; then the queue pair is not attached.
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
-        let Inner { shards, limits, .. } = &**self.pd.context().0;
-        shards.attach_mcast(&self.shard, self.qpn, gid, limits)
+        let Inner { shards, limits, .. } = &**self.0.pd.context().0;
+        shards.attach_mcast(&self.0.shard, self.0.qpn, gid, limits)
     }
 
     /// Attaches a completion counter (`ibv_qp_attach_comp_cntr`) in RESET or INIT. It counts the operations
@@ -572,14 +573,14 @@ impl Qp {
     /// # Errors
     /// [`AttachCounterError`]; then the counter is not attached.
     pub fn attach_counter(&self, counter: &CompCounter, ops: CountedOps) -> Result<(), AttachCounterError> {
-        let result = self.shard.with_state(|state, _| state.nic.attach_counter(self.qpn, counter, ops));
+        let result = self.0.shard.with_state(|state, _| state.nic.attach_counter(self.0.qpn, counter, ops));
         result.expect("the NIC has the queue pair as long as its handle")
     }
 
     /// Stops this queue pair from receiving the messages that it sends to multicast groups it is attached to
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). The NIC's other queue pairs still receive them.
     pub fn block_multicast_loopback(&self) {
-        self.shard.with_state(|state, _| state.nic.block_multicast_loopback(self.qpn));
+        self.0.shard.with_state(|state, _| state.nic.block_multicast_loopback(self.0.qpn));
     }
 
     /// Detaches the queue pair from a multicast group (`ibv_detach_mcast`).
@@ -587,7 +588,7 @@ impl Qp {
     /// # Errors
     /// [`MulticastError::NotAttached`] if the queue pair is not attached to the group.
     pub fn detach_mcast(&self, gid: Gid) -> Result<(), MulticastError> {
-        self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
+        self.0.pd.context().0.shards.detach_mcast(&self.0.shard, self.0.qpn, gid)
     }
 
     /// Posts a send work request, and transmits as much as the congestion window allows. If many packets are
@@ -597,43 +598,55 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
+        self.post_until_rejected(std::slice::from_ref(wr)).map_err(|e| e.error)
     }
 
-    /// Posts several send work requests in order, stopping at the first that is rejected.
+    /// Posts send work requests in order. If the queue pair rejects one, `policy` says whether those before it
+    /// are posted.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// # let (a, b) = Fabric::new().pair()?;
+    /// let requests = [SendWr::send(1, &[]), SendWr::send(2, &[]).to(Destination::Srq(SrqId(0)))];
+    /// let rejected = a.qp.post_send_list(&requests, ListPolicy::AllOrNone).unwrap_err();
+    /// assert_eq!((rejected.index, rejected.error), (1, PostError::Destination));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`PostListError`] names the first work request that was not posted; those before it were posted.
-    pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+    /// [`PostListError`] with the index of the first work request that was rejected; neither it nor those
+    /// after it were posted.
+    #[inline]
+    pub fn post_send_list(&self, wrs: &[SendWr<'_>], policy: ListPolicy) -> Result<(), PostListError> {
+        match policy {
+            ListPolicy::UntilRejected => self.post_until_rejected(wrs),
+            ListPolicy::AllOrNone => self.post_all_or_none(wrs.iter().copied()),
+        }
+    }
+
+    fn post_until_rejected(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.inject_on_post(Call::ibv_post_send)?;
-        self.check_post(self.shard.post(self.qpn, |nic| {
-            nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
+        self.check_post(self.0.shard.post(self.0.qpn, |nic| {
+            nic.post_send_list(self.0.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
     }
 
-    /// Posts either all of the work requests or, if any of them is rejected, none (`ibv_wr_complete`).
-    ///
-    /// # Errors [`PostListError`] names the first work request that was rejected.
-    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.post_send_all_from(wrs.iter().copied())
-    }
-
-    /// Posts all work requests or none, like [`post_send_all`](Self::post_send_all). The C library uses this
-    /// to convert work requests one at a time. The NIC is locked while the iterator runs, so the iterator
-    /// must not call the NIC.
+    /// Posts send work requests with [`ListPolicy::AllOrNone`]. The C library converts its work requests in
+    /// the iterator, without a list of them. The NIC is locked while the iterator runs, so the iterator must
+    /// not call the NIC.
     #[doc(hidden)]
-    pub fn post_send_all_from<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
+    pub fn post_all_or_none<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
         self.inject_on_post(Call::ibv_wr_complete)?;
-        self.check_post(self.shard.post(self.qpn, |nic| {
-            nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
+        self.check_post(self.0.shard.post(self.0.qpn, |nic| {
+            nic.post_send_all(self.0.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
     }
 
     /// Applies the faults on a call that posts work requests.
     #[inline]
     fn inject_on_post(&self, call: Call) -> Result<(), PostListError> {
-        self.cq_uses[0].on_post(&self.send_cq);
-        let injected = self.calls.inject(call);
+        self.0.cq_uses[0].on_post(&self.0.send_cq);
+        let injected = self.0.calls.inject(call);
         injected.map_err(|error| PostListError { index: 0, error: PostError::Injected(error) })
     }
 
@@ -642,15 +655,32 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.cq_uses[1].on_post(&self.recv_cq);
-        self.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
-        self.shard
-            .with_nic(|nic| nic.post_recv(self.qpn, wr))
+        self.0.cq_uses[1].on_post(&self.0.recv_cq);
+        self.0.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
+        self.0
+            .shard
+            .with_nic(|nic| nic.post_recv(self.0.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")
     }
 }
 
-impl Drop for Qp {
+impl QpInner {
+    /// Removes this queue pair's completions from its completion queues.
+    fn purge(&self) {
+        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
+        if send.is_empty() && recv.is_empty() {
+            return;
+        }
+        self.pd.context().0.shards.without_completions(|| {
+            send.purge(self.qpn);
+            if !Arc::ptr_eq(send, recv) {
+                recv.purge(self.qpn);
+            }
+        });
+    }
+}
+
+impl Drop for QpInner {
     fn drop(&mut self) {
         // Sends what is due to the peer first, because acknowledgements may still be delayed.
         self.shard.with_nic_and_send(|_, _, _, _| ());
@@ -670,6 +700,6 @@ impl Drop for Qp {
 
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Qp({})", self.qpn)
+        write!(f, "Qp({})", self.0.qpn)
     }
 }

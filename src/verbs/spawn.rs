@@ -67,8 +67,8 @@ impl Fabric {
     /// let fabric = Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(5)).loss(0.1).seed(1))?;
     /// let (client, server) = fabric.pair()?;
     /// let server = fabric.spawn(move || {
-    ///     server.qp.post_recv(&RecvWr::empty(1)).expect("the queue pair accepts receives");
-    ///     server.cq.wait(Duration::from_secs(1))
+    ///     server.qp.post_recv(&RecvWr::empty(1))?;
+    ///     Ok::<_, urxe::Error>(server.cq.wait(Duration::from_secs(1))?)
     /// });
     /// client.qp.post_send(&SendWr::send(2, &[]))?;
     /// client.cq.wait(Duration::from_secs(1))?;

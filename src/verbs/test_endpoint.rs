@@ -264,15 +264,14 @@ impl PairBuilder {
     /// does not support.
     pub fn build(self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
         let PairBuilder { fabric, context: options, qp, connect, faults, capture } = self;
-        let port = || fabric.port(&fabric.auto_address()).map_err(OpenError::from);
         let seed = fabric.config().seed;
         let rules = Fault::packet_rules(&faults);
         let others = faults.into_iter().filter(|fault| !matches!(fault, Fault::Packet(_)));
         let with_faults = options.clone().faults(others);
-        let first =
-            Context::on_port(port()?, &with_faults, |port| wrap(port, rules, seed, capture.as_ref()))?;
+        let port = fabric.port(&fabric.auto_address()).map_err(OpenError::from)?;
+        let first = Context::on_port(port, &with_faults, |port| wrap(port, rules, seed, capture.as_ref()))?;
         let seed = options.seed.map(|seed| seed.wrapping_add(1));
-        let second = Context::on_port(port()?, &options.seed(seed), |port| Box::new(port))?;
+        let second = fabric.open(&options.seed(seed))?;
         let a = TestEndpoint::with_options(first, &qp)?;
         let b = TestEndpoint::with_options(second, &qp)?;
         a.connect(&b, &connect)?;

@@ -11,7 +11,7 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::transport::{BurstLimits, Payload, TxQueue};
+use urxe::transport::{BurstLimits, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Deth, Flow, Headers, Opcode, ROCE_PORT};
 use urxe_test_support::addresses::address;
@@ -347,7 +347,7 @@ fn coalesced_datagram_delivers_its_packets_to_all_shards() {
             };
             let deth = Deth { qkey: KEY, src_qp: Qpn::new(7) };
             let headers = Headers { bth, deth, ..Headers::default() };
-            queue.push(&Flow::new(own, b.ip(), ROCE_PORT), headers, Payload::Bytes(&[i as u8; 64]));
+            queue.push(&Flow::new(own, b.ip(), ROCE_PORT), headers, &[i as u8; 64]);
             qps[*to].post_recv(&RecvWr::new(i as u64, &[b.piece(i, 200)])).unwrap();
         }
         assert_eq!(queue.bursts().len(), 1, "the packets form one burst");
@@ -418,10 +418,10 @@ fn nic_events_are_raised_once_for_all_shards() {
     for qp in &qps {
         // Every shard has the new entries.
         let peer = Endpoint { gid: other, ..qp.endpoint() };
-        qp.to_init(Access::ALL).unwrap();
+        qp.enter_init(Access::ALL).unwrap();
         let options = ConnectOptions::default().sgid_index(1);
         qp.modify(&QpAttr::new(QpState::Init).pkey_index(1)).unwrap();
-        qp.to_rtr(&peer, &options).unwrap();
+        qp.enter_rtr(&peer, &options).unwrap();
     }
     // While a QP of the last shard refers to the P_Key, it remains in the table of every shard.
     qps.drain(..SHARDS - 1);

@@ -50,7 +50,7 @@ impl LocalDevice {
     fn qp_with_receives(&self, messages: u64, len: usize) -> Qp {
         let qp = self.qp(QpType::Rc);
         // The queue pair accepts receives from INIT on; attaching it keeps that state.
-        qp.to_init(Access::ALL).unwrap();
+        qp.enter_init(Access::ALL).unwrap();
         (0..messages).for_each(|i| self.post_recv(&qp, i, len));
         qp
     }

@@ -199,7 +199,7 @@ fn acknowledged(setup: &Testbed, qp: &Qp) -> usize {
 fn unconnected(side: &Side) -> Result<Qp, CreateError> {
     let qp = side.qp(QpType::Rc);
     // The queue pair accepts receives from INIT on; attaching it keeps that state.
-    qp.to_init(Access::ALL).unwrap();
+    qp.enter_init(Access::ALL).unwrap();
     Ok(qp)
 }
 

@@ -102,7 +102,7 @@ fn port_state_of_a_packet_link_follows_state_and_removal_of_its_interface() {
         let context = net.open(|| packet(shards));
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
         let qps: Vec<Qp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap()).collect();
-        qps.iter().for_each(|qp| qp.to_init(Access::ALL).unwrap());
+        qps.iter().for_each(|qp| qp.enter_init(Access::ALL).unwrap());
         check_port_follows_interface(&net, &context);
         net.set("link del v0");
         let events = [(); 2].map(|()| context.wait_event(TIMEOUT).unwrap());

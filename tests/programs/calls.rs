@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use urxe::verbs::Personality;
 use urxe_test_support::programs::{CProgram, Library, Running, addresses, text};
 
 fn case(name: &str) {
@@ -31,7 +32,7 @@ fn capacity_of_a_receive_queue_is_ignored_for_a_queue_pair_without_one() {
 
 #[test]
 fn address_without_a_grh_is_refused_in_every_personality_with_one_warning() {
-    for personality in ["default", "strict", "mlx5", "rxe", "throughput"] {
+    for personality in Personality::ALL.map(|p| p.name) {
         let [address, _] = addresses();
         let library = Library::new();
         let mut command = library.program(CProgram::build("calls").program(), &address);

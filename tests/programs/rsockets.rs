@@ -269,7 +269,7 @@ fn send_immediate(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
         // In INIT the queue pair accepts receives, for the messages of the other end. It stays in INIT when
         // it is attached.
-        qp.to_init(Access::ALL).unwrap();
+        qp.enter_init(Access::ALL).unwrap();
         (0..4).for_each(|_| qp.post_recv(&RecvWr::new(1, &[])).unwrap());
         Ok(qp)
     };

@@ -2,7 +2,7 @@
 //! holds.
 
 use urxe::memory::{Access, Accessor, HostSlice, Table};
-use urxe::transport::{BurstLimits, Payload, TxBurst, TxQueue};
+use urxe::transport::{BurstLimits, TxBurst, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Psn, Qpn, icrc};
 use urxe_test_support::engine::{PD, Region};
 
@@ -33,7 +33,7 @@ fn payload_is_copied_at_push_or_at_transmission_if_its_icrc_is_deferred() {
             let is_copied_later = is_deferred && len > 512;
             let mut queue = new(BurstLimits::SEGMENTED);
             assert!(queue.is_empty());
-            queue.push(&flow(), headers(), Payload::Host(&[slice]));
+            queue.push_host(&flow(), &headers(), &[slice]).unwrap();
             assert!(!queue.is_empty());
             let burst = queue.bursts().next().unwrap();
             assert_eq!(burst.as_bytes().is_none(), is_deferred, "{len} bytes");
@@ -56,7 +56,7 @@ fn burst_does_not_exceed_the_byte_limit_of_the_link() {
         [(231, &[1, 1, 1, 1, 1][..]), (232, &[2, 2, 1]), (347, &[2, 2, 1]), (348, &[3, 2])]
     {
         let mut queue = TxQueue::new(BurstLimits { bytes, packets: 64 });
-        (0..5).for_each(|_| queue.push(&flow(), headers(), Payload::Bytes(&[7; 100])));
+        (0..5).for_each(|_| queue.push(&flow(), headers(), &[7; 100]));
         assert_eq!(queue.bursts().map(|b| b.packets).collect::<Vec<_>>(), expected, "{bytes} bytes");
     }
 }
@@ -65,7 +65,7 @@ fn burst_does_not_exceed_the_byte_limit_of_the_link() {
 fn size_of_a_turn_depends_on_how_the_link_delivers() {
     let packets = |mut queue: TxQueue| {
         while !queue.is_full() {
-            queue.push(&flow(), headers(), Payload::Bytes(&[7; 4096]));
+            queue.push(&flow(), headers(), &[7; 4096]);
         }
         queue.packets()
     };
@@ -121,7 +121,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
             let mut queue = new(BurstLimits::SEGMENTED);
             for len in lens {
                 let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
-                queue.push(&flow(), headers(), Payload::Host(&[first, HostSlice::EMPTY, rest]));
+                queue.push_host(&flow(), &headers(), &[first, HostSlice::EMPTY, rest]).unwrap();
             }
             copied(&queue)
         });
@@ -144,7 +144,7 @@ fn bulk_send_gives_the_same_bytes_as_sending_its_packets_singly() {
         let mut rest = slice;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
-            single.push(&flow(), headers, Payload::Host(&[now]));
+            single.push_host(&flow(), &headers, &[now]).unwrap();
             headers.bth.psn += 1;
             rest = later;
         }

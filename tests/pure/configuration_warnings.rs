@@ -74,7 +74,7 @@ fn completion_queue_below_the_work_requests_that_complete_to_it_is_warned_of() {
     let unsignaled = QpOptions::default();
     let create = |options: &QpOptions| {
         let qp = pd.create_qp(&cq, &cq, options).unwrap();
-        qp.to_init(Access::LOCAL_WRITE).unwrap();
+        qp.enter_init(Access::LOCAL_WRITE).unwrap();
         qp.post_recv(&RecvWr::empty(1)).unwrap();
         qp
     };
@@ -84,8 +84,8 @@ fn completion_queue_below_the_work_requests_that_complete_to_it_is_warned_of() {
     let signaled = create(&unsignaled.clone().signal_all(true));
     assert_eq!(context.warnings(), [], "no sends have been posted");
     let peer = Endpoint { qpn: Qpn::new(2), ..signaled.endpoint() };
-    signaled.to_rtr(&peer, &ConnectOptions::default()).unwrap();
-    signaled.to_rts(&ConnectOptions::default()).unwrap();
+    signaled.enter_rtr(&peer, &ConnectOptions::default()).unwrap();
+    signaled.enter_rts(&ConnectOptions::default()).unwrap();
     signaled.post_send(&SendWr::send(2, &[])).unwrap();
     let [warning] = &context.warnings()[..] else { panic!("{:?}", context.warnings()) };
     assert_eq!(warning.kind, WarningKind::CqOverrun);
@@ -113,7 +113,7 @@ fn callback_gets_earlier_and_later_warnings_once_each() {
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
     let create = || pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
     let qp = create();
-    qp.to_init(Access::LOCAL_WRITE).unwrap();
+    qp.enter_init(Access::LOCAL_WRITE).unwrap();
     qp.post_recv(&RecvWr::empty(1)).unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = seen.clone();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use urxe::verbs::*;
 use urxe_test_support::cnp::{CnpLink, Cnps};
-use urxe_test_support::nic::{connect, on_fabric};
+use urxe_test_support::nic::connect;
 
 const LEN: usize = 1 << 20;
 const TEN_GIGABIT: u64 = 10_000_000_000;
@@ -25,7 +25,7 @@ impl Network {
         let config = FabricConfig::default().bandwidth(TEN_GIGABIT).latency(Duration::from_micros(2)).seed(5);
         let fabric = Fabric::virtual_time(config).unwrap();
         let options = ContextOptions::default().congestion(congestion);
-        let b = TestEndpoint::new(on_fabric(&fabric, &options)).unwrap();
+        let b = TestEndpoint::new(fabric.open(&options).unwrap()).unwrap();
         let (cnps, peer) = (Cnps::default(), b.context.gids()[0].ip());
         let port = fabric.port(&fabric.auto_address()).unwrap();
         let wrap = |inner| Box::new(CnpLink { inner, cnps: cnps.clone(), peer }) as Box<_>;
@@ -132,7 +132,7 @@ fn delay_based_control_avoids_losses_in_a_short_queue() {
             .seed(9);
         let fabric = Fabric::virtual_time(config).unwrap();
         let options = ContextOptions::default().congestion(congestion);
-        let contexts: [Context; 3] = std::array::from_fn(|_| on_fabric(&fabric, &options));
+        let contexts: [Context; 3] = std::array::from_fn(|_| fabric.open(&options).unwrap());
         let receivers = [0, 1].map(|_| TestEndpoint::new(contexts[2].clone()).unwrap());
         let senders = [0, 1].map(|i| TestEndpoint::new(contexts[i].clone()).unwrap());
         let mut regions = Vec::new();

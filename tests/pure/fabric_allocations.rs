@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use urxe::fabric::{Fabric, FabricConfig};
 use urxe::link::Link;
-use urxe::transport::{Payload, TxQueue};
+use urxe::transport::TxQueue;
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
 /// Sends bursts of packets of three sizes from one port to another. Returns the number of allocations after
@@ -17,7 +17,7 @@ fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
         let mut queue = TxQueue::new(a.info().burst);
         for _ in 0..40 {
             let bth = Bth { opcode: Opcode(0x0a), ..Bth::default() };
-            queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![1; len]));
+            queue.push(&flow, Headers { bth, ..Headers::default() }, &vec![1; len]);
         }
         queue
     });

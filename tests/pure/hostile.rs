@@ -169,13 +169,7 @@ impl Target {
     }
 
     fn deliver(&mut self, bytes: &[u8]) {
-        let burst = RxBurst {
-            flow: self.flow(),
-            ident: IpIdent::SENT,
-            segment: bytes.len().max(1),
-            data: bytes,
-            payloads: None,
-        };
+        let burst = RxBurst::new(self.flow(), IpIdent::SENT, bytes.len().max(1), bytes);
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }

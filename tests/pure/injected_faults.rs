@@ -55,7 +55,7 @@ fn fault_on_all_qps_spares_those_of_another_nic() {
     let fabric = fabric();
     let (a, b) = fabric.pair().unwrap();
     let second = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
-    second.to_init(Access::ALL).unwrap();
+    second.enter_init(Access::ALL).unwrap();
     inject(&a, "qp:*=err@1ms");
     fabric.advance(MS);
     assert_eq!((a.qp.state(), second.state(), b.qp.state()), (QpState::Err, QpState::Err, QpState::Rts));
@@ -234,9 +234,7 @@ fn faults_of_the_options_begin_when_the_context_is_opened_and_include_packet_rul
     let fabric = fabric();
     let faults: [Fault; 2] = ["port=down@3ms".parse().unwrap(), "drop=1".parse().unwrap()];
     fabric.advance(5 * MS);
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let context =
-        Context::on_port(port, &ContextOptions::default().faults(faults), |port| Box::new(port)).unwrap();
+    let context = fabric.open(&ContextOptions::default().faults(faults)).unwrap();
     let (a, b) = (
         TestEndpoint::new(context).unwrap(),
         TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap(),
@@ -261,9 +259,7 @@ fn pair_with(fabric: &Fabric, faults: &[&str]) -> (TestEndpoint, TestEndpoint) {
 fn open_fails_with_the_injected_errno() {
     let fabric = fabric();
     let fault: Fault = "call:ibv_open_device=ENODEV".parse().unwrap();
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let error = Context::on_port(port, &ContextOptions::default().faults([fault]), |port| Box::new(port))
-        .unwrap_err();
+    let error = fabric.open(&ContextOptions::default().faults([fault])).unwrap_err();
     assert!(matches!(error, OpenError::Injected(InjectedError { errno: libc::ENODEV, .. })), "{error}");
     let text =
         "No such device (os error 19) (ibv_open_device, by the fault rule 'call:ibv_open_device=ENODEV')";
@@ -308,7 +304,7 @@ fn failed_posts_and_modifications_leave_the_qp_unchanged() {
     let injected = |errno, call, rule| InjectedError { errno, call, rule };
     let error = PostError::Injected(injected(libc::ENOMEM, "ibv_post_send", faults[0]));
     assert_eq!(
-        a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])]),
+        a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])], ListPolicy::UntilRejected),
         Err(PostListError { index: 0, error })
     );
     let error = PostError::Injected(injected(libc::EIO, "ibv_post_recv", faults[1]));

@@ -62,7 +62,7 @@ impl Link for DelayedLink {
         }
         let Some((_, bytes)) = self.pending_acks.pop_front() else { return Ok(0) };
         let flow = Flow::new(PEER_IP, LOCAL_IP, 1);
-        sink(RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: &bytes, payloads: None });
+        sink(RxBurst::new(flow, IpIdent::SENT, bytes.len(), &bytes));
         Ok(1)
     }
 

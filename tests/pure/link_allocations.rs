@@ -3,7 +3,7 @@
 use std::time::Instant as Clock;
 
 use urxe::link::{FramesLink, Link, PacketLink, PortState};
-use urxe::transport::{Instant, Payload, TxQueue};
+use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode};
 
 /// Sends bursts in both directions, and returns the number of allocations after the warm-up.
@@ -15,7 +15,7 @@ fn allocations<L: Link + PortState>(a: &mut L, b: &mut L) -> u64 {
     for (queue, flow) in [(&mut forward, Flow::new(x, y, 1)), (&mut back, Flow::new(y, x, 1))] {
         for len in [1024; 20].into_iter().chain([8, 8, 300]) {
             let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-            queue.push(&flow, headers, Payload::Bytes(&vec![7; len]));
+            queue.push(&flow, headers, &vec![7; len]);
         }
     }
     let mut exchange = || {

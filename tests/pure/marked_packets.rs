@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use urxe::verbs::*;
-use urxe_test_support::nic::{connect, on_fabric};
+use urxe_test_support::nic::connect;
 
 /// Length of a WRITE in bytes.
 const LEN: usize = 256 << 10;
@@ -32,9 +32,9 @@ fn congest(control: Congestion, receiver: Personality) -> Report {
         .seed(7);
     let fabric = Fabric::virtual_time(config).unwrap();
     let options = ContextOptions::default().congestion(control);
-    let open = |options: &ContextOptions| TestEndpoint::new(on_fabric(&fabric, options)).unwrap();
+    let open = |options: &ContextOptions| TestEndpoint::new(fabric.open(options).unwrap()).unwrap();
     let senders = [(); 3].map(|()| open(&options));
-    let target = on_fabric(&fabric, &options.personality(receiver));
+    let target = fabric.open(&options.personality(receiver)).unwrap();
     let ends = senders.each_ref().map(|sender| {
         let end = TestEndpoint::new(target.clone()).unwrap();
         connect(&sender.qp, &end.qp);

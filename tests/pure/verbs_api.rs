@@ -37,3 +37,16 @@ fn region(node: &TestEndpoint, len: usize) -> Mr {
 fn events(context: &Context) -> Vec<AsyncEvent> {
     std::iter::from_fn(|| context.next_event()).collect()
 }
+
+#[test]
+fn queue_pair_is_destroyed_with_its_last_handle() {
+    let (a, b) = slow_fabric().pair().unwrap();
+    let clone = a.qp.clone();
+    drop(a.qp);
+    b.qp.post_recv(&RecvWr::empty(1)).unwrap();
+    clone.post_send(&SendWr::send(2, &[])).unwrap();
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 2);
+    assert_eq!(a.cq.clone().destroy(Duration::ZERO), Err(DestroyCqError::InUse(2)));
+    drop(clone);
+    assert_eq!(a.cq.destroy(Duration::ZERO), Ok(()));
+}

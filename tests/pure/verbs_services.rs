@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urxe::verbs::*;
-use urxe_test_support::nic::{self, Nic, connect, connect_with};
+use urxe_test_support::nic::{Nic, connect, connect_with};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const QKEY: QKey = QKey(0x1234);
@@ -218,7 +218,7 @@ fn xrc_messages_consume_receives_of_the_srq_they_name() {
 /// shortest ACK timeout and no retries.
 fn retry_timeout(personality: Personality) -> Duration {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-    let context = nic::on_fabric(&fabric, &ContextOptions::default().personality(personality));
+    let context = fabric.open(&ContextOptions::default().personality(personality)).unwrap();
     assert_eq!(context.query_device().personality, personality.name);
     let node = TestEndpoint::new(context).unwrap();
     let unreachable =

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use urxe::link::{Instant, Link, LinkInfo, Multicast, RxBurst, TxQueue};
-use urxe::transport::Payload;
 use urxe::wire::{
     Bth, CNP_PAYLOAD_LEN, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, PKey, Qpn, icrc,
 };
@@ -55,7 +54,7 @@ impl<L: Link> Link for CnpLink<L> {
             let len = headers(Qpn::new(qpn as u32)).emit(&mut bytes) + CNP_PAYLOAD_LEN + ICRC_LEN;
             let crc = icrc::compute(&flow, 0, IpIdent::DONT_FRAGMENT, &bytes[..len]);
             bytes[len - ICRC_LEN..len].copy_from_slice(&crc.to_le_bytes());
-            sink(RxBurst { flow, ident: IpIdent::SENT, segment: len, data: &bytes[..len], payloads: None });
+            sink(RxBurst::new(flow, IpIdent::SENT, len, &bytes[..len]));
         }
         Ok(self.inner.receive(now, sink)? + usize::from(qpn != 0))
     }
@@ -88,7 +87,7 @@ impl<L: Link> Link for CnpSender<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         for qpn in std::mem::take(&mut *self.qpns.lock()) {
             let mut queue = TxQueue::new(self.info().burst);
-            queue.push(&self.flow, headers(qpn), Payload::Bytes(&[0; CNP_PAYLOAD_LEN]));
+            queue.push(&self.flow, headers(qpn), &[0; CNP_PAYLOAD_LEN]);
             self.inner.transmit(now, &queue)?;
         }
         self.inner.receive(now, sink)

@@ -38,12 +38,6 @@ pub fn open<L: Link + 'static>(links: impl IntoIterator<Item = L>) -> Context {
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// Opens a context on a new port of a fabric.
-pub fn on_fabric(fabric: &Fabric, options: &ContextOptions) -> Context {
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    Context::on_port(port, options, |port| Box::new(port)).unwrap()
-}
-
 /// Opens a context on UDP sockets bound to a local address, one for each shard.
 pub fn on_udp(ip: &str, shards: usize) -> Context {
     let links = UdpLink::bind_shards(ip.parse().unwrap(), &UdpOptions::default(), shards).unwrap();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant as Clock};
 
 use urxe::link::Link;
-use urxe::transport::{Instant, Payload, TxQueue};
+use urxe::transport::{Instant, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
 
 pub fn now(start: Clock) -> Instant {
@@ -16,7 +16,7 @@ pub fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
         let mut payload = vec![i as u8; len];
         payload[..4].copy_from_slice(&i.to_be_bytes());
         let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-        queue.push(flow, headers, Payload::Bytes(&payload));
+        queue.push(flow, headers, &payload);
     }
 }
 

@@ -88,8 +88,8 @@ impl Testbed {
             psn: Psn::new(params.their_psn),
         };
         let options = params.ours.mtu(Mtu::from_bytes(params.mtu)).sgid_index(sgid_index);
-        qp.to_init(options.access).unwrap();
-        qp.to_rtr(&peer, &options).unwrap();
+        qp.enter_init(options.access).unwrap();
+        qp.enter_rtr(&peer, &options).unwrap();
         let attr = QpAttr::new(QpState::Rts)
             .sq_psn(Psn::new(our_psn))
             .timeout(options.timeout)

@@ -10,8 +10,8 @@ use super::plan::{Measure, Params, Verb};
 use crate::CliError;
 use crate::spin::Spin;
 use urxe::verbs::{
-    Access, AtomicOp, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Psn, Qp, QpOptions, Qpn,
-    RKey, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags, SendWr, Sge, WcOpcode, WrOp,
+    Access, AtomicOp, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, ListPolicy, Mr, Psn, Qp,
+    QpOptions, Qpn, RKey, RecvCaps, RecvWr, RemoteAddr, SendCaps, SendFlags, SendWr, Sge, WcOpcode, WrOp,
 };
 
 /// Number of completions polled at once.
@@ -219,7 +219,7 @@ impl PerfEndpoint {
                     let id = (i as u64) << 32 | count;
                     list.clear();
                     list.extend((1..=count).map(|k| self.request(entry, &sges[i], id, k == count)));
-                    entry.qp.post_send_list(&list)?;
+                    entry.qp.post_send_list(&list, ListPolicy::UntilRejected)?;
                     posted[i] += count;
                 }
             }

@@ -81,8 +81,8 @@ impl Pingpong<'_> {
                 let av = AddressVector::to(remote.gid).sgid_index(sgid_index);
                 self.destination = Some(entry.qp.pd().create_ah(&av)?.to(remote.qpn, QKEY));
             } else {
-                entry.qp.to_rtr(remote, &options)?;
-                entry.qp.to_rts(&options)?;
+                entry.qp.enter_rtr(remote, &options)?;
+                entry.qp.enter_rts(&options)?;
             }
         }
         Ok(())

@@ -53,15 +53,15 @@ impl Peer {
                 .recv(RecvCaps { max_wr: caps, max_sge: 1 }),
         )?;
         let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
-        qp.to_init(options.access)?;
+        qp.enter_init(options.access)?;
         let (echoes, bytes, writes) = (0, 0, 0);
         let (last_active, unacked) = (Instant::now(), 0);
         let peer = Peer { number, qp, slots, slot_size, remote, last_active, echoes, bytes, unacked, writes };
         for i in 0..SLOTS {
             peer.post_recv(i)?;
         }
-        peer.qp.to_rtr(&remote, options)?;
-        peer.qp.to_rts(options)?;
+        peer.qp.enter_rtr(&remote, options)?;
+        peer.qp.enter_rts(options)?;
         Ok(peer)
     }
 

@@ -76,10 +76,7 @@ impl Bench {
         if let Some((flow, data)) = self.deliveries.next(&self.side, p) {
             self.causes += 1;
             let ident = IpIdent::Exact { id: 0, flags: IpIdent::DONT_FRAGMENT };
-            self.side.receive(
-                self.now,
-                &RxBurst { flow, ident, segment: data.len(), data: &data, payloads: None },
-            );
+            self.side.receive(self.now, &RxBurst::new(flow, ident, data.len(), &data));
         }
     }
 

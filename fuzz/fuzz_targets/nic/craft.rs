@@ -52,13 +52,7 @@ pub struct Crafted {
 
 impl Crafted {
     pub fn as_burst(&self) -> RxBurst<'_> {
-        RxBurst {
-            flow: self.flow,
-            ident: self.ident,
-            segment: self.segment,
-            data: &self.data,
-            payloads: None,
-        }
+        RxBurst::new(self.flow, self.ident, self.segment, &self.data)
     }
 }
 

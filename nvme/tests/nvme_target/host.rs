@@ -78,7 +78,7 @@ impl HostQueue {
         let (data, capsule) = (pd.reg_mr(MAX_TRANSFER, Access::ALL)?, pd.reg_mr(CAPSULE, Access::ALL)?);
         let responses = pd.reg_mr(16 * RESPONSES, Access::LOCAL_WRITE)?;
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
-        qp.to_init(Access::ALL).unwrap();
+        qp.enter_init(Access::ALL).unwrap();
         (0..RESPONSES).for_each(|slot| post(&qp, &responses, slot));
         let session = host.connect(at, |_| Ok(qp), &ConnParam::with_data(private_data), LIMIT)?;
         Ok(HostQueue { session, cq, data, capsule, responses })

@@ -132,13 +132,7 @@ impl ServiceRegistry {
                 let len = trusted.map_or(0, |(len, _)| len);
                 match ForwardedMad::parse(&bytes[..len]) {
                     Some(ForwardedMad { flow, packet: data }) => {
-                        sink(RxBurst {
-                            flow,
-                            ident: IpIdent::Unknown,
-                            segment: data.len(),
-                            data,
-                            payloads: None,
-                        });
+                        sink(RxBurst::new(flow, IpIdent::Unknown, data.len(), data));
                         packets += 1;
                     }
                     None => self.rejected += 1,

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
 use crate::broker::forwarded_mad::{self, ForwardedMad};
-use crate::burst::{Payload, RxBurst, TxQueue};
+use crate::burst::{RxBurst, TxQueue};
 use crate::cm::unmatched;
 use crate::link::Link;
 use crate::link::udp::{self, BindAddr, UdpLink, UdpLinkError};
@@ -49,7 +49,7 @@ impl GsiListener {
     /// Sends packets without payload.
     pub fn send(&mut self, packets: impl Iterator<Item = (Flow, Headers)>) {
         for (flow, headers) in packets {
-            self.responses.push(&flow, headers, Payload::Bytes(&[]));
+            self.responses.push(&flow, headers, &[]);
             if self.responses.is_full() {
                 let _ = self.link.transmit(NOW, &self.responses);
                 self.responses.clear();
@@ -159,5 +159,5 @@ fn push(queue: &mut TxQueue, flow: &Flow, mad: &Mad) {
         traffic_class: flow.traffic_class & !3,
         ..Flow::new(flow.dst, flow.src, crate::wire::ROCE_PORT)
     };
-    queue.push(&reply_flow, Headers { bth, deth, ..Headers::default() }, Payload::Bytes(&mad.bytes()));
+    queue.push(&reply_flow, Headers { bth, deth, ..Headers::default() }, &mad.bytes());
 }

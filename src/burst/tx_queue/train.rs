@@ -7,25 +7,27 @@ use crate::memory::{HostSlice, payload_epoch};
 use crate::wire::{Flow, Headers, ICRC_LEN};
 
 impl TxQueue {
-    /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs and, if they have RETHs, addresses
-    /// starting from those in `headers`. `each` must be a multiple of 4, and the length of `data` a multiple of `each`.
-    /// Returns the number of packets added; it stops early if user memory cannot be read.
-    pub fn push_train(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
-        if self.with_deferred_icrc && each > SHORT && data.probe().is_ok() {
-            self.push_deferred_train(flow, headers, data, each);
-            return data.len() / each;
-        }
-        let (mut count, mut rest) = (0, data);
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(each);
-            if self.push_host(flow, &headers, &[now]).is_err() {
-                break;
+    internal! {
+        /// Adds packets that carry `each` bytes of `data` apiece, with consecutive PSNs and, if they have RETHs, addresses
+        /// starting from those in `headers`. `each` must be a multiple of 4, and the length of `data` a multiple of `each`.
+        /// Returns the number of packets added; it stops early if user memory cannot be read.
+        fn push_train(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
+            if self.with_deferred_icrc && each > SHORT && data.probe().is_ok() {
+                self.push_deferred_train(flow, headers, data, each);
+                return data.len() / each;
             }
-            count += 1;
-            advance(&mut headers, each);
-            rest = later;
+            let (mut count, mut rest) = (0, data);
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(each);
+                if self.push_host(flow, &headers, &[now]).is_err() {
+                    break;
+                }
+                count += 1;
+                advance(&mut headers, each);
+                rest = later;
+            }
+            count
         }
-        count
     }
 
     /// Adds the packets like [`push_train`](Self::push_train), with their ICRCs deferred and their payloads left in user

@@ -247,6 +247,7 @@ impl HostStack {
     }
 
     /// Sends an echo request. Returns false if there is no source address or no route.
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
         let Some(src) = self.source_for(dst) else { return false };
         let mac = self.resolve(now, dst);

@@ -581,7 +581,7 @@ impl PacketLink {
                     }
                 };
                 let ident = segmentation::ident(&flow, ident, data, segment);
-                sink(RxBurst { flow, ident, segment, data, payloads: None });
+                sink(RxBurst::new(flow, ident, segment, data));
                 return data.len().div_ceil(segment.max(1));
             }
             FrameOutcome::Pause(frame) => self.on_pause(now, &frame),

@@ -33,14 +33,14 @@ pub(super) fn ident(flow: &Flow, first: IpIdent, data: &[u8], segment: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::burst::{BurstLimits, Payload, TxQueue};
+    use crate::burst::{BurstLimits, TxQueue};
     use crate::wire::{Bth, Headers, Opcode};
 
     fn run(flow: &Flow, lens: &[usize]) -> Vec<u8> {
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
         for len in lens {
             let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-            queue.push(flow, headers, Payload::Bytes(&vec![0; *len]));
+            queue.push(flow, headers, &vec![0; *len]);
         }
         assert_eq!(queue.bursts().len(), 1);
         let mut out = Vec::new();

@@ -168,7 +168,7 @@ impl Receiver {
         }
         flow.dst = dst?;
         let data = &self.data[i * BUFFER..][..received.len.min(BUFFER)];
-        (segment > 0).then_some(RxBurst { flow, ident: IpIdent::Unknown, segment, data, payloads: None })
+        (segment > 0).then_some(RxBurst::new(flow, IpIdent::Unknown, segment, data))
     }
 }
 

@@ -11,7 +11,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::cmsg::Control;
 use super::socket::IpFields;
 use super::*;
-use crate::burst::Payload;
 use crate::host::socket_calls::set_option;
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::netns::{self, Netns};
@@ -123,7 +122,7 @@ fn burst_from_user_memory_arrives_whole() {
         // Two pieces of memory per packet, as from two SGEs.
         let (one, remaining) = rest.split_at(rest.len().min(4096));
         let (head, tail) = one.split_at(1000);
-        q.push(&flow(&a, &b), headers(psn), Payload::Host(&[head, tail]));
+        q.push_host(&flow(&a, &b), &headers(psn), &[head, tail]).unwrap();
         (rest, psn) = (remaining, psn + 1);
     }
     assert_eq!(q.bursts().len(), 1);
@@ -146,7 +145,7 @@ fn many_bursts_are_sent_in_order_by_one_call() {
     let mut q = TxQueue::new(a.info.burst);
     for i in 0..300 {
         let to = if i % 3 == 0 { &c } else { &b };
-        q.push(&flow(&a, to), headers(i), Payload::Bytes(&payload(20 + i as usize % 50, i as usize)));
+        q.push(&flow(&a, to), headers(i), &payload(20 + i as usize % 50, i as usize));
     }
     assert!(q.bursts().len() > 2 * 64, "more bursts than one system call sends");
     for _ in 0..2 {
@@ -170,7 +169,7 @@ fn traffic_class_and_hop_limit_arrive_unchanged() {
     let flow = Flow { traffic_class: 0x6a, hop_limit: 17, ..flow(&a, &b) };
     for packets in [1, 3] {
         let mut q = TxQueue::new(a.info.burst);
-        (0..packets).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 300])));
+        (0..packets).for_each(|i| q.push(&flow, headers(i), &[1; 300]));
         a.transmit(Instant(0), &q).unwrap();
         let received = receive(&mut b, packets as usize);
         assert_eq!((received.len(), received[0].flow), (1, flow));
@@ -210,7 +209,7 @@ fn packets_have_the_header_fields_of_their_flow_whatever_the_socket_defaults() {
     };
     let mut send = |flow: &Flow, packets: u32| {
         let mut q = TxQueue::new(a.info.burst);
-        (0..packets).for_each(|i| q.push(flow, headers(i), Payload::Bytes(&[1; 300])));
+        (0..packets).for_each(|i| q.push(flow, headers(i), &[1; 300]));
         a.transmit(Instant(0), &q).unwrap();
         let all: Vec<_> = (0..packets).map(|_| ip_fields(&b)).collect();
         all.windows(2).for_each(|two| assert_eq!(two[0], two[1]));
@@ -237,7 +236,7 @@ fn packets_have_the_header_fields_of_their_flow_whatever_the_socket_defaults() {
 /// received, as inferred from its ICRC.
 fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
     let mut q = TxQueue::new(BurstLimits::SEGMENTED);
-    (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
+    (0..5).for_each(|i| q.push(&flow(a, b), headers(i), &payload(1024, i as usize)));
     a.transmit(Instant(0), &q).unwrap();
     let received = receive(b, 5);
     received.iter().flat_map(|g| g.packets.iter().map(|p| icrc::identify(&g.flow, 77, p).unwrap())).collect()
@@ -270,10 +269,10 @@ fn packets_above_the_mtu_do_not_disable_segmentation() {
         let mut a = link("127.0.0.1");
         assert_eq!(a.info.mtu, 1500);
         let mut q = TxQueue::new(a.info.burst);
-        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), Payload::Bytes(&[1; 2048])));
+        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), &[1; 2048]));
         a.transmit(Instant(0), &q).unwrap();
         q.clear();
-        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), Payload::Bytes(&[1; 1024])));
+        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), &[1; 1024]));
         a.transmit(Instant(0), &q).unwrap();
         assert_eq!(a.counters(), LinkCounters { tx_oversized: 4, ..LinkCounters::default() });
         assert!(a.sender.no_gso_to.is_empty());
@@ -294,7 +293,7 @@ fn packets_with_payload_from_many_slices_arrive_whole() {
                 one
             })
             .collect();
-        q.push(&flow(&a, &b), headers(psn), Payload::Host(&slices));
+        q.push_host(&flow(&a, &b), &headers(psn), &slices).unwrap();
     }
     a.transmit(Instant(0), &q).unwrap();
     let received = receive(&mut b, 64);
@@ -307,12 +306,12 @@ fn unsendable_packets_are_counted_and_the_rest_is_sent() {
     let (mut a, mut b) = (link("127.15.0.1"), link("127.15.0.2"));
     let good = flow(&a, &b);
     let mut q = TxQueue::new(a.info.burst);
-    q.push(&good, headers(0), Payload::Bytes(&[1; 65_510]));
-    q.push(&good, headers(1), Payload::Bytes(&[1; 10]));
-    q.push(&Flow { src_port: 50_000, ..good }, headers(2), Payload::Bytes(&[1; 10]));
-    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(3), Payload::Bytes(&[1; 10]));
-    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(4), Payload::Bytes(&[1; 10]));
-    q.push(&good, headers(5), Payload::Bytes(&[1; 10]));
+    q.push(&good, headers(0), &[1; 65_510]);
+    q.push(&good, headers(1), &[1; 10]);
+    q.push(&Flow { src_port: 50_000, ..good }, headers(2), &[1; 10]);
+    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(3), &[1; 10]);
+    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(4), &[1; 10]);
+    q.push(&good, headers(5), &[1; 10]);
     a.transmit(Instant(0), &q).unwrap();
     assert_eq!(receive(&mut b, 2).iter().map(|g| g.packets.len()).sum::<usize>(), 2);
     let c = a.counters();
@@ -356,7 +355,7 @@ fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, us
     let mut q = TxQueue::new(a.info.burst);
     for first in (0..count).step_by(15) {
         q.clear();
-        (first..count.min(first + 15)).for_each(|i| q.push(&flow, headers(i as u32), Payload::Bytes(&bytes)));
+        (first..count.min(first + 15)).for_each(|i| q.push(&flow, headers(i as u32), &bytes));
         a.transmit(Instant(0), &q).unwrap();
     }
     (receive(b, count).iter().map(|g| g.packets.len()).sum(), count)
@@ -437,7 +436,7 @@ fn ipv6_link_sends_and_receives_like_ipv4() {
         assert_eq!((a.info.mtu, &a.info.name[..]), (65_536, "udp fd00::1"));
         let flow = Flow { traffic_class: 0xb9, hop_limit: 33, ..flow(&a, &b) };
         let mut q = TxQueue::new(a.info.burst);
-        (0..15).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(4096, 3))));
+        (0..15).for_each(|i| q.push(&flow, headers(i), &payload(4096, 3)));
         a.transmit(Instant(0), &q).unwrap();
         let received = receive(&mut b, 15);
         assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 15, flow));
@@ -456,8 +455,8 @@ fn ipv6_link_sends_and_receives_like_ipv4() {
 
         // The namespace has no route beyond its own addresses.
         q.clear();
-        q.push(&Flow { dst: ip("fd77::1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
-        q.push(&Flow { dst: ip("10.0.0.1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
+        q.push(&Flow { dst: ip("fd77::1"), ..flow }, headers(0), &[1; 8]);
+        q.push(&Flow { dst: ip("10.0.0.1"), ..flow }, headers(0), &[1; 8]);
         a.transmit(Instant(0), &q).unwrap();
         assert_eq!((a.counters().tx_unreachable, a.counters().tx_dropped), (1, 1));
     });
@@ -471,7 +470,7 @@ fn link_local_address_sends_and_receives_on_its_interface() {
             let me = ip("fe80::7");
             assert!(a.info.addresses.contains(&me));
             let mut q = TxQueue::new(a.info.burst);
-            q.push(&Flow::new(me, me, ROCE_PORT), headers(1), Payload::Bytes(&[1; 8]));
+            q.push(&Flow::new(me, me, ROCE_PORT), headers(1), &[1; 8]);
             a.transmit(Instant(0), &q).unwrap();
             let received = receive(&mut a, 1);
             assert_eq!((received.len(), a.counters()), (1, LinkCounters::default()), "{name}");
@@ -488,7 +487,7 @@ fn wildcard_link_sends_from_and_receives_at_any_address() {
         assert_eq!(any.info.addresses, [ip("10.9.0.1"), ip("10.9.0.2"), ip("127.0.0.1")]);
         let flow = Flow::new(ip("10.9.0.2"), ip("10.9.0.1"), ROCE_PORT);
         let mut q = TxQueue::new(any.info.burst);
-        (0..4).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(700, 1))));
+        (0..4).for_each(|i| q.push(&flow, headers(i), &payload(700, 1)));
         any.transmit(Instant(0), &q).unwrap();
         let received = receive(&mut any, 4);
         assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 4, flow));
@@ -504,7 +503,7 @@ fn wildcard_link_sends_from_and_receives_at_any_address() {
 fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink]) -> Vec<usize> {
     let flow = Flow::new(ip(src), ip(group), ROCE_PORT);
     let mut q = TxQueue::new(from.info.burst);
-    (0..5).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(1000, i as usize))));
+    (0..5).for_each(|i| q.push(&flow, headers(i), &payload(1000, i as usize)));
     from.transmit(Instant(0), &q).unwrap();
     let count = |link: &mut UdpLink| {
         let received = receive(link, 5);
@@ -539,11 +538,7 @@ fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
     c.leave(ip(group));
     c.leave(ip(group));
     let mut q = TxQueue::new(a.info.burst);
-    q.push(
-        &Flow { hop_limit: 1, ..Flow::new(ip("127.40.0.1"), ip(group), ROCE_PORT) },
-        headers(1),
-        Payload::Bytes(&[1]),
-    );
+    q.push(&Flow { hop_limit: 1, ..Flow::new(ip("127.40.0.1"), ip(group), ROCE_PORT) }, headers(1), &[1]);
     a.transmit(Instant(0), &q).unwrap();
     assert_eq!([receive(&mut a, 1).len(), receive(&mut b, 1).len(), receive(&mut c, 1).len()], [1, 1, 0]);
     // No packets of other groups arrive.
@@ -618,7 +613,7 @@ fn wildcard_link_joins_a_group_on_every_interface() {
             for src in own {
                 let flow = Flow::new(ip(src), ip(groups[0]), ROCE_PORT);
                 let mut q = TxQueue::new(any.info.burst);
-                (0..3).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 100])));
+                (0..3).for_each(|i| q.push(&flow, headers(i), &[1; 100]));
                 any.transmit(Instant(0), &q).unwrap();
                 let received = receive(&mut any, 3);
                 assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 3, flow));
@@ -641,12 +636,12 @@ fn wildcard_link_joins_a_group_on_every_interface() {
             }
             let flow = Flow::new(ip(own[0]), ip(groups[1]), ROCE_PORT);
             let mut q = TxQueue::new(any.info.burst);
-            q.push(&flow, headers(1), Payload::Bytes(&[1; 100]));
+            q.push(&flow, headers(1), &[1; 100]);
             any.transmit(Instant(0), &q).unwrap();
             assert!(receive(&mut any, 1).is_empty());
             any.leave(ip(groups[0]));
             q.clear();
-            q.push(&Flow { dst: ip(groups[0]), ..flow }, headers(1), Payload::Bytes(&[1; 100]));
+            q.push(&Flow { dst: ip(groups[0]), ..flow }, headers(1), &[1; 100]);
             any.transmit(Instant(0), &q).unwrap();
             assert!(receive(&mut any, 1).is_empty());
             assert_eq!(any.counters(), LinkCounters::default());

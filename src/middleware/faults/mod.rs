@@ -235,7 +235,7 @@ fn receive_with_faults(
             let end = (to * burst.segment).min(burst.data.len());
             let data = &burst.data[from * burst.segment..end];
             let ident = ident_of(burst.ident, from as u16);
-            sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data, payloads: None });
+            sink(RxBurst::new(burst.flow, ident, burst.segment, data));
         }
     };
     let packets = packets_of(burst.flow, burst.segment, burst.data, burst.ident);
@@ -260,5 +260,5 @@ fn push(queue: &mut TxQueue, s: Single<'_>) {
 
 /// Delivers one packet to the NIC.
 fn deliver(s: Single<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) {
-    sink(RxBurst { flow: s.flow, ident: s.ident, segment: s.data.len(), data: s.data, payloads: None });
+    sink(RxBurst::new(s.flow, s.ident, s.data.len(), s.data));
 }

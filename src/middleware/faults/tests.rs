@@ -7,7 +7,6 @@ use parking_lot::Mutex;
 
 use super::pipeline::REORDER_TIMEOUT;
 use super::*;
-use crate::burst::Payload;
 use crate::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::fault_rules::write_icrc;
 use crate::wire::{Bth, Ecn, Flow, Headers, NakCode, Opcode, Packet, Psn, Qpn, RnrTimer, Syndrome, icrc};
@@ -30,7 +29,7 @@ fn send(from: &mut dyn Link, to: &dyn Link, now: Instant, psns: std::ops::Range<
     let mut q = TxQueue::new(from.info().burst);
     for psn in psns {
         let bth = Bth { opcode: Opcode(0x04), psn: Psn::new(psn), ..Bth::default() };
-        q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[psn as u8; 33]));
+        q.push(&flow, Headers { bth, ..Headers::default() }, &[psn as u8; 33]);
     }
     from.transmit(now, &q).unwrap();
 }

@@ -9,7 +9,7 @@ use super::find_route::is_of_this_host;
 use super::offer::RingOffer;
 use super::write::{RING_WINDOW, STALL_TIMEOUT};
 use super::*;
-use crate::burst::{BurstLimits, Payload, PeerPath, TxQueue};
+use crate::burst::{BurstLimits, PeerPath, TxQueue};
 use crate::host::unix_sockets::fd_message;
 use crate::link::udp::UdpOptions;
 use crate::rings::Route;
@@ -40,7 +40,7 @@ fn packet_of(opcode: Opcode, from: &Rings, to: &str, dest_qp: Qpn, psn: u32) -> 
     let bth = Bth { opcode, dest_qp, psn: Psn::new(psn), ..Bth::default() };
     let flow = Flow::new(from.bind_addr.ip(), to.parse().unwrap(), 4791);
     let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
-    queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[7; 64]));
+    queue.push(&flow, Headers { bth, ..Headers::default() }, &[7; 64]);
     queue
 }
 

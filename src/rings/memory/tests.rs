@@ -8,7 +8,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use super::mapping::{CAPACITY, Mapping};
 use super::*;
-use crate::burst::{BurstLimits, Payload, TxQueue};
+use crate::burst::{BurstLimits, TxQueue};
 use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
 use crate::sys::rng::SimRng;
 use crate::wire::{Bth, Flow, Headers, IpIdent, Opcode, Psn, Qpn, icrc};
@@ -36,7 +36,7 @@ fn queue(psn: u32, packets: u32, len: usize) -> TxQueue {
     for n in 0..packets {
         let bth = Bth { opcode: Opcode(4), psn: Psn::new(psn + n), ..Bth::default() };
         let headers = Headers { bth, ..Headers::default() };
-        queue.push(&flow(4000), headers, Payload::Bytes(&vec![n as u8; len]));
+        queue.push(&flow(4000), headers, &vec![n as u8; len]);
     }
     queue
 }
@@ -297,7 +297,7 @@ fn icrcs_of_short_packets_are_deferred_and_left_out_likewise() {
         let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
         for byte in [3, 5] {
             let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-            queue.push(&flow(4000), headers, Payload::Bytes(&[byte; 99]));
+            queue.push(&flow(4000), headers, &[byte; 99]);
         }
         let burst = queue.bursts().next().unwrap();
         assert_eq!((queue.bursts().len(), burst.as_bytes()), (1, None));

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
-use crate::burst::Payload;
 use crate::memory::AtomicOp;
 use crate::transport::congestion::{Controller, packet_cost};
 use crate::transport::connection::Connection;
@@ -296,13 +295,13 @@ impl Requester {
                 WrOp::AtomicWrite { value, .. } => value,
                 _ => &[],
             };
-            env.tx.push(flow, headers, Payload::Bytes(payload));
+            env.tx.push(flow, headers, payload);
             return Ok(());
         }
         env.bytes.clear();
         env.scratch.clear();
         if self.queue.inline_data(wqe, offset, len, env.bytes) {
-            env.tx.push(flow, headers, Payload::Bytes(env.bytes));
+            env.tx.push(flow, headers, env.bytes);
         } else {
             self.queue
                 .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)

@@ -2,7 +2,6 @@
 
 use super::nak_reason::NakReason;
 use super::{Fatal, NakOutstanding, Reply, Responder};
-use crate::burst::Payload;
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
 use crate::transport::{CountedOps, Env};
@@ -34,7 +33,7 @@ impl Responder {
                 Reply::Acknowledge { psn, syndrome, msn } => {
                     let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };
                     let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
-                    env.tx.push(flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                     if env.last_acks.is_some() && self.replies.is_empty() {
                         env.acknowledged.push(conn.qpn);
@@ -43,13 +42,13 @@ impl Responder {
                 Reply::Atomic { psn, original, msn, .. } => {
                     let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, ack, msn);
                     let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
-                    env.tx.push(flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                 }
                 Reply::EmptyRead { psn, msn, .. } => {
                     // Answered like a READ of zero bytes (annex A19.4.3).
                     let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
-                    env.tx.push(flow, h, Payload::Bytes(&[]));
+                    env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                 }
                 Reply::Read { first, reth, pd, ref mut next, msn, is_replay } => {

@@ -65,7 +65,7 @@ mod qp_transitions;
 mod session;
 mod state;
 
-pub use crate::cm::CmCounters;
+pub use crate::cm::{CmCounters, CmError, ConnId, State};
 pub use crate::wire::mad::ip::PortSpace;
 pub use crate::wire::mad::{Ece, RejReason};
 pub use channel::EventChannel;

@@ -53,9 +53,7 @@ fn exchange(a: &Context, b: &Context) {
 fn port_sends_any_number_of_mads_with_every_personality() {
     for personality in Personality::ALL {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
-        let port = fabric.port(&fabric.auto_address()).unwrap();
-        let options = ContextOptions::default().personality(personality);
-        let a = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
+        let a = fabric.open(&ContextOptions::default().personality(personality)).unwrap();
         let (port, to) = (a.management_port().unwrap(), path(&a, &a));
         for i in 0..3 * SEND_DEPTH {
             port.send(&to, &mad(i as u8)).unwrap_or_else(|e| panic!("{}, MAD {i}: {e}", personality.name));

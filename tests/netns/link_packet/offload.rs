@@ -6,7 +6,7 @@ use std::time::{Duration, Instant as Clock};
 
 use urxe::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use urxe::link::{Link, LinkCounters, PortState};
-use urxe::transport::{Payload, TxQueue};
+use urxe::transport::TxQueue;
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
 
@@ -45,7 +45,7 @@ pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
     for (number, len) in lens.iter().enumerate() {
         let payload: Vec<u8> = (0..*len).map(|at| byte(number, at)).collect();
         let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
-        queue.push(flow, headers, Payload::Bytes(&payload));
+        queue.push(flow, headers, &payload);
     }
     queue
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant as Clock};
 use etherparse::{IpNumber, Ipv4Header};
 use pnet_datalink::{Channel, Config};
 use urxe::link::{Link, Multicast, PacketConfig, PacketLink, PortState};
-use urxe::transport::{Payload, TxQueue};
+use urxe::transport::TxQueue;
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 
 use super::{join, now, open};
@@ -45,7 +45,7 @@ fn send_to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: 
     for qpn in qps {
         let mut queue = TxQueue::new(link.info().burst);
         let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(*qpn), ..Bth::default() };
-        queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[7; 100]));
+        queue.push(&flow, Headers { bth, ..Headers::default() }, &[7; 100]);
         link.transmit(now(start), &queue).unwrap();
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use urxe::verbs::*;
 use urxe_test_support::cnp::{CnpLink, Cnps};
-use urxe_test_support::nic::{on_fabric, on_udp, pair};
+use urxe_test_support::nic::{on_udp, pair};
 
 struct CountingAllocator;
 
@@ -55,7 +55,7 @@ enum Kind {
     Send,
     Write,
     Read,
-    /// Half inline SENDs and half WRITEs, posted in one batch (`post_send_all`) and polled one by one.
+    /// Half inline SENDs and half WRITEs, posted in one batch (`ListPolicy::AllOrNone`) and polled one by one.
     Batch,
 }
 
@@ -114,7 +114,7 @@ impl Endpoints {
                 pending += depth;
             }
             match in_list {
-                true => self.a.qp.post_send_list(wrs).unwrap(),
+                true => self.a.qp.post_send_list(wrs, ListPolicy::UntilRejected).unwrap(),
                 false => wrs.iter().for_each(|wr| self.a.qp.post_send(wr).unwrap()),
             }
             let begin = Instant::now();
@@ -143,7 +143,10 @@ impl Endpoints {
             true => SendWr::send(i as u64, &[]).inline_list(&[b"in", b"line"]),
             false => SendWr::write(i as u64, &sges, remote),
         };
-        self.a.qp.post_send_all(&std::array::from_fn::<_, MAX_LIST, _>(wr)[..depth]).unwrap();
+        self.a
+            .qp
+            .post_send_list(&std::array::from_fn::<_, MAX_LIST, _>(wr)[..depth], ListPolicy::AllOrNone)
+            .unwrap();
         let mut pending = depth + sends;
         let begin = Instant::now();
         while pending > 0 {
@@ -201,7 +204,7 @@ fn with_cnps() -> Endpoints {
     // Limits how long the test takes.
     let congestion = "dcqcn:connectx,rpg_min_rate=10000".parse().unwrap();
     let options = ContextOptions::default().congestion(congestion);
-    let b = on_fabric(&fabric, &options);
+    let b = fabric.open(&options).unwrap();
     let (cnps, peer) = (Cnps::default(), b.gids()[0].ip());
     let wrap = |inner| Box::new(CnpLink { inner, cnps: cnps.clone(), peer }) as Box<_>;
     let port = fabric.port(&fabric.auto_address()).unwrap();

@@ -11,9 +11,8 @@ use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
     AckRequests, AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets,
-    EgressRoom, Instant, ModifyError, Payload, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
-    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
-    XrcdId,
+    EgressRoom, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -456,7 +455,7 @@ impl Bench {
     }
 
     fn burst(&mut self, flow: &Flow, ident: IpIdent, segment: usize, data: &[u8]) {
-        let burst = RxBurst { flow: *flow, ident, segment, data, payloads: None };
+        let burst = RxBurst::new(*flow, ident, segment, data);
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }
@@ -470,7 +469,7 @@ impl Bench {
             let dest_qp = if flow.dst.is_multicast() { Qpn::MULTICAST } else { self.qpns[p.qp] };
             (h.bth.dest_qp, h.bth.pad) = (dest_qp, 0);
             match slices {
-                [] => queue.push(flow, h, Payload::Bytes(&p.data)),
+                [] => queue.push(flow, h, &p.data),
                 slices => queue.push_host(flow, &h, slices).unwrap(),
             }
         }
@@ -478,7 +477,7 @@ impl Bench {
         let mut direct = DirectPackets::default();
         for burst in queue.bursts() {
             direct.deliver(&burst, &mut |burst| {
-                assert!(burst.payloads.is_some(), "the payloads are in the sender's memory");
+                assert!(burst.leaves_payloads_out(), "the payloads are in the sender's memory");
                 self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
             });
         }
@@ -486,8 +485,7 @@ impl Bench {
     }
 
     pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {
-        let burst =
-            RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes, payloads: None };
+        let burst = RxBurst::new(*flow, IpIdent::SENT, bytes.len(), bytes);
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
         self.take_outputs();
     }

@@ -579,7 +579,7 @@ fn virtual_fabric() -> Fabric {
 }
 
 fn context(fabric: &Fabric, personality: Personality) -> Context {
-    urxe_test_support::nic::on_fabric(fabric, &ContextOptions::default().personality(personality))
+    fabric.open(&ContextOptions::default().personality(personality)).unwrap()
 }
 
 /// Returns connection options with the shortest ACK timeout and no retries.

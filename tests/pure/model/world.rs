@@ -257,7 +257,7 @@ impl World {
         self.now = self.now.max(next);
         while let Some(flight) = self.wire.arrived(self.now) {
             let (flow, data) = (flight.flow, &flight.bytes[..]);
-            let burst = RxBurst { flow, ident: IpIdent::SENT, segment: data.len(), data, payloads: None };
+            let burst = RxBurst::new(flow, IpIdent::SENT, data.len(), data);
             self.deliver(&burst, flight.corrupt);
         }
         if let Some(mut rings) = self.rings.take() {

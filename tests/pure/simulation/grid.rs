@@ -98,9 +98,7 @@ impl Cell {
         let fabric = Fabric::virtual_time(config.clone()).unwrap();
         let options = QpOptions::default().qp_type(kind.qp_type());
         let open = |n: u64| {
-            let port = fabric.port(&fabric.auto_address()).unwrap();
-            let options = ContextOptions::default().seed(n).window(window).congestion(control);
-            Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+            fabric.open(&ContextOptions::default().seed(n).window(window).congestion(control)).unwrap()
         };
         let a = TestEndpoint::with_options(open(0), &options).unwrap();
         let (mut to, mut srq, mut target) = (None, None, None);

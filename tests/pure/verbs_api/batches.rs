@@ -1,4 +1,5 @@
-//! Tests of batches: lists of work requests that are posted completely or not at all (`post_send_all`).
+//! Tests of lists of work requests: batches, which are posted completely or not at all (`ListPolicy::AllOrNone`), and
+//! lists that are posted up to the first that is rejected.
 
 use urxe::fabric::Outcome;
 
@@ -20,16 +21,19 @@ fn every_operation_in_one_batch_completes() {
         b.qp.post_recv(&RecvWr::new(id, &[dst.sge(2048..2100)])).unwrap();
     }
 
-    a.qp.post_send_all(&[
-        SendWr::write(0, &[src.sge(4..8), src.sge(0..4)], dst.remote(0)).signaled(false),
-        SendWr::write_imm(1, &[], dst.remote(8), 11).inline(b"inline").signaled(false),
-        SendWr::send_imm(1, &[src.sge(0..9)], 12).signaled(false),
-        SendWr::send(1, &[]).inline_list(&[b"of", b" ", b"", b"parts"]).signaled(false),
-        SendWr::fetch_add(2, &[src.sge(64..72)], dst.remote(1024), 2),
-        SendWr::compare_swap(3, &[src.sge(72..80)], dst.remote(1024), 7, 9),
-        SendWr::read(4, &[src.sge(128..142)], dst.remote(0)),
-        SendWr::new(5, WrOp::Write { va: dst.remote(100).va, rkey: dst.rkey() }, &[]).inline(b"!"),
-    ])
+    a.qp.post_send_list(
+        &[
+            SendWr::write(0, &[src.sge(4..8), src.sge(0..4)], dst.remote(0)).signaled(false),
+            SendWr::write_imm(1, &[], dst.remote(8), 11).inline(b"inline").signaled(false),
+            SendWr::send_imm(1, &[src.sge(0..9)], 12).signaled(false),
+            SendWr::send(1, &[]).inline_list(&[b"of", b" ", b"", b"parts"]).signaled(false),
+            SendWr::fetch_add(2, &[src.sge(64..72)], dst.remote(1024), 2),
+            SendWr::compare_swap(3, &[src.sge(72..80)], dst.remote(1024), 7, 9),
+            SendWr::read(4, &[src.sge(128..142)], dst.remote(0)),
+            SendWr::new(5, WrOp::Write { va: dst.remote(100).va, rkey: dst.rkey() }, &[]).inline(b"!"),
+        ],
+        ListPolicy::AllOrNone,
+    )
     .unwrap();
 
     let found: Vec<_> = (0..4).map(|_| a.cq.wait(TIMEOUT).unwrap()).map(|wc| (wc.wr_id, wc.opcode)).collect();
@@ -58,21 +62,25 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     let access = Access::REMOTE_WRITE | Access::ZERO_BASED;
     let bind = Bind { rkey, region: dst.lkey(), addr: dst.addr(), len, access };
     a.qp.post_recv(&RecvWr::new(1, &[])).unwrap();
-    b.qp.post_send_all(&[SendWr::bind_mw(0, bind), SendWr::send_imm(1, &[], rkey.0)]).unwrap();
+    b.qp.post_send_list(&[SendWr::bind_mw(0, bind), SendWr::send_imm(1, &[], rkey.0)], ListPolicy::AllOrNone)
+        .unwrap();
     assert_eq!([(); 2].map(|()| b.cq.wait(TIMEOUT).unwrap().opcode), [WcOpcode::BindMw, WcOpcode::Send]);
     let rkey = RKey(a.cq.wait(TIMEOUT).unwrap().imm.unwrap());
 
     b.qp.post_recv(&RecvWr::new(2, &[])).unwrap();
     let at = |va| RemoteAddr { va, rkey };
     let reg = fast.reg(0, 4096, 0, Access::LOCAL_WRITE);
-    a.qp.post_send_all(&[
-        SendWr::reg_mr(0, reg),
-        SendWr::write(0, &[], at(8)).inline(b"through a window"),
-        SendWr::atomic_write(0, at(0), *b"at once!"),
-        SendWr::flush(0, dst.remote(0), 24, Placement::GLOBAL),
-        SendWr::local_inv(0, fast.rkey()),
-        SendWr::send_inval(0, &[], rkey),
-    ])
+    a.qp.post_send_list(
+        &[
+            SendWr::reg_mr(0, reg),
+            SendWr::write(0, &[], at(8)).inline(b"through a window"),
+            SendWr::atomic_write(0, at(0), *b"at once!"),
+            SendWr::flush(0, dst.remote(0), 24, Placement::GLOBAL),
+            SendWr::local_inv(0, fast.rkey()),
+            SendWr::send_inval(0, &[], rkey),
+        ],
+        ListPolicy::AllOrNone,
+    )
     .unwrap();
     use WcOpcode::*;
     let opcodes = [(); 6].map(|()| a.cq.wait(TIMEOUT).unwrap().opcode);
@@ -91,12 +99,15 @@ fn invalid_work_request_cancels_the_whole_batch() {
     src.write(0, &[7; 4096]).unwrap();
     let sent_before = a.context.counters().sent_pkts;
 
-    let refused = a.qp.post_send_all(&[
-        SendWr::write(0, &[src.sge(0..4000)], dst.remote(0)),
-        SendWr::write(0, &[], dst.remote(0)).inline(b"xyz"),
-        SendWr::read(0, &[], dst.remote(0)).inline(b"1"),
-        SendWr::write(0, &[], dst.remote(0)).inline(&[1; 257]),
-    ]);
+    let refused = a.qp.post_send_list(
+        &[
+            SendWr::write(0, &[src.sge(0..4000)], dst.remote(0)),
+            SendWr::write(0, &[], dst.remote(0)).inline(b"xyz"),
+            SendWr::read(0, &[], dst.remote(0)).inline(b"1"),
+            SendWr::write(0, &[], dst.remote(0)).inline(&[1; 257]),
+        ],
+        ListPolicy::AllOrNone,
+    );
     let error = PostError::InlineNotAllowed(WcOpcode::RdmaRead);
     assert_eq!(refused, Err(PostListError { index: 2, error }));
     assert_idle(&fabric, &a);
@@ -108,11 +119,26 @@ fn invalid_work_request_cancels_the_whole_batch() {
         let tail = SendWr::write(10 + n, &[], dst.remote(4000)).inline(b"xyz");
         [SendWr::write(n, &sges, dst.remote(0)), tail]
     };
-    a.qp.post_send_all(&(0..3).flat_map(pair).collect::<Vec<_>>()).unwrap();
+    a.qp.post_send_list(&(0..3).flat_map(pair).collect::<Vec<_>>(), ListPolicy::AllOrNone).unwrap();
     let ids: Vec<u64> = (0..6).map(|_| a.cq.wait(TIMEOUT).unwrap().wr_id).collect();
     assert_eq!(ids, [0, 10, 1, 11, 2, 12]);
     assert_eq!((&dst.to_vec()[..4000], &dst.to_vec()[4000..4003]), (&[7; 4000][..], &b"xyz"[..]));
     assert_eq!(b.context.counters().out_of_seq_request, 0);
+}
+
+#[test]
+fn requests_before_a_rejected_one_are_posted_until_rejected() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let dst = region(&b, 64);
+    let write = |id, data| SendWr::write(id, &[], dst.remote(id as usize)).inline(data);
+    let list = [write(1, b"a"), write(2, &[1; 257]), write(3, b"c")];
+    let rejected = a.qp.post_send_list(&list, ListPolicy::UntilRejected);
+    let error = PostError::InlineTooLong { got: 257, max: 256 };
+    assert_eq!(rejected, Err(PostListError { index: 1, error }));
+    assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, 1);
+    assert_idle(&fabric, &a);
+    assert_eq!(dst.to_vec()[..4], [0, b'a', 0, 0]);
 }
 
 #[test]
@@ -125,7 +151,7 @@ fn batch_beyond_queue_capacity_fails_and_posts_nothing() {
     connect(&qp, &b.qp);
     let dst = region(&b, 64);
     let write = |at| SendWr::write(0, &[], dst.remote(at)).inline(&[1, 2, 3, 4, 5][at..=at]);
-    let post = |n: usize| qp.post_send_all(&(0..n).map(write).collect::<Vec<_>>());
+    let post = |n: usize| qp.post_send_list(&(0..n).map(write).collect::<Vec<_>>(), ListPolicy::AllOrNone);
     assert_eq!(post(5), Err(PostListError { index: 4, error: PostError::QueueFull(4) }));
     assert_idle(&fabric, &a);
     post(4).unwrap();
@@ -140,7 +166,7 @@ fn batch_beyond_queue_capacity_fails_and_posts_nothing() {
 fn empty_batch_posts_nothing() {
     let fabric = slow_fabric();
     let (a, _b) = fabric.pair().unwrap();
-    assert_eq!(a.qp.post_send_all(&[]), Ok(()));
+    assert_eq!(a.qp.post_send_list(&[], ListPolicy::AllOrNone), Ok(()));
     assert_idle(&fabric, &a);
 }
 
@@ -162,8 +188,9 @@ fn requests_of_batch_and_list_complete_in_the_order_of_posting() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 64);
     let write = |id, at| SendWr::write(id, &[], dst.remote(at));
-    a.qp.post_send_all(&[write(1, 0).inline(b"one"), write(2, 4).inline(b"two")]).unwrap();
-    a.qp.post_send_list(&[write(3, 8).inline(b"three")]).unwrap();
+    a.qp.post_send_list(&[write(1, 0).inline(b"one"), write(2, 4).inline(b"two")], ListPolicy::AllOrNone)
+        .unwrap();
+    a.qp.post_send_list(&[write(3, 8).inline(b"three")], ListPolicy::UntilRejected).unwrap();
     let ids = [(); 3].map(|()| a.cq.wait(TIMEOUT).unwrap().wr_id);
     assert_eq!((ids, &dst.to_vec()[..13]), ([1, 2, 3], &b"one\0two\0three"[..]));
 }
@@ -172,14 +199,18 @@ fn requests_of_batch_and_list_complete_in_the_order_of_posting() {
 fn batch_in_error_state_is_flushed() {
     let (a, _b) = slow_fabric().pair().unwrap();
     a.qp.modify(&QpAttr::new(QpState::Err)).unwrap();
-    a.qp.post_send_all(&[1, 2].map(|id| SendWr::send(id, &[]).signaled(false))).unwrap();
+    a.qp.post_send_list(&[1, 2].map(|id| SendWr::send(id, &[]).signaled(false)), ListPolicy::AllOrNone)
+        .unwrap();
     for id in 1..3 {
         let wc = a.cq.wait_any(TIMEOUT).unwrap();
         assert_eq!((wc.wr_id, wc.status), (id, WcStatus::WrFlushErr));
     }
     a.qp.modify(&QpAttr::new(QpState::Reset)).unwrap();
     let error = PostError::State(QpState::Reset);
-    assert_eq!(a.qp.post_send_all(&[SendWr::send(1, &[])]), Err(PostListError { index: 0, error }));
+    assert_eq!(
+        a.qp.post_send_list(&[SendWr::send(1, &[])], ListPolicy::AllOrNone),
+        Err(PostListError { index: 0, error })
+    );
 }
 
 #[test]
@@ -196,13 +227,13 @@ fn datagrams_of_one_batch_reach_different_peers() {
         let ah = nodes[0].pd.create_ah(&AddressVector::to(nodes[to].context.query_gid(0).unwrap())).unwrap();
         SendWr::send_imm(1, &[], to as u32).to(ah.to(qps[to].qpn(), KEY)).inline(&[0, 1, 2][to..=to])
     };
-    qps[0].post_send_all(&[1, 2].map(datagram)).unwrap();
+    qps[0].post_send_list(&[1, 2].map(datagram), ListPolicy::AllOrNone).unwrap();
     for to in 1..3 {
         let wc = nodes[to].cq.wait(TIMEOUT).unwrap();
         assert_eq!((wc.imm, wc.src_qpn, regions[to].to_vec()[40]), (Some(to as u32), qps[0].qpn(), to as u8));
     }
     assert_eq!(
-        qps[0].post_send_all(&[SendWr::send(1, &[])]),
+        qps[0].post_send_list(&[SendWr::send(1, &[])], ListPolicy::AllOrNone),
         Err(PostListError { index: 0, error: PostError::Destination })
     );
 }
@@ -236,7 +267,7 @@ fn messages_of_one_batch_reach_different_srqs() {
     let srqs = cqs.each_ref().map(|cq| b.pd.create_srq(SrqOptions::new(caps).xrc(&xrcd, cq)).unwrap());
     srqs.iter().for_each(|srq| srq.post_recv(&RecvWr::empty(1)).unwrap());
     let send = |(n, srq): (usize, &Srq)| SendWr::send_imm(1, &[], n as u32).to_srq(srq.id());
-    qp.post_send_all(&srqs.iter().enumerate().map(send).collect::<Vec<_>>()).unwrap();
+    qp.post_send_list(&srqs.iter().enumerate().map(send).collect::<Vec<_>>(), ListPolicy::AllOrNone).unwrap();
     for (n, cq) in cqs.iter().enumerate() {
         assert_eq!(cq.wait(TIMEOUT).unwrap().imm, Some(n as u32));
     }

@@ -157,7 +157,7 @@ fn check_device_removal(on_receive: bool) {
     assert_eq!(detached.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
     attached.detach_mcast(group(1)).unwrap();
     a.context.poll();
-    assert_eq!(unused.to_init(Access::ALL), Err(ConnectError::Modify(ModifyError::DeviceFatal)));
+    assert_eq!(unused.enter_init(Access::ALL), Err(ConnectError::Modify(ModifyError::DeviceFatal)));
     fabric.advance(Duration::from_millis(1));
     assert_eq!(events(&a.context), []);
     assert_eq!(a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap_err(), CreateError::DeviceFatal);
@@ -245,8 +245,8 @@ fn wait_event_advances_virtual_time() {
     let b = TestEndpoint::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let options = ConnectOptions::default();
     a.qp.connect(&b.qp.endpoint(), &options).unwrap();
-    b.qp.to_init(Access::ALL).unwrap();
-    b.qp.to_rtr(&a.qp.endpoint(), &options).unwrap();
+    b.qp.enter_init(Access::ALL).unwrap();
+    b.qp.enter_rtr(&a.qp.endpoint(), &options).unwrap();
     assert_eq!(b.context.wait_event(TIMEOUT), Err(WaitError::Idle));
     a.qp.post_send(&SendWr::write(1, &[], RemoteAddr::default())).unwrap();
     assert_eq!(b.context.wait_event(TIMEOUT), Ok(AsyncEvent::CommunicationEstablished(b.qp.qpn())));

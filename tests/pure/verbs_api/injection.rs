@@ -9,9 +9,7 @@ fn address(context: &Context) -> std::net::IpAddr {
 }
 
 fn statuses(cq: &Cq) -> Vec<(u64, WcStatus)> {
-    let mut out = Vec::new();
-    cq.poll(64, &mut out).unwrap();
-    out.iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    cq.drain().map(|wc| wc.map(|wc| (wc.wr_id, wc.status))).collect::<Result<_, _>>().unwrap()
 }
 
 #[test]
@@ -97,7 +95,7 @@ fn injected_cq_error_moves_all_qps_of_the_cq_to_err() {
     let (a, _b) = fabric.pair().unwrap();
     let other = a.context.create_cq(4).unwrap();
     let unrelated = a.pd.create_qp(&other, &other, &QpOptions::default()).unwrap();
-    unrelated.to_init(Access::ALL).unwrap();
+    unrelated.enter_init(Access::ALL).unwrap();
     fabric.inject_event(address(&a.context), AsyncEvent::CqError(a.cq.id())).unwrap();
     assert_eq!(events(&a.context), [AsyncEvent::CqError(a.cq.id()), AsyncEvent::QpFatal(a.qp.qpn())]);
     assert_eq!((a.qp.state(), unrelated.state()), (QpState::Err, QpState::Init));

@@ -159,6 +159,23 @@ fn cq_overflow_ends_the_poll_round() {
 }
 
 #[test]
+fn draining_ends_at_an_empty_queue_or_after_an_overflow() {
+    let (_, b) = slow_fabric().pair().unwrap();
+    let cq = b.context.create_cq(2).unwrap();
+    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    qp.modify(&QpAttr::new(QpState::Err)).unwrap();
+    let post = |ids: std::ops::Range<u64>| {
+        ids.for_each(|id| qp.post_recv(&RecvWr::empty(id)).unwrap());
+        let mut drain = cq.drain();
+        let found: Vec<_> = drain.by_ref().map(|wc| wc.map(|wc| wc.wr_id)).collect();
+        assert_eq!(drain.next(), None);
+        found
+    };
+    assert_eq!(post(0..2), [Ok(0), Ok(1)]);
+    assert_eq!(post(2..5), [Ok(2), Ok(3), Err(CqOverflow { capacity: 2 })]);
+}
+
+#[test]
 fn cq_ignoring_overruns_keeps_the_newest_completions() {
     let (_, b) = slow_fabric().pair().unwrap();
     let options = CqOptions::new(2).ignore_overrun(true);

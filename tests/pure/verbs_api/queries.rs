@@ -1,12 +1,11 @@
 //! Tests of device and port queries.
 
 use super::*;
-use urxe_test_support::nic;
 
 fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
     let mut options = ContextOptions::default();
     change(&mut options.personality.limits);
-    nic::on_fabric(fabric, &options)
+    fabric.open(&options).unwrap()
 }
 
 #[test]
