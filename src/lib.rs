@@ -39,7 +39,7 @@
 //! # }
 //! ```
 //!
-//! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
+//! [`verbs::Fabric::virtual_time`] runs the same program on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
 // A user can name every type of a public signature. The feature makes internal modules public.
