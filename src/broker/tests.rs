@@ -90,36 +90,41 @@ fn link_defers_icrcs_and_limits_the_window_of_the_peer_once_packets_have_taken_a
         join(ip, 1, &sharing).unwrap().swap_remove(0)
     });
     assert_eq!(a.info().window, off.info().window);
-    let send = |from: &mut SharedUdpLink, to: QpnPartition, with_deferred_icrc: bool| {
+    // The queue pairs of the packets of a turn are 9, 10 and so on.
+    let send = |from: &mut SharedUdpLink, to: &[QpnPartition], with_deferred_icrc: bool| {
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
         if with_deferred_icrc {
             queue.defer_icrcs();
         }
-        let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(to.index() << 18 | 9), ..Bth::default() };
-        let headers = Headers { bth, ..Headers::default() };
-        queue.push(&Flow::new(ip, ip, 4791), headers, &[7; 64]);
+        for (qpn, to) in (9..).zip(to) {
+            let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(to.index() << 18 | qpn), ..Bth::default() };
+            let headers = Headers { bth, ..Headers::default() };
+            queue.push(&Flow::new(ip, ip, 4791), headers, &[7; 64]);
+        }
         from.transmit(Instant(1), &queue).unwrap();
         (from.supports_deferred_icrc(), from.next_peer_change())
     };
     let (to_off, to_b) = (off.partition(), b.partition());
-    assert_eq!(send(&mut a, to_off, false), (false, Some(PeerChange::Window(ip, PeerWindow::OfLink))));
-    let (defers, window) = send(&mut a, to_b, false);
+    assert_eq!(send(&mut a, &[to_off], false), (false, Some(PeerChange::Window(ip, PeerWindow::OfLink))));
+    let (defers, window) = send(&mut a, &[to_b], false);
     assert!(
         defers && matches!(window, Some(PeerChange::Window(peer, PeerWindow::AtMost(_))) if peer == ip),
         "{window:?}"
     );
     // From now on, packets for the socket have deferred ICRCs as well.
-    assert_eq!(send(&mut a, to_off, true), (true, None));
-    assert_eq!(send(&mut a, to_b, true), (true, None));
+    assert_eq!(send(&mut a, &[to_off], true), (true, None));
+    assert_eq!(send(&mut a, &[to_b], true), (true, None));
+    // Packets for both in one turn.
+    assert_eq!(send(&mut a, &[to_off, to_b, to_off, to_b], false), (true, None));
     let mut off = off;
-    for link in [&mut off, &mut b] {
+    for (link, expected) in [(&mut off, [9, 9, 9, 11]), (&mut b, [9, 9, 10, 12])] {
         let (mut qpns, mut now) = (Vec::new(), Instant(0));
-        while qpns.len() < 2 {
+        while qpns.len() < expected.len() {
             now = now + std::time::Duration::from_millis(1);
             let mut record = |burst: RxBurst<'_>| qpns.extend(burst.packets().map(|(_, packet)| packet[7]));
             link.receive(now, &mut record).unwrap();
         }
-        assert_eq!(qpns, [9, 9]);
+        assert_eq!(qpns, expected);
     }
     drop((a, b, off));
     server.join().unwrap().unwrap();

@@ -51,7 +51,9 @@ impl Shard {
             }
             _ => Ok(0),
         };
-        state.take_link_changes();
+        if state.nic.has_full_paths() {
+            state.take_link_changes();
+        }
         let ShardState { nic, tx, .. } = state;
         let due = nic.next_deadline().is_some_and(|at| at <= now);
         let nothing = collected == 0 && matches!(received, Ok(0));
@@ -103,7 +105,8 @@ impl Shard {
         };
         outputs.deliver(nic, now);
         let mut lost = None;
-        if !tx.is_empty() {
+        let has_sent = !tx.is_empty();
+        if has_sent {
             if self.process.is_current()
                 && !port_is_down
                 && let Some(link) = link.get()
@@ -116,7 +119,9 @@ impl Shard {
             tx.clear();
         }
         nic.emitted();
-        state.take_link_changes();
+        if has_sent {
+            state.take_link_changes();
+        }
         if let Some(e) = lost {
             self.lose_link(state, e, now);
         }

@@ -261,6 +261,11 @@ impl Nic {
         }
     }
 
+    /// Reports whether queue pairs are held back, or would be, because a path is [full](PeerChange::Full).
+    pub fn has_full_paths(&self) -> bool {
+        self.egress.has_full_paths()
+    }
+
     /// Counters of the NIC.
     pub fn counters(&self) -> &Counters {
         &self.state.counters

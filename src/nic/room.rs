@@ -26,7 +26,11 @@ pub(super) struct Egress {
 impl Egress {
     #[inline]
     pub fn is_limited(&self) -> bool {
-        self.room.is_some() || !self.full.is_empty()
+        self.room.is_some() || self.has_full_paths()
+    }
+
+    pub fn has_full_paths(&self) -> bool {
+        !self.full.is_empty()
     }
 
     /// Records that a path has no room.

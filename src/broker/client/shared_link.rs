@@ -79,8 +79,6 @@ pub struct SharedUdpLink {
     /// QP1.
     registry: Option<ServiceRegistry>,
     last_acks: Option<LastAcks>,
-    /// Routes of the bursts of a turn.
-    routes: Vec<Route>,
     /// Bursts without a ring.
     to_socket: TxQueue,
     /// Time at which the socket was last polled.
@@ -211,7 +209,6 @@ fn new_link(
         last_acks: lease.last_acks(shard),
         registry,
         rings,
-        routes: Vec::new(),
         to_socket,
         last_socket_poll: Instant(0),
         last_socket_packet: Instant(0),
@@ -227,20 +224,26 @@ impl Link for SharedUdpLink {
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         let Some(rings) = &mut self.rings else { return self.inner.transmit(now, queue) };
-        self.routes.clear();
-        self.routes.extend(queue.bursts().map(|burst| rings.route_of(&burst)));
-        // Packets with ICRCs need no copy for the socket.
-        let are_for_socket = || self.routes.iter().all(|route| matches!(route, Route::Socket { .. }));
-        if !queue.defers_icrcs() && are_for_socket() {
-            return self.inner.transmit(now, queue);
-        }
-        for (burst, route) in queue.bursts().zip(&self.routes) {
-            match *route {
+        // Number of bursts so far, if all are for the socket: it needs no copy of packets with ICRCs.
+        let mut only_socket = (!queue.defers_icrcs()).then_some(0);
+        for burst in queue.bursts() {
+            let route = rings.route_of(&burst);
+            if let (Route::Socket { .. }, Some(count)) = (route, &mut only_socket) {
+                *count += 1;
+                continue;
+            }
+            if let Some(count) = only_socket.take() {
+                queue.bursts().take(count).for_each(|burst| self.to_socket.push_burst(&burst));
+            }
+            match route {
                 Route::Ring(ring) if rings.write(now, ring, &burst) => {}
                 Route::Ring(_) => self.dropped += burst.packets as u64,
                 Route::Nowhere => self.without_ring += burst.packets as u64,
                 Route::Socket { .. } => self.to_socket.push_burst(&burst),
             }
+        }
+        if only_socket.is_some() {
+            return self.inner.transmit(now, queue);
         }
         rings.publish();
         if self.to_socket.is_empty() {
