@@ -7,8 +7,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::error::RingError;
 use super::mapping::Mapping;
-use super::payloads::{Change, DESCRIPTOR_WORDS, ReaderMemory, WriterMemory, descriptor};
-use crate::burst::{LeftOut, RxBurst, TxBurst};
+use super::payloads::{Change, Parts, ReaderMemory, WriterMemory};
+use crate::burst::{RxBurst, TxBurst};
 use crate::memory::{PeerMemory, PeerMemoryError};
 use crate::sys::fork::ForkGeneration;
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
@@ -21,13 +21,13 @@ const MIN_PACKET: usize = BTH_LEN + ICRC_LEN;
 /// Maximum length in bytes of the packets of a record. Writers form bursts of at most [`BurstLimits::SEGMENTED`] bytes.
 const MAX_BURST: usize = 64 << 10;
 
-/// Length of a descriptor of a payload that is left out.
-const DESCRIPTOR_LEN: usize = 4 * DESCRIPTOR_WORDS;
+/// Length of the description of parts of payloads.
+const PARTS_LEN: usize = 4 * Parts::WORDS;
 
 /// Header of a record, which the packets of a burst follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct RecordHeader {
-    /// Length of all packets in bytes, including what is left out.
+    /// Length of all packets in bytes, wherever their payloads are.
     len: u32,
     /// Length of each packet except the last, in bytes.
     segment: u16,
@@ -36,9 +36,9 @@ struct RecordHeader {
     hop_limit: u8,
     /// Whether the packets have no ICRCs.
     elides_icrcs: bool,
-    /// Whether payloads are left out. Then three more words follow: the number of bytes in the record, the number of
-    /// descriptors behind them, and the epoch in which the payloads are valid.
-    leaves_out: bool,
+    /// Whether payloads are apart from the packets. Then three more words follow: the number of bytes in the record, the number
+    /// of [`Parts`] behind them, and the epoch in which payloads in the writer's memory are valid.
+    is_gathered: bool,
 }
 
 impl RecordHeader {
@@ -56,7 +56,7 @@ impl RecordHeader {
             traffic_class,
             hop_limit,
             elides_icrcs: false,
-            leaves_out: false,
+            is_gathered: false,
         })
     }
 
@@ -64,7 +64,7 @@ impl RecordHeader {
         [
             self.len,
             u32::from(self.src_port) << 16 | u32::from(self.segment),
-            u32::from(self.leaves_out) << 17
+            u32::from(self.is_gathered) << 17
                 | u32::from(self.elides_icrcs) << 16
                 | u32::from(self.hop_limit) << 8
                 | u32::from(self.traffic_class),
@@ -79,23 +79,23 @@ impl RecordHeader {
             traffic_class: fields as u8,
             hop_limit: (fields >> 8) as u8,
             elides_icrcs: fields >> 16 & 1 != 0,
-            leaves_out: fields >> 17 & 1 != 0,
+            is_gathered: fields >> 17 & 1 != 0,
         }
     }
 
-    /// Returns the length of the whole record in the ring, if nothing is left out.
+    /// Returns the length in the ring of a record that is not gathered.
     fn record_len(self) -> u64 {
         (RecordHeader::LEN as u64 + u64::from(self.len)).next_multiple_of(ALIGN as u64)
     }
 
-    /// Returns the length of a record with `stored` bytes of packets and `count` descriptors.
+    /// Returns the length of a gathered record with `stored` bytes and `count` parts.
     fn long_record_len(stored: u32, count: u32) -> u64 {
-        let descriptors = u64::from(count) * DESCRIPTOR_LEN as u64;
-        (RecordHeader::descriptors_at(stored) + descriptors).next_multiple_of(ALIGN as u64)
+        let parts = u64::from(count) * PARTS_LEN as u64;
+        (RecordHeader::parts_at(stored) + parts).next_multiple_of(ALIGN as u64)
     }
 
-    /// Returns the offset of the descriptors in a record with `stored` bytes of packets.
-    fn descriptors_at(stored: u32) -> u64 {
+    /// Returns the offset of the parts in a gathered record with `stored` bytes.
+    fn parts_at(stored: u32) -> u64 {
         RecordHeader::LONG_LEN as u64 + u64::from(stored).next_multiple_of(4)
     }
 }
@@ -117,8 +117,8 @@ pub struct RingWriter {
     /// Whether ICRCs that are deferred are left out.
     elides_icrcs: bool,
     memory: WriterMemory,
-    /// Payloads that are left out of a record.
-    left_out: Vec<LeftOut>,
+    /// Payloads of a gathered record.
+    parts: Vec<Parts>,
     /// Packets of a burst with ICRCs that were deferred.
     with_icrcs: Vec<u8>,
 }
@@ -129,8 +129,8 @@ impl RingWriter {
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
         let (mapping, memory) = (Guard::new(mapping), WriterMemory::default());
-        let (left_out, with_icrcs) = (Vec::new(), Vec::new());
-        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, left_out, with_icrcs }, fd))
+        let (parts, with_icrcs) = (Vec::new(), Vec::new());
+        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, parts, with_icrcs }, fd))
     }
 
     /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no room.
@@ -140,47 +140,41 @@ impl RingWriter {
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
-        if self.elides_icrcs && self.memory.contains_any(burst.user_slices(), self.head) {
-            let count = burst.user_slices().count() as u32;
-            if !self.has_room(RecordHeader::long_record_len(header.len, count))? {
+        let without_icrcs = burst.as_bytes_without_icrcs().filter(|_| self.elides_icrcs);
+        let whole = without_icrcs.or_else(|| burst.as_bytes());
+        if whole.is_none() && self.elides_icrcs {
+            let most = RecordHeader::long_record_len(header.len, burst.pieces().len() as u32);
+            if !self.has_room(most)? {
                 return Ok(false);
             }
-            if self.write_by_reference(burst, header) {
+            if self.write_gathered(burst, header) {
                 return Ok(true);
             }
         }
+        header.elides_icrcs = without_icrcs.is_some();
         let len = header.record_len();
         if !self.has_room(len)? {
             return Ok(false);
         }
-        let packets = self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes);
-        header.elides_icrcs = self.elides_icrcs && burst.copy_eliding_icrcs(packets);
-        if !header.elides_icrcs {
-            let bytes = burst.as_bytes().unwrap_or_else(|| {
-                self.with_icrcs.clear();
-                burst.copy_to(&mut self.with_icrcs);
-                &self.with_icrcs
-            });
-            packets.store_in_ring(bytes)?;
-        }
+        let bytes = whole.unwrap_or_else(|| {
+            self.with_icrcs.clear();
+            burst.copy_to(&mut self.with_icrcs);
+            &self.with_icrcs
+        });
+        self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes).store_in_ring(bytes)?;
         put_words(&self.mapping, self.head, header.to_words());
         self.head += len;
         Ok(true)
     }
 
-    /// Writes a burst without the payloads that the reader can read from this process's memory. Returns false if other user
-    /// memory could not be read.
-    fn write_by_reference(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
+    /// Writes a burst with its payloads apart from the packets. Returns false if user memory could not be read.
+    fn write_gathered(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
         let room = self.mapping.slice(self.head + RecordHeader::LONG_LEN as u64, burst.bytes);
-        let memory = &self.memory;
-        let locate = |slice| memory.locate(slice);
-        let Some(stored) = burst.copy_by_reference(room, &mut self.left_out, locate) else {
-            return false;
-        };
-        let (stored, count) = (stored as u32, self.left_out.len() as u32);
-        let words = self.left_out.iter().flat_map(descriptor);
-        put_words(&self.mapping, self.head + RecordHeader::descriptors_at(stored), words);
-        let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
+        let stored = self.memory.store(burst.pieces(), burst.segment, room, self.head, &mut self.parts);
+        let Some(stored) = stored.map(|stored| stored as u32) else { return false };
+        let (count, words) = (self.parts.len() as u32, self.parts.iter().flat_map(|parts| parts.to_words()));
+        put_words(&self.mapping, self.head + RecordHeader::parts_at(stored), words);
+        let header = RecordHeader { elides_icrcs: true, is_gathered: true, ..header };
         put_words(
             &self.mapping,
             self.head,
@@ -361,18 +355,17 @@ impl RingReader {
     ) -> Result<(usize, u64), RingError> {
         let header = RecordHeader::from_words([0, 4, 8].map(|at| self.word(self.tail + at)));
         let (len, segment) = (header.len as usize, usize::from(header.segment));
-        if header.leaves_out {
+        if header.is_gathered {
             return self.read_long_record(header, available, sink);
         }
         if header.record_len() > available || !(MIN_PACKET..=len).contains(&segment) || len > MAX_BURST {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
-        let packets = self.mapping.slice(self.tail + RecordHeader::LEN as u64, len);
-        let leaves = self.memory.copy(segment, packets, header.elides_icrcs)?;
-        let (data, payloads) = (self.memory.packets(len), leaves.then_some(&self.memory.payloads));
+        let data = self.mapping.slice(self.tail + RecordHeader::LEN as u64, len);
+        let data = self.memory.packets.load_whole(data)?;
         let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
+        sink(RxBurst::new(self.flow, ident, segment, data));
         self.tail += header.record_len();
         Ok((len.div_ceil(segment), len as u64))
     }
@@ -381,7 +374,7 @@ impl RingReader {
         self.mapping.word(position).load(Ordering::Relaxed)
     }
 
-    /// Reads a record with payloads left out.
+    /// Reads a gathered record.
     fn read_long_record(
         &mut self,
         header: RecordHeader,
@@ -395,19 +388,18 @@ impl RingReader {
         if record_len > available || !is_valid {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
-        let descriptors = at + RecordHeader::descriptors_at(stored);
+        let parts_at = at + RecordHeader::parts_at(stored);
         let parts = (0..u64::from(count)).map(|part| {
-            let start = descriptors + part * DESCRIPTOR_LEN as u64;
-            std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed))
+            let start = parts_at + part * PARTS_LEN as u64;
+            let word = |word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed);
+            Parts::from_words(std::array::from_fn(word))
         });
         let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
-        let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
-        expanded.ok_or(RingError::Payloads { len: header.len, count })?;
+        let gathered = self.memory.gather((len, segment), bytes, epoch, parts);
+        gathered.ok_or(RingError::Payloads { len: header.len, count })?;
         self.set_flow(header);
-        let (ident, data) = (IpIdent::Elided, self.memory.packets(len));
-        let payloads = Some(&self.memory.payloads);
-        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
-        self.memory.payloads.clear();
+        sink(self.memory.packets.burst(self.flow));
+        self.memory.packets.clear();
         self.tail += record_len;
         Ok((len.div_ceil(segment), len as u64))
     }
