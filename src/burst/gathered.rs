@@ -1,11 +1,11 @@
 //! Received packets whose long payloads stay where they are until the NIC copies them to their destination.
 
+use std::sync::Arc;
+
 use super::received::SenderPayloads;
-use super::tx_burst::TxBurst;
-use super::{Piece, RxBurst};
+use super::{Piece, RxBurst, TxBurst};
 use crate::memory::{Faulted, HostSlice, PeerMemory};
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, IpIdent};
-use std::sync::Arc;
 
 /// Packets of a burst, without ICRCs, on their way to the receiver. The buffers are reused.
 #[derive(Debug, Default)]

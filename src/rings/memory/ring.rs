@@ -10,7 +10,6 @@ use super::mapping::Mapping;
 use super::payloads::{Change, Parts, ReaderMemory, WriterMemory};
 use crate::burst::{RxBurst, TxBurst};
 use crate::memory::{PeerMemory, PeerMemoryError};
-use crate::sys::fork::ForkGeneration;
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.
@@ -110,7 +109,7 @@ fn put_words(mapping: &Mapping, position: u64, words: impl IntoIterator<Item = u
 /// Writing end of a ring.
 #[derive(Debug)]
 pub struct RingWriter {
-    mapping: Guard,
+    mapping: Mapping,
     head: u64,
     /// The reader's position when it was last looked up.
     tail: u64,
@@ -128,7 +127,7 @@ impl RingWriter {
     /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
-        let (mapping, memory) = (Guard::new(mapping), WriterMemory::default());
+        let memory = WriterMemory::default();
         let (parts, with_icrcs) = (Vec::new(), Vec::new());
         Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, parts, with_icrcs }, fd))
     }
@@ -276,7 +275,7 @@ impl RingWriter {
 /// Reading end of a ring.
 #[derive(Debug)]
 pub struct RingReader {
-    mapping: Guard,
+    mapping: Mapping,
     /// Flow of the last burst: all have the same addresses.
     flow: Flow,
     tail: u64,
@@ -289,7 +288,7 @@ impl RingReader {
     /// # Errors
     /// [`RingError`] if the descriptor is not one of a ring.
     pub fn open(fd: &OwnedFd, capacity: usize, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
-        let mapping = Guard::new(Mapping::open(fd, capacity)?);
+        let mapping = Mapping::open(fd, capacity)?;
         let flow = Flow::new(src, dst, ROCE_PORT);
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
@@ -304,7 +303,7 @@ impl RingReader {
         self.flow.src
     }
 
-    /// Maps memory that the writer offers, for payloads that it leaves out of records.
+    /// Maps memory that the writer offers, for payloads that stay there.
     ///
     /// # Errors
     /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
@@ -353,55 +352,48 @@ impl RingReader {
         available: u64,
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> Result<(usize, u64), RingError> {
-        let header = RecordHeader::from_words([0, 4, 8].map(|at| self.word(self.tail + at)));
+        let at = self.tail;
+        let header = RecordHeader::from_words([0, 4, 8].map(|offset| self.word(at + offset)));
         let (len, segment) = (header.len as usize, usize::from(header.segment));
-        if header.is_gathered {
-            return self.read_long_record(header, available, sink);
-        }
-        if header.record_len() > available || !(MIN_PACKET..=len).contains(&segment) || len > MAX_BURST {
+        let [stored, count, epoch] = match header.is_gathered {
+            true => [12, 16, 20].map(|offset| self.word(at + offset)),
+            false => [0; 3],
+        };
+        let record_len = match header.is_gathered {
+            true => RecordHeader::long_record_len(stored, count),
+            false => header.record_len(),
+        };
+        let is_valid = len <= MAX_BURST
+            && (MIN_PACKET..=len).contains(&segment)
+            && (header.elides_icrcs || !header.is_gathered);
+        if record_len > available || !is_valid {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
-        let data = self.mapping.slice(self.tail + RecordHeader::LEN as u64, len);
-        let data = self.memory.packets.load_whole(data)?;
-        let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst::new(self.flow, ident, segment, data));
-        self.tail += header.record_len();
+        if header.is_gathered {
+            let parts_at = at + RecordHeader::parts_at(stored);
+            let parts = (0..u64::from(count)).map(|part| {
+                let start = parts_at + part * PARTS_LEN as u64;
+                let word = |word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed);
+                Parts::from_words(std::array::from_fn(word))
+            });
+            let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
+            let gathered = self.memory.gather((len, segment), bytes, epoch, parts);
+            gathered.ok_or(RingError::Payloads { len: header.len, count })?;
+            sink(self.memory.packets.burst(self.flow));
+            self.memory.packets.clear();
+        } else {
+            let data = self.mapping.slice(at + RecordHeader::LEN as u64, len);
+            let data = self.memory.packets.load_whole(data)?;
+            let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
+            sink(RxBurst::new(self.flow, ident, segment, data));
+        }
+        self.tail += record_len;
         Ok((len.div_ceil(segment), len as u64))
     }
 
     fn word(&self, position: u64) -> u32 {
         self.mapping.word(position).load(Ordering::Relaxed)
-    }
-
-    /// Reads a gathered record.
-    fn read_long_record(
-        &mut self,
-        header: RecordHeader,
-        available: u64,
-        sink: &mut dyn FnMut(RxBurst<'_>),
-    ) -> Result<(usize, u64), RingError> {
-        let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
-        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.word(at + offset));
-        let record_len = RecordHeader::long_record_len(stored, count);
-        let is_valid = len <= MAX_BURST && (MIN_PACKET..=len).contains(&segment) && header.elides_icrcs;
-        if record_len > available || !is_valid {
-            return Err(RingError::Record { len: header.len, segment: header.segment, available });
-        }
-        let parts_at = at + RecordHeader::parts_at(stored);
-        let parts = (0..u64::from(count)).map(|part| {
-            let start = parts_at + part * PARTS_LEN as u64;
-            let word = |word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed);
-            Parts::from_words(std::array::from_fn(word))
-        });
-        let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
-        let gathered = self.memory.gather((len, segment), bytes, epoch, parts);
-        gathered.ok_or(RingError::Payloads { len: header.len, count })?;
-        self.set_flow(header);
-        sink(self.memory.packets.burst(self.flow));
-        self.memory.packets.clear();
-        self.tail += record_len;
-        Ok((len.div_ceil(segment), len as u64))
     }
 
     /// Stores the flow of a record if it differs from that of the previous record. A store to a single field would delay
@@ -426,41 +418,5 @@ impl RingReader {
         // Pairs with the fence in `RingWriter::publish`: either the writer sees the request, or this end the burst.
         fence(Ordering::SeqCst);
         self.has_bursts()
-    }
-}
-
-/// A mapping that only the process that made it unmaps: a forked child does not have it.
-#[derive(Debug)]
-struct Guard {
-    mapping: std::mem::ManuallyDrop<Mapping>,
-    process: ForkGeneration,
-}
-
-impl Guard {
-    fn new(mapping: Mapping) -> Guard {
-        Guard { mapping: std::mem::ManuallyDrop::new(mapping), process: ForkGeneration::current() }
-    }
-}
-
-impl std::ops::Deref for Guard {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.mapping
-    }
-}
-
-impl std::ops::DerefMut for Guard {
-    fn deref_mut(&mut self) -> &mut Mapping {
-        &mut self.mapping
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if self.process.is_current() {
-            // SAFETY: `drop` runs once, and nothing uses the mapping afterwards.
-            unsafe { std::mem::ManuallyDrop::drop(&mut self.mapping) };
-        }
     }
 }
