@@ -80,23 +80,23 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Address of a peer, and the path of packets to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub struct AddressVector {
-    /// GID of the peer.
-    pub dgid: Gid,
-    /// Index of the local GID used as the source address.
-    pub sgid_index: u8,
-    /// Hop limit (TTL); 0 means 64.
-    pub hop_limit: u8,
-    /// Traffic class (ToS).
-    pub traffic_class: u8,
-    /// Flow label (20 bits). Unless it is 0, it also determines the UDP source port.
-    pub flow_label: u32,
+setters! {
+    /// Address of a peer, and the path of packets to it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[non_exhaustive]
+    pub struct AddressVector {
+        /// GID of the peer.
+        pub dgid: Gid,
+        /// Index of the local GID used as the source address.
+        pub sgid_index: u8,
+        /// Hop limit (TTL); 0 means 64.
+        pub hop_limit: u8,
+        /// Traffic class (ToS).
+        pub traffic_class: u8,
+        /// Flow label (20 bits). Unless it is 0, it also determines the UDP source port.
+        pub flow_label: u32,
+    }
 }
-
-setters!(AddressVector { dgid: Gid, sgid_index: u8, hop_limit: u8, traffic_class: u8, flow_label: u32 });
 
 impl AddressVector {
     /// Returns the address vector for packets to `dgid` from the local GID with index 0, with default values
