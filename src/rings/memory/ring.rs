@@ -82,11 +82,6 @@ impl RecordHeader {
         }
     }
 
-    /// Returns the length in the ring of a record that is not gathered.
-    fn record_len(self) -> u64 {
-        (RecordHeader::LEN as u64 + u64::from(self.len)).next_multiple_of(ALIGN as u64)
-    }
-
     /// Returns the length of a gathered record with `stored` bytes and `count` parts.
     fn long_record_len(stored: u32, count: u32) -> u64 {
         let parts = u64::from(count) * PARTS_LEN as u64;
@@ -97,6 +92,11 @@ impl RecordHeader {
     fn parts_at(stored: u32) -> u64 {
         RecordHeader::LONG_LEN as u64 + u64::from(stored).next_multiple_of(4)
     }
+}
+
+/// Returns the length of a record with `len` bytes of whole packets.
+fn record_len(len: u32) -> u64 {
+    (RecordHeader::LEN as u64 + u64::from(len)).next_multiple_of(ALIGN as u64)
 }
 
 /// Stores words from a position on, which is a multiple of 4.
@@ -139,22 +139,15 @@ impl RingWriter {
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
-        let without_icrcs = burst.as_bytes_without_icrcs().filter(|_| self.elides_icrcs);
-        let whole = without_icrcs.or_else(|| burst.as_bytes());
-        if whole.is_none() && self.elides_icrcs {
-            let most = RecordHeader::long_record_len(header.len, burst.pieces().len() as u32);
-            if !self.has_room(most)? {
-                return Ok(false);
-            }
-            if self.write_gathered(burst, header) {
-                return Ok(true);
-            }
-        }
-        header.elides_icrcs = without_icrcs.is_some();
-        let len = header.record_len();
-        if !self.has_room(len)? {
+        if !self.has_room(self.room_for(burst))? {
             return Ok(false);
         }
+        if self.gathers(burst) && self.write_gathered(burst, header) {
+            return Ok(true);
+        }
+        let without_icrcs = burst.as_bytes_without_icrcs().filter(|_| self.elides_icrcs);
+        header.elides_icrcs = without_icrcs.is_some();
+        let whole = without_icrcs.or_else(|| burst.as_bytes());
         let bytes = whole.unwrap_or_else(|| {
             self.with_icrcs.clear();
             burst.copy_to(&mut self.with_icrcs);
@@ -162,8 +155,24 @@ impl RingWriter {
         });
         self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes).store_in_ring(bytes)?;
         put_words(&self.mapping, self.head, header.to_words());
-        self.head += len;
+        self.head += record_len(header.len);
         Ok(true)
+    }
+
+    /// Returns the number of bytes that the record of a burst takes at most.
+    #[inline]
+    pub fn room_for(&self, burst: &TxBurst<'_>) -> u64 {
+        let len = burst.bytes as u32;
+        match self.gathers(burst) {
+            true => RecordHeader::long_record_len(len, burst.pieces().len() as u32),
+            false => record_len(len),
+        }
+    }
+
+    /// Reports whether the payloads of a burst are apart from its packets in the ring.
+    #[inline]
+    fn gathers(&self, burst: &TxBurst<'_>) -> bool {
+        self.elides_icrcs && burst.pieces().len() > 1
     }
 
     /// Writes a burst with its payloads apart from the packets. Returns false if user memory could not be read.
@@ -361,7 +370,7 @@ impl RingReader {
         };
         let record_len = match header.is_gathered {
             true => RecordHeader::long_record_len(stored, count),
-            false => header.record_len(),
+            false => record_len(header.len),
         };
         let is_valid = len <= MAX_BURST
             && (MIN_PACKET..=len).contains(&segment)
