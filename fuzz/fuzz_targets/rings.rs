@@ -431,6 +431,8 @@ struct FromVictim {
     head: u64,
     /// The last position of the reader that the writer has accepted.
     tail: u64,
+    /// Whether the position that the victim may have looked at was ever invalid.
+    was_invalid: bool,
 }
 
 struct Victim {
@@ -631,13 +633,18 @@ impl Victim {
             _ => None,
         });
         let memory = Memory(memory.expect("memory"));
-        Some(FromVictim { memory, connection, head: 0, tail: 0 })
+        Some(FromVictim { memory, connection, head: 0, tail: 0, was_invalid: false })
     }
 
     /// Sends packets into a ring, and compares what the victim writes with the model. Returns false if the victim has
     /// closed the ring.
     fn check_writer(&mut self, ring: &mut FromVictim, p: &mut Input<'_>) -> bool {
         let tail = ring.memory.read_u64(TAIL);
+        if !is_open(&ring.connection) {
+            // The victim looks at the position of a full ring when it receives.
+            assert!(ring.was_invalid, "a ring with a valid position is not closed");
+            return false;
+        }
         let dropped = self.link.counters().tx_dropped;
         self.send(p);
         let is_intact = self.link.counters().tx_dropped == dropped;
@@ -656,6 +663,7 @@ impl Victim {
         } else {
             assert!(head - ring.tail <= CAPACITY, "the ring has room");
         }
+        ring.was_invalid |= !is_tail_valid;
         ring.head = head;
         // A writer that finds no room has looked at the position, and closes the ring if that is invalid.
         is_intact || is_tail_valid
