@@ -1,5 +1,5 @@
 //! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and connections,
-//! based on tokio's `AsyncFd`; futures for work requests.
+//! based on tokio's `AsyncFd`; futures for work requests, and byte streams.
 //!
 //! | blocking | here |
 //! | --- | --- |
@@ -8,6 +8,7 @@
 //! | [`Qp::post_send`](urxe::verbs::Qp::post_send), [`Qp::post_recv`](urxe::verbs::Qp::post_recv), and a wait for the completion | [`AsyncQp`]: a future for each verb |
 //! | [`Context::wait_event`](urxe::verbs::Context::wait_event) | [`EventStream::next`] |
 //! | [`EventChannel::get_event`](urxe::verbs::cm::EventChannel::get_event) | [`AsyncEventChannel::get_event`] |
+//! | sends and receives over a session | [`RdmaStream`]: tokio's `AsyncRead` and `AsyncWrite` |
 //! | [`Listener`](urxe::verbs::cm::Listener), [`Incoming::accept`](urxe::verbs::cm::Incoming::accept), [`ConnectionManager::connect`](urxe::verbs::cm::ConnectionManager::connect) | [`AsyncListener`], [`AsyncSession::accept`], [`AsyncSession::connect`] |
 //!
 //! **Timeouts** are those of tokio: `tokio::time::timeout(limit, cq.wait())`. They and `select!` drop pending
@@ -48,6 +49,7 @@ mod completions;
 mod connections;
 mod events;
 mod requests;
+mod stream;
 mod waiter;
 mod watched_fd;
 
@@ -55,4 +57,5 @@ pub use completions::{AsyncCompletionChannel, AsyncCq};
 pub use connections::{AsyncEventChannel, AsyncListener, AsyncSession};
 pub use events::EventStream;
 pub use requests::AsyncQp;
+pub use stream::RdmaStream;
 use waiter::Waiter;
