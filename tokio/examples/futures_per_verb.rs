@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let fabric = Fabric::new();
     let options = QpOptions::default().send(SendCaps { max_wr: 4, max_sge: 1, max_inline: 0 });
     let open =
-        || AsyncQp::new(&Context::on_fabric(&fabric)?.alloc_pd()?, &options).map_err(urxe::Error::from);
+        || AsyncQp::<Rc>::new(&Context::on_fabric(&fabric)?.alloc_pd()?, &options).map_err(urxe::Error::from);
     let (client, server) = (open()?, open()?);
     client.qp().connect(&server.qp().endpoint(), &ConnectOptions::default())?;
     server.qp().connect(&client.qp().endpoint(), &ConnectOptions::default())?;

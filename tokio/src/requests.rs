@@ -8,16 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use urxe::Error;
+use urxe::verbs::service::{Connected, Reliable, Service};
 use urxe::verbs::{
-    Access, Completion, CreateError, MemoryAccessError, Mr, Pd, PostError, Qp, QpOptions, RecvWr, RemoteAddr,
-    SendWr, Sge, WaitError, WcStatus,
+    Access, Completion, CreateError, MemoryAccessError, Mr, Pd, PostError, Qp, QpOptions, Rc, RecvWr,
+    RemoteAddr, SendWr, Sge, WaitError, WcStatus,
 };
 
 use crate::AsyncCq;
 use crate::waiter::first_of;
 
-/// A queue pair, of service RC or UC, whose work requests are futures. It has its own completion queue. Cheap
-/// to clone; any number of tasks may have requests in flight.
+/// A queue pair whose work requests are futures, of the service [`Rc`](urxe::verbs::Rc) or
+/// [`Uc`](urxe::verbs::Uc). It has its own completion queue. Cheap to clone; any number of tasks may have
+/// requests in flight.
 ///
 /// A future posts its request when it is first polled, waiting for room if the send or receive queue is full,
 /// and ends with the completion of the request. So requests are posted in the order in which their futures
@@ -42,8 +44,8 @@ use crate::waiter::first_of;
 /// # let fabric = Fabric::new();
 /// # let (local, remote) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
 /// let (a, b) = (
-///     AsyncQp::new(&local.alloc_pd()?, &QpOptions::default())?,
-///     AsyncQp::new(&remote.alloc_pd()?, &QpOptions::default())?,
+///     AsyncQp::<Rc>::new(&local.alloc_pd()?, &QpOptions::default())?,
+///     AsyncQp::<Rc>::new(&remote.alloc_pd()?, &QpOptions::default())?,
 /// );
 /// a.qp().connect(&b.qp().endpoint(), &ConnectOptions::default())?;
 /// b.qp().connect(&a.qp().endpoint(), &ConnectOptions::default())?;
@@ -60,12 +62,12 @@ use crate::waiter::first_of;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct AsyncQp(Arc<Inner>);
+pub struct AsyncQp<S = Rc>(Arc<Inner<S>>);
 
 #[derive(Debug)]
-struct Inner {
+struct Inner<S> {
     /// Declared first: the regions of the requests in flight are dropped after the queue pair.
-    qp: Qp,
+    qp: Qp<S>,
     cq: AsyncCq,
     /// Whether the completion queue was empty when an event was last requested. Held while completions are
     /// taken.
@@ -85,27 +87,28 @@ struct Request {
     _regions: Vec<Arc<Mr>>,
 }
 
-impl AsyncQp {
-    /// Creates a queue pair in the RESET state. A shared receive queue in the options is ignored.
+impl<S: Service + Connected> AsyncQp<S> {
+    /// Creates a queue pair in the RESET state, with the service `S`. The service and a shared receive queue in
+    /// the options are ignored.
     ///
     /// # Errors
-    /// Those of [`Pd::create_qp`] and [`AsyncCq::new`], whose capacity is the sum of the depths of both
-    /// queues.
-    pub fn new(pd: &Pd, options: &QpOptions) -> Result<AsyncQp, CreateError> {
+    /// Those of [`Pd::create_qp`] and [`AsyncCq::new`], whose capacity is the sum of the depths of both queues.
+    pub fn new(pd: &Pd, options: &QpOptions) -> Result<AsyncQp<S>, CreateError> {
         let depths = [options.send.max_wr, options.recv.max_wr].map(|depth| depth as usize);
         let cq = AsyncCq::new(pd.context(), depths.iter().sum::<usize>().max(1))?;
         let mut options = options.clone();
         options.srq = None;
-        let qp = pd.create_qp(cq.cq(), cq.cq(), &options)?;
+        let qp = pd.create_typed_qp(cq.cq(), cq.cq(), &options)?;
         let [send_room, recv_room] = depths.map(|depth| Arc::new(Semaphore::new(depth)));
         let (is_drained, next_wr_id, in_flight) = Default::default();
         Ok(AsyncQp(Arc::new(Inner { qp, cq, is_drained, next_wr_id, in_flight, send_room, recv_room })))
     }
 
-    /// Returns the queue pair, for connecting it and for queries. Requests that are posted to it directly
-    /// have no futures, and must not have the `wr_id` of one that has. Do not move it to RESET while requests
-    /// are in flight: that discards their completions.
-    pub fn qp(&self) -> &Qp {
+    /// Returns the queue pair, for connecting it and for queries:
+    /// [`AsyncSession::connect`](crate::AsyncSession) takes `qp.qp().untyped()`. Requests that are posted to
+    /// it directly have no futures, and must not have the `wr_id` of one that has. Do not move it to RESET
+    /// while requests are in flight: that discards their completions.
+    pub fn qp(&self) -> &Qp<S> {
         &self.0.qp
     }
 
@@ -115,14 +118,6 @@ impl AsyncQp {
     /// As for [`execute`](Self::execute), and [`Error::Memory`] for a range outside of the region.
     pub async fn write(&self, mr: &Arc<Mr>, range: Range<usize>, to: RemoteAddr) -> Result<(), Error> {
         self.execute(SendWr::write(0, &[sge(mr, range)?], to), &[mr]).await.map(drop)
-    }
-
-    /// Reads the peer's memory into the range of the local region.
-    ///
-    /// # Errors
-    /// As for [`write`](Self::write).
-    pub async fn read(&self, mr: &Arc<Mr>, range: Range<usize>, from: RemoteAddr) -> Result<(), Error> {
-        self.execute(SendWr::read(0, &[sge(mr, range)?], from), &[mr]).await.map(drop)
     }
 
     /// Sends the range of the region to the peer's next receive; with immediate data by
@@ -145,6 +140,32 @@ impl AsyncQp {
         self.0.complete(&self.0.recv_room, &[mr], post).await
     }
 
+    /// Executes any send work request, and returns its completion. Its `wr_id` is replaced, and it is always
+    /// signaled. `regions` are those of its scatter/gather elements, which are held until it completes.
+    ///
+    /// # Errors
+    /// [`Error::Post`]; [`Error::Wait`] with [`WaitError::Failed`] if the completion has an error status, and
+    /// with another error, as [`AsyncCq::wait_any`], if the wait ends while the request is in flight.
+    pub async fn execute(&self, wr: SendWr<'_, S>, regions: &[&Arc<Mr>]) -> Result<Completion, Error> {
+        let mut wr = wr.signaled(true);
+        let post = |wr_id| {
+            wr.wr_id = wr_id;
+            self.0.qp.post_send(&wr)
+        };
+        self.0.complete(&self.0.send_room, regions, post).await
+    }
+}
+
+/// Verbs of reliable services.
+impl<S: Service + Reliable> AsyncQp<S> {
+    /// Reads the peer's memory into the range of the local region.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub async fn read(&self, mr: &Arc<Mr>, range: Range<usize>, from: RemoteAddr) -> Result<(), Error> {
+        self.execute(SendWr::read(0, &[sge(mr, range)?], from), &[mr]).await.map(drop)
+    }
+
     /// Adds to 8 bytes of the peer's memory, and returns their previous value.
     ///
     /// # Errors
@@ -162,29 +183,14 @@ impl AsyncQp {
         self.atomic(SendWr::compare_swap(0, &[], at, compare, swap)).await
     }
 
-    async fn atomic(&self, wr: SendWr<'_>) -> Result<u64, Error> {
+    async fn atomic(&self, wr: SendWr<'_, S>) -> Result<u64, Error> {
         let result = Arc::new(self.0.qp.pd().reg_mr(8, Access::LOCAL_WRITE)?);
         self.execute(wr.sges(&[result.sge(0..8)]), &[&result]).await?;
         Ok(result.buffer().load_u64(0)?)
     }
-
-    /// Executes any send work request, and returns its completion. Its `wr_id` is replaced, and it is always
-    /// signaled. `regions` are those of its scatter/gather elements, which are held until it completes.
-    ///
-    /// # Errors
-    /// [`Error::Post`]; [`Error::Wait`] with [`WaitError::Failed`] if the completion has an error status, and
-    /// with another error, as [`AsyncCq::wait_any`], if the wait ends while the request is in flight.
-    pub async fn execute(&self, wr: SendWr<'_>, regions: &[&Arc<Mr>]) -> Result<Completion, Error> {
-        let mut wr = wr.signaled(true);
-        let post = |wr_id| {
-            wr.wr_id = wr_id;
-            self.0.qp.post_send(&wr)
-        };
-        self.0.complete(&self.0.send_room, regions, post).await
-    }
 }
 
-impl Inner {
+impl<S> Inner<S> {
     /// Posts a request when its queue has room, and waits for its completion.
     ///
     /// Meanwhile it dispatches the completions of all requests, as every waiting task does: if a single one

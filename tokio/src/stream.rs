@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use urxe::Error;
 use urxe::verbs::cm::{ConnParam, ConnectionManager, IdError, Incoming};
 use urxe::verbs::{
-    Access, Completion, Context, CreateError, Mr, Qp, QpOptions, RecvCaps, RecvWr, SendCaps, SendWr,
+    Access, Completion, Context, CreateError, Mr, Qp, QpOptions, Rc, RecvCaps, RecvWr, SendCaps, SendWr,
     WaitError, WcStatus,
 };
 
@@ -71,7 +71,7 @@ pub struct RdmaStream {
     /// buffers.
     next: Pin<Box<dyn Future<Output = Next> + Send + Sync>>,
     wakers: Arc<Wakers>,
-    qp: Qp,
+    qp: Qp<Rc>,
     /// Buffers of the receives, and after them those of the sends.
     buffers: Mr,
     /// Free receives of the peer.
@@ -123,7 +123,7 @@ impl RdmaStream {
         let mut prepared = None;
         let qp = |context: &Context| {
             let (cq, mut stream) = RdmaStream::new(context)?;
-            let qp = stream.qp.clone();
+            let qp = stream.qp.untyped();
             prepared = Some(stream.post_receives().map(|()| (cq, stream)));
             Ok(qp)
         };
@@ -139,12 +139,12 @@ impl RdmaStream {
     pub async fn accept(incoming: Incoming) -> Result<RdmaStream, Error> {
         let (cq, mut stream) = RdmaStream::new(&incoming.context().ok_or(IdError::Ended)?)?;
         stream.post_receives()?;
-        let qp = stream.qp.clone();
+        let qp = stream.qp.untyped();
         stream.connected(cq, AsyncSession::accept(incoming, qp, &ConnParam::with_data(NAME)).await?)
     }
 
     /// Returns the queue pair, for queries.
-    pub fn qp(&self) -> &Qp {
+    pub fn qp(&self) -> &Qp<Rc> {
         &self.qp
     }
 
@@ -158,7 +158,7 @@ impl RdmaStream {
         let stream = RdmaStream {
             next: Box::pin(pending()),
             wakers: Arc::default(),
-            qp: pd.create_qp(cq.cq(), cq.cq(), &options)?,
+            qp: pd.create_typed_qp(cq.cq(), cq.cq(), &options)?,
             buffers: pd.reg_mr(2 * BUFFERS * BUFFER_LEN, Access::LOCAL_WRITE)?,
             credits: BUFFERS,
             unannounced: 0,

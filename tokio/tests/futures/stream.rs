@@ -278,7 +278,8 @@ fn one_direction_flows_while_the_other_is_held_up() {
         let mut received = vec![0; forth.len()];
         let (read, written) =
             tokio::join!(pair.server.read_exact(&mut received), pair.client.write_all(&forth));
-        (read.unwrap(), written.unwrap());
+        read.unwrap();
+        written.unwrap();
         assert!(received == forth);
         let mut received = vec![0; held];
         pair.client.read_exact(&mut received).await.unwrap();
@@ -294,11 +295,9 @@ fn two_full_directions_resume_when_both_sides_read() {
         let mut pair = Pair::new(contexts).await;
         let (forth, back) = (data(MORE_THAN_THE_BUFFERS, 3), data(MORE_THAN_THE_BUFFERS, 4));
         let filled = (fill(&mut pair.client, &forth).await, fill(&mut pair.server, &back).await);
-        let end =
-            async |stream: RdmaStream, out: &[u8], expected: &[u8]| exchange(stream, out, expected).await;
         (pair.client, pair.server) = tokio::join!(
-            end(pair.client, &forth[filled.0..], &back),
-            end(pair.server, &back[filled.1..], &forth)
+            exchange(pair.client, &forth[filled.0..], &back),
+            exchange(pair.server, &back[filled.1..], &forth)
         );
         assert!(pair.contexts.iter().all(|context| context.counters().send_rnr_err == 0));
     });
