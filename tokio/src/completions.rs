@@ -47,8 +47,8 @@ impl AsyncCq {
         self.wait_until(|| self.take()).await?
     }
 
-    /// Waits until `take` returns a value. `take` must call [`take`](Self::take) until that returns `None`, or
-    /// find that there has been no event since.
+    /// Waits until `take` returns a value. `take` must call [`take`](Self::take) until that returns `None`,
+    /// or find that there has been no event since.
     pub(crate) async fn wait_until<R>(&self, take: impl FnMut() -> Option<R>) -> Result<R, WaitError> {
         self.waiter.wait(self.channel.as_fd(), self.cq.context().virtual_fabric(), take).await
     }

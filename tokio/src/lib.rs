@@ -1,5 +1,5 @@
-//! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and connections,
-//! based on tokio's `AsyncFd`; futures for work requests, and byte streams.
+//! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and
+//! connections, based on tokio's `AsyncFd`; futures for work requests, and byte streams.
 //!
 //! | blocking | here |
 //! | --- | --- |
@@ -13,8 +13,8 @@
 //!
 //! **Timeouts** are those of tokio: `tokio::time::timeout(limit, cq.wait())`. They and `select!` drop pending
 //! futures, so every wait is cancel-safe unless its documentation says otherwise: a completion or event is
-//! taken only in the poll that returns it, and a dropped future takes none. A work request that [`AsyncQp`] has
-//! posted takes effect even if its future is dropped.
+//! taken only in the poll that returns it, and a dropped future takes none. A work request that [`AsyncQp`]
+//! has posted takes effect even if its future is dropped.
 //!
 //! **In real time** a wait needs a tokio runtime with I/O, and panics outside of one. While tasks wait, the
 //! background thread of the NIC receives packets and serves timers.

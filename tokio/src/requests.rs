@@ -88,11 +88,12 @@ struct Request {
 }
 
 impl<S: Service + Connected> AsyncQp<S> {
-    /// Creates a queue pair in the RESET state, with the service `S`. The service and a shared receive queue in
-    /// the options are ignored.
+    /// Creates a queue pair in the RESET state, with the service `S`. The service and a shared receive queue
+    /// in the options are ignored.
     ///
     /// # Errors
-    /// Those of [`Pd::create_qp`] and [`AsyncCq::new`], whose capacity is the sum of the depths of both queues.
+    /// Those of [`Pd::create_qp`] and [`AsyncCq::new`], whose capacity is the sum of the depths of both
+    /// queues.
     pub fn new(pd: &Pd, options: &QpOptions) -> Result<AsyncQp<S>, CreateError> {
         let depths = [options.send.max_wr, options.recv.max_wr].map(|depth| depth as usize);
         let cq = AsyncCq::new(pd.context(), depths.iter().sum::<usize>().max(1))?;

@@ -15,14 +15,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use urxe::Error;
 use urxe::verbs::cm::{ConnParam, ConnectionManager, IdError, Incoming};
 use urxe::verbs::{
-    Access, Completion, Context, CreateError, Mr, Qp, QpOptions, Rc, RecvCaps, RecvWr, SendCaps, SendWr,
-    WaitError, WcStatus,
+    Access, Completion, Context, CqOptions, CreateError, Mr, Qp, QpOptions, Rc, RecvWr, SendWr, WaitError,
+    WcStatus,
 };
 
 use crate::waiter::first_of;
 use crate::{AsyncCq, AsyncSession};
 
-/// Number of receives, and of sends in flight.
+/// Number of receives, and of sends in flight; less than the default depth of the queues.
 const BUFFERS: usize = 32;
 /// Length of each buffer in bytes.
 const BUFFER_LEN: usize = 8192;
@@ -150,15 +150,11 @@ impl RdmaStream {
 
     /// Creates a stream that is not connected yet, and its completion queue.
     fn new(context: &Context) -> Result<(AsyncCq, RdmaStream), CreateError> {
-        let (cq, pd) = (AsyncCq::new(context, 2 * BUFFERS)?, context.alloc_pd()?);
-        let max_wr = BUFFERS as u32;
-        let options = QpOptions::default()
-            .send(SendCaps { max_wr, max_sge: 1, max_inline: 0 })
-            .recv(RecvCaps { max_wr, max_sge: 1 });
+        let (cq, pd) = (AsyncCq::new(context, CqOptions::default())?, context.alloc_pd()?);
         let stream = RdmaStream {
             next: Box::pin(pending()),
             wakers: Arc::default(),
-            qp: pd.create_typed_qp(cq.cq(), cq.cq(), &options)?,
+            qp: pd.create_typed_qp(cq.cq(), cq.cq(), &QpOptions::default())?,
             buffers: pd.reg_mr(2 * BUFFERS * BUFFER_LEN, Access::LOCAL_WRITE)?,
             credits: BUFFERS,
             unannounced: 0,
@@ -208,18 +204,14 @@ impl RdmaStream {
         self.next = Box::pin(next(cq, session));
         let other = self.wakers.0.lock()[1 - side].take();
         other.into_iter().for_each(Waker::wake);
-        Poll::Ready(self.on_event(event?))
-    }
-
-    fn on_event(&mut self, event: Option<Completion>) -> io::Result<()> {
-        if let Some(completion) = event {
-            return self.on_completion(completion);
+        if let Some(completion) = event? {
+            return Poll::Ready(self.on_completion(completion));
         }
         // The peer's messages arrived before its disconnect.
         let cq = self.qp.send_cq().clone();
         cq.drain().map_while(Result::ok).try_for_each(|completion| self.on_completion(completion))?;
         self.fail(if self.has_peer_ended { ErrorKind::BrokenPipe } else { ErrorKind::ConnectionReset }, None);
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     /// Records the failure that ends the connection, if it is the first: later requests are only flushed.

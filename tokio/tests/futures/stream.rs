@@ -364,21 +364,41 @@ fn echo_by_copy_returns_all_data_in_virtual_time_with_loss() {
     });
 }
 
+/// Connects a stream to a queue pair that has the given private data; returns both ends.
+async fn connected_to_queue_pair(private_data: &[u8]) -> (Result<RdmaStream, urxe::Error>, AsyncSession) {
+    let [local, remote] = on_fabric();
+    let address = (remote.query_gid(0).unwrap().ip(), 7471).into();
+    let [client, server] = [local, remote].map(|context| ConnectionManager::new(vec![context]).unwrap());
+    let mut listener = AsyncListener::bind(&server, address).unwrap();
+    let accept = async {
+        let incoming = listener.next().await.unwrap();
+        let context = incoming.context().unwrap();
+        let cq = context.create_cq(8).unwrap();
+        let qp = context.alloc_pd().unwrap().create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+        AsyncSession::accept(incoming, qp, &ConnParam::with_data(private_data)).await.unwrap()
+    };
+    let (session, stream) = tokio::join!(accept, RdmaStream::connect(&client, address));
+    (stream, session)
+}
+
+#[test]
+fn message_that_violates_the_protocol_ends_the_stream() {
+    run(async {
+        let too_many_credits = SendWr::send_imm(0, &[], 1);
+        for message in [SendWr::send(0, &[]), too_many_credits] {
+            let (stream, session) = connected_to_queue_pair(b"urxe byte stream 1").await;
+            session.qp().post_send(&message).unwrap();
+            let mut stream = stream.unwrap();
+            assert_eq!(stream.read(&mut [0; 8]).await.unwrap_err().kind(), ErrorKind::InvalidData);
+            assert_eq!(stream.write(b"x").await.unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+    });
+}
+
 #[test]
 fn peer_that_is_no_stream_is_refused() {
     run(async {
-        let [local, remote] = on_fabric();
-        let address = (remote.query_gid(0).unwrap().ip(), 7471).into();
-        let [client, server] = [local, remote].map(|context| ConnectionManager::new(vec![context]).unwrap());
-        let mut listener = AsyncListener::bind(&server, address).unwrap();
-        let accept = async {
-            let incoming = listener.next().await.unwrap();
-            let context = incoming.context().unwrap();
-            let cq = context.create_cq(8).unwrap();
-            let qp = context.alloc_pd().unwrap().create_qp(&cq, &cq, &QpOptions::default()).unwrap();
-            AsyncSession::accept(incoming, qp, &ConnParam::with_data(b"something else")).await
-        };
-        let (_accepted, refused) = tokio::join!(accept, RdmaStream::connect(&client, address));
+        let (refused, _session) = connected_to_queue_pair(b"something else").await;
         let Err(urxe::Error::Io(error)) = refused else { panic!("{refused:?}") };
         assert_eq!(io::Error::kind(&error), ErrorKind::InvalidData);
     });
