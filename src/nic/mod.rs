@@ -63,6 +63,8 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
+use std::borrow::Borrow;
+
 use crate::burst::{PayloadSource, TxQueue};
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
@@ -414,10 +416,10 @@ impl Nic {
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostListError`] of the first that is rejected; those before it are
     /// posted.
-    pub fn post_send_list(
+    pub fn post_send_list<'w>(
         &mut self,
         qpn: Qpn,
-        wrs: &[SendWr<'_>],
+        wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
         if self.failed {
             return Ok(Err(PostListError { index: 0, error: PostError::DeviceFatal }));
@@ -425,9 +427,10 @@ impl Nic {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
-        let mut posts = wrs.iter().map(|wr| entry.qp.post_send(wr, path, &mut self.state.out)).enumerate();
-        let result =
-            posts.try_for_each(|(index, posted)| posted.map_err(|error| PostListError { index, error }));
+        let result = wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
+            let posted = entry.qp.post_send(wr.borrow(), path, &mut self.state.out);
+            posted.map_err(|error| PostListError { index, error })
+        });
         self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)

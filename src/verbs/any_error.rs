@@ -7,7 +7,7 @@ use super::cm::{IdError, SessionError};
 use super::{
     AckError, AddressError, AttachCounterError, AttachError, CongestionError, ConnectError, CqOverflow,
     CreateError, DestroyCqError, DeviceError, MemoryAccessError, ModifyError, MulticastError, OpenError,
-    PKeyTableSize, PairError, PostError, PostListError, WaitError,
+    PKeyTableSize, PairError, PostError, PostListError, WaitError, WrongService,
 };
 use crate::broker::SharingError;
 use crate::fabric::{FabricError, TopologyError};
@@ -65,6 +65,9 @@ pub enum Error {
     /// A work request of a list was rejected.
     #[error(transparent)]
     PostList(#[from] PostListError),
+    /// A queue pair is of another service than requested.
+    #[error(transparent)]
+    Service(#[from] WrongService),
     /// A wait ended without a result, or with the completion of a failed work request.
     #[error(transparent)]
     Wait(#[from] WaitError),

@@ -269,7 +269,7 @@ table! {
         Self::Capture(e) => e.number(),
         Self::Fabric(e) => of_fabric(e),
         Self::Rules(RulesError::File { source: e, .. }) | Self::Io(e) => e.raw_os_error().unwrap_or(EIO),
-        Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
+        Self::Service(_) | Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
     }
 }
 

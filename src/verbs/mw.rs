@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::faults::Call;
 use super::{CreateError, Pd, PostError, Qp, RawMr, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
+use crate::transport::service::Connected;
 use crate::wire::{LKey, RKey};
 
 /// Returns `key` with its low byte incremented modulo 256, as `ibv_inc_rkey` does.
@@ -115,7 +116,7 @@ impl fmt::Debug for Mw {
     }
 }
 
-impl Qp {
+impl<S: Connected> Qp<S> {
     /// Posts a work request that binds a type 1 window to part of a region or, with length 0, unbinds it
     /// (`ibv_bind_mw`). Returns the window's new key; `bind.rkey` is ignored.
     ///
@@ -127,7 +128,7 @@ impl Qp {
             return Err(PostError::WindowKind(mw.kind));
         }
         let rkey = RKey(next(mw.rkey().0));
-        self.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
+        self.0.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
         mw.key.store(rkey.0, Ordering::Relaxed);
         Ok(rkey)
     }
