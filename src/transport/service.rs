@@ -55,7 +55,7 @@ impl Service for Ud {
 
 /// A service whose queue pairs are connected to one peer.
 #[diagnostic::on_unimplemented(
-    message = "the service `{Self}` has no connections, and neither WRITEs nor memory windows",
+    message = "the service `{Self}` has no connections, WRITEs or memory windows",
     note = "a datagram has a destination: `SendWr::send_to`"
 )]
 pub trait Connected {}
@@ -66,7 +66,7 @@ impl Connected for Uc {}
 
 /// A service in which the peer responds.
 #[diagnostic::on_unimplemented(
-    message = "the service `{Self}` is not reliable: it has no READs, atomics, FLUSHes and SENDs with invalidate"
+    message = "the service `{Self}` is not reliable: it has no READs, atomics, FLUSHes or SENDs with invalidate"
 )]
 pub trait Reliable: Connected {}
 

@@ -665,7 +665,12 @@ impl QpInner {
     }
 
     /// Posts send work requests with [`ListPolicy::UntilRejected`].
-    pub fn post_until_rejected<'w>(
+    pub fn post_until_rejected(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.post_each(wrs)
+    }
+
+    /// Posts a list or the items of an iterator. Private, so that no other crate contains a copy of the code below.
+    fn post_each<'w>(
         &self,
         wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<(), PostListError> {
@@ -690,7 +695,7 @@ impl QpInner {
         policy: ListPolicy,
     ) -> Result<(), PostListError> {
         match policy {
-            ListPolicy::UntilRejected => self.post_until_rejected(wrs),
+            ListPolicy::UntilRejected => self.post_each(wrs),
             ListPolicy::AllOrNone => self.post_all_or_none(wrs),
         }
     }

@@ -29,8 +29,7 @@ impl Pd {
     /// let qp = pd.create_typed_qp::<Ud>(&cq, &cq, &QpOptions::default())?;
     /// qp.activate(QKey(1))?;
     /// let path = pd.create_ah(&AddressVector::to(qp.endpoint().gid))?;
-    /// qp.post_recv(&RecvWr::new(1, &[pd.reg_mr(grh::LEN, Access::LOCAL_WRITE)?.sge(0..grh::LEN)]))?;
-    /// qp.post_send(&SendWr::send_to(2, &[], path.to(qp.qpn(), QKey(1))))?;
+    /// qp.post_send(&SendWr::send_to(1, &[], path.to(qp.qpn(), QKey(1))))?;
     /// cq.wait(Duration::from_secs(5))?;
     /// # Ok::<(), urxe::Error>(())
     /// ```
