@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::timing::MAX_INLINE_TURNS;
+use super::inline::MAX_INLINE_TURNS;
 use crate::fabric::{Fabric, FabricHandle};
 
 thread_local! {
