@@ -349,7 +349,7 @@ impl Fabric {
         let ports = self.ports();
         let mut sum = *self.0.counters.lock();
         for port in ports {
-            sum.add(&port.inbox.lock().counters);
+            sum += port.inbox.lock().counters;
         }
         sum
     }
@@ -469,7 +469,7 @@ impl Fabric {
     }
 
     /// Removes a port, and adds its counters to the fabric's.
-    fn remove(&self, port: &Arc<PortShared>, counters: &FabricCounters) {
+    fn remove(&self, port: &Arc<PortShared>, counters: FabricCounters) {
         port.earliest.store(u64::MAX, Ordering::SeqCst);
         *port.driver.lock() = None;
         self.touch(port);
@@ -487,7 +487,7 @@ impl Fabric {
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
         self.ready_queue().remove(port.id);
-        self.count(|c| c.add(counters));
+        self.count(|c| *c += counters);
         self.changed();
     }
 }

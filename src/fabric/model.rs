@@ -6,49 +6,35 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use super::FabricConfig;
+use crate::sys::counters::counters;
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
-/// Packet counters, summed over all of a fabric's ports.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct FabricCounters {
-    /// Packets forwarded to ports, including duplicates.
-    pub carried: u64,
-    /// Packets lost at random.
-    pub lost: u64,
-    /// Duplicates created.
-    pub duplicated: u64,
-    /// Packets delayed so that later packets could overtake them.
-    pub reordered: u64,
-    /// Packets with one bit flipped.
-    pub corrupted: u64,
-    /// Packets marked "congestion experienced".
-    pub marked: u64,
-    /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
-    /// was full.
-    pub queue_full: u64,
-    /// Packets dropped because they exceed the MTU.
-    pub too_big: u64,
-    /// Packets dropped because no port has the destination address.
-    pub unknown: u64,
-    /// Packets lost in flight to a port whose cable was unplugged.
-    pub unplugged: u64,
-}
-
-impl FabricCounters {
-    pub(super) fn add(&mut self, other: &FabricCounters) {
-        self.carried += other.carried;
-        self.lost += other.lost;
-        self.duplicated += other.duplicated;
-        self.reordered += other.reordered;
-        self.corrupted += other.corrupted;
-        self.marked += other.marked;
-        self.queue_full += other.queue_full;
-        self.too_big += other.too_big;
-        self.unknown += other.unknown;
-        self.unplugged += other.unplugged;
+counters! {
+    /// Packet counters, summed over all of a fabric's ports.
+    FabricCounters {
+        /// Packets forwarded to ports, including duplicates.
+        carried,
+        /// Packets lost at random.
+        lost,
+        /// Duplicates created.
+        duplicated,
+        /// Packets delayed so that later packets could overtake them.
+        reordered,
+        /// Packets with one bit flipped.
+        corrupted,
+        /// Packets marked "congestion experienced".
+        marked,
+        /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
+        /// was full.
+        queue_full,
+        /// Packets dropped because they exceed the MTU.
+        too_big,
+        /// Packets dropped because no port has the destination address.
+        unknown,
+        /// Packets lost in flight to a port whose cable was unplugged.
+        unplugged,
     }
 }
 

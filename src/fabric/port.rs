@@ -428,6 +428,6 @@ impl MemoryPath for FabricPort {
 impl Drop for FabricPort {
     fn drop(&mut self) {
         let counters: FabricCounters = self.shared.inbox.lock().counters;
-        self.fabric.remove(&self.shared, &counters);
+        self.fabric.remove(&self.shared, counters);
     }
 }
