@@ -15,6 +15,7 @@ use super::port_shared::PortShared;
 use crate::burst::{BurstLimits, DirectPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
     DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
+    own_capabilities,
 };
 use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Flow, IpIdent};
@@ -379,13 +380,7 @@ impl Link for FabricPort {
         Vec::new()
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 
     fn host_memory(&mut self) -> Option<HostMemory<'_>> {
         Some(HostMemory::new(self))

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::faults::Direction;
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
@@ -84,10 +84,6 @@ impl<L: Link> Trace<L> {
 }
 
 impl<L: Link> Link for Trace<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         for burst in queue.bursts() {
@@ -110,15 +106,7 @@ impl<L: Link> Link for Trace<L> {
         })
     }
 
-    delegate_link_methods!(self => self.inner);
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        self.inner.nic_observer()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs, all);
 }
 
 #[cfg(test)]

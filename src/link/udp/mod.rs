@@ -341,13 +341,7 @@ impl Link for UdpLink {
         vec![self.socket.as_fd(), self.epoll.0.as_fd()]
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 }
 
 impl Multicast for UdpLink {

@@ -26,7 +26,7 @@ pub use crate::fault_rules::{
 };
 
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicEvent, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 use packet::Single;
@@ -107,10 +107,6 @@ impl<L: Link> Faults<L> {
 }
 
 impl<L: Link> Link for Faults<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.release_tx(now)?;
         if self.tx.is_idle() {
@@ -165,11 +161,9 @@ impl<L: Link> Link for Faults<L> {
         Ok(released)
     }
 
-    delegate_link_methods!(self => self.inner);
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs);
 
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        Some(self)
-    }
+    own_capabilities!(nic_observer: NicObserver);
 
     fn next_deadline(&self) -> Option<Instant> {
         let pipelines = [self.tx.next_deadline(), self.rx.next_deadline()];
