@@ -643,7 +643,8 @@ impl Link for PacketLink {
         let mut packets = self.local.deliver(64, sink);
         if let Some(mut contents) = self.shard_group.as_ref().and_then(ShardGroup::take) {
             packets += contents.bursts.deliver(usize::MAX, sink);
-            while let Some(frame) = contents.frames.front() {
+            while let Some((&(shape, checksums), bytes)) = contents.frames.front_tagged() {
+                let frame = RxFrame { bytes, shape, checksums, unusable: false };
                 packets += self.handle_frame(now, Origin::ShardGroup(frame), sink);
                 contents.frames.pop();
             }
