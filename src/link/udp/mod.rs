@@ -19,12 +19,11 @@ pub(crate) mod steer;
 mod tests;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use port_conflict::PortOwner;
 
-use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
@@ -103,6 +102,16 @@ pub enum UdpLinkError {
         /// The operating system's error.
         source: io::Error,
     },
+}
+
+impl UdpLinkError {
+    /// Returns a function that makes the error of a failed system call.
+    pub(crate) fn system<E: Into<io::Error>>(
+        ip: IpAddr,
+        what: &'static str,
+    ) -> impl FnOnce(E) -> UdpLinkError {
+        move |source| UdpLinkError::System { ip, what, source: source.into() }
+    }
 }
 
 /// Bind address of a socket.
@@ -187,9 +196,8 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let system =
-            |e: Errno| UdpLinkError::System { ip, what: "creating an epoll instance", source: e.into() };
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .map_err(UdpLinkError::system(ip, "creating an epoll instance"))?;
         let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
         let link_state = link_state.filter(|_| !opened.locals.is_empty());
@@ -261,22 +269,6 @@ impl UdpLink {
     /// The error of the failed system call.
     pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
         socket::probe(options)
-    }
-
-    /// Binds UDP port 4791 on all IPv4 addresses of this machine.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_any_v4(options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::bind(Ipv4Addr::UNSPECIFIED.into(), options)
-    }
-
-    /// Binds UDP port 4791 on all IPv6 addresses of this machine.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_any_v6(options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::bind(Ipv6Addr::UNSPECIFIED.into(), options)
     }
 }
 

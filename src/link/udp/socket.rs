@@ -87,7 +87,7 @@ pub(super) struct BoundSocket {
 /// Opens a socket and binds it to `ip`. With `shared`, the socket joins the reuseport group of sockets that
 /// this process has already bound.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
-    let fail = |what| move |source| UdpLinkError::System { ip, what, source };
+    let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
     let locals = locals(ip, options.interface.as_deref());
     if options.interface.is_some() && locals.is_empty() {
         return Err(UdpLinkError::NotLocal { ip });
@@ -113,7 +113,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
-        _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
+        _ => fail("binding UDP port 4791")(source),
     })?;
     let mtu = smallest_mtu(&socket, &locals);
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
@@ -122,17 +122,13 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
 /// Adopts a socket that another process has bound to `ip`: resets its header fields to the defaults, and
 /// reads its properties.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
-    set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
-        ip,
-        what: "setting socket options",
-        source,
-    })?;
+    let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
+    set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(fail("setting socket options"))?;
     let read = |level, name| get_option::<libc::c_int>(&socket, level, name);
     // Coalescing is not changed: the processes that share the address decide about it.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
-    let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer size", source };
-    let rcvbuf = rcvbuf.map_err(failed)? as usize;
+    let rcvbuf = rcvbuf.map_err(fail("reading the receive buffer size"))? as usize;
     let locals = locals(ip, options.interface.as_deref());
     let mtu = smallest_mtu(&socket, &locals);
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
