@@ -1,6 +1,6 @@
 //! Tests of [`UdpLink`] over loopback, and over veth pairs in network namespaces.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
