@@ -165,16 +165,20 @@ impl Background<'_> {
 struct PollSet<'a> {
     fds: Vec<PollFd<'a>>,
     wake: BorrowedFd<'a>,
-    has_port_state: bool,
 }
 
 impl<'a> PollSet<'a> {
     fn new(wake: &'a impl AsFd, port_state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> PollSet<'a> {
         let wake = wake.as_fd();
-        // Without a port state descriptor, the wake-up descriptor takes its slot.
-        let first = [wake, port_state.map_or(wake, AsFd::as_fd)].into_iter();
-        let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        PollSet { fds: fds.collect(), wake, has_port_state: port_state.is_some() }
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let port_state = port_state.map_or(PollSet::nothing(wake), |fd| input(fd.as_fd()));
+        let link = link.iter().map(|fd| input(fd.as_fd()));
+        PollSet { fds: [input(wake), port_state].into_iter().chain(link).collect(), wake }
+    }
+
+    /// Returns an entry that never reports anything, in place of the port state.
+    fn nothing(wake: BorrowedFd<'a>) -> PollFd<'a> {
+        PollFd::new(wake, PollFlags::empty())
     }
 
     fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
@@ -184,12 +188,11 @@ impl<'a> PollSet<'a> {
 
     /// Reports whether the port state may have changed.
     fn port_state_changed(&self) -> bool {
-        self.has_port_state && self.fds[1].any() == Some(true)
+        self.fds[1].any() == Some(true)
     }
 
     fn remove_port_state(&mut self) {
-        self.fds[1] = PollFd::new(self.wake, PollFlags::POLLIN);
-        self.has_port_state = false;
+        self.fds[1] = PollSet::nothing(self.wake);
     }
 }
 

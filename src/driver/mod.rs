@@ -15,11 +15,11 @@
 //! holder runs another turn after it has released the lock. A poll that finds the lock held returns without
 //! ringing, because the application polls again soon.
 //!
-//! With `Adaptive`, the background thread stands back while the application polls, that is until it announces a wait
+//! The background thread stands back while the application polls, that is until it announces a wait
 //! ([`Shard::stop_polling`]) or has not polled for a poll gap ([`PollDetector`](adaptive::PollDetector)). It stays awake
-//! while packets keep arriving, and sleeps after [`IDLE_TIMEOUT`](adaptive::timing::IDLE_TIMEOUT) without any. A packet
-//! wakes it, the NIC's next deadline, and [`wake_thread`](Shard::wake_thread), called by a thread that leaves work
-//! unfinished or sets an earlier deadline.
+//! while packets keep arriving, and sleeps after [`IDLE_TIMEOUT`](adaptive::timing::IDLE_TIMEOUT) without any. Then it is
+//! woken by a packet, by the NIC's next deadline, and by [`wake_thread`](Shard::wake_thread), called by a thread that leaves
+//! work unfinished or sets an earlier deadline. [`Adaptive`](adaptive::Adaptive) decides all this.
 //!
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|

@@ -117,9 +117,7 @@ impl Ports {
         }
         Ok(())
     }
-}
 
-impl Ports {
     /// Replaces the addresses of a port.
     fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
         for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {

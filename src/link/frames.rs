@@ -188,16 +188,14 @@ impl FramesLink {
     pub fn open(config: FramesConfig) -> Result<FramesLink, FramesError> {
         let FramesConfig { wire, host_stack, mtu, speed, pfc } = config;
         let open = || -> io::Result<FramesLink> {
+            let addresses = host_stack.addresses.iter().map(|a| a.ip).collect();
             let info = LinkInfo {
-                name: wire.to_string(),
-                addresses: host_stack.addresses.iter().map(|a| a.ip).collect(),
                 mac: host_stack.mac.0,
                 vlan: host_stack.vlan.map(|tag| tag.id),
                 mtu,
-                src_port: None,
                 burst: BurstLimits::SEGMENTED,
-                window: 1 << 20,
                 speed: speed.unwrap_or(DEFAULT_SPEED),
+                ..LinkInfo::new(wire.to_string(), addresses)
             };
             let properties = PfcLink {
                 mac: host_stack.mac,

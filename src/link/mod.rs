@@ -209,5 +209,5 @@ impl<L: Link + ?Sized> Link for Box<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)
     }
-    delegate_link_methods!(self => (**self), |memory| memory, all);
+    delegate_link_methods!(self => (**self), std::convert::identity, all);
 }

@@ -55,9 +55,9 @@ impl Adaptive {
         self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT
     }
 
-    /// Records a sleep from `before` to `after`; `watched` tells whether a packet would have ended it.
-    pub fn on_sleep(&mut self, before: Instant, after: Instant, watched: bool) {
-        self.woke_soon = watched && after.since(before) < IDLE_TIMEOUT && !self.core.is_crowded(after);
+    /// Records a sleep from `before` to `after`; `polls_link` tells whether it is this thread that has to poll the link.
+    pub fn on_sleep(&mut self, before: Instant, after: Instant, polls_link: bool) {
+        self.woke_soon = polls_link && after.since(before) < IDLE_TIMEOUT && !self.core.is_crowded(after);
     }
 
     /// Records that the thread yielded its core from `before` to `after` while it busy-polled. If another thread

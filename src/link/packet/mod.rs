@@ -293,15 +293,13 @@ impl PacketLink {
             socket.accept_group(PauseFrame::DESTINATION).map_err(failed("receive pause frames"))?;
         }
         let info = LinkInfo {
-            name: format!("packet {name}"),
-            addresses,
             mac: mac.0,
             vlan: vlan.map(|tag| tag.id),
             mtu: mtu.unwrap_or(interface_mtu).min(interface_mtu),
-            src_port: None,
             burst: BurstLimits::SEGMENTED,
             window: socket.window(),
             speed: speed.unwrap_or(DEFAULT_SPEED),
+            ..LinkInfo::new(format!("packet {name}"), addresses)
         };
         let properties = PfcLink {
             mac,

@@ -26,7 +26,7 @@ pub use port_conflict::PortOwner;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
+use super::{JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
@@ -203,15 +203,11 @@ impl UdpLink {
         let link_state = link_state.filter(|_| !opened.locals.is_empty());
         Ok(UdpLink {
             info: LinkInfo {
-                name: format!("udp {ip}"),
-                addresses,
-                mac: [0; 6],
-                vlan: None,
                 mtu: opened.mtu,
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
                 window: window(opened.rcvbuf, options),
-                speed: DEFAULT_SPEED,
+                ..LinkInfo::new(format!("udp {ip}"), addresses)
             },
             local: Local {
                 ip,
@@ -260,15 +256,6 @@ impl UdpLink {
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> io::Result<usize> {
         self.receiver.receive(socket, &self.local, sink)
-    }
-
-    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
-    /// binding an address.
-    ///
-    /// # Errors
-    /// The error of the failed system call.
-    pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
-        socket::probe(options)
     }
 }
 

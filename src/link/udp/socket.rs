@@ -9,7 +9,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
-use super::{UdpLinkError, UdpOptions};
+use super::{UdpLink, UdpLinkError, UdpOptions};
 use crate::host::socket_calls::{get_option, interface_mtu, set_option};
 use crate::host::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
@@ -169,21 +169,27 @@ pub struct UdpProbe {
     pub coalescing: bool,
 }
 
-/// Configures buffers and offloads of an unbound socket as [`open`] does, and returns the granted values.
-pub(super) fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
-    let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
-    let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
-    let requested = options.buffer.saturating_mul(RCVBUF_FACTOR);
-    let receive_buffer = set_receive_buffer(&socket, requested)?;
-    Ok(UdpProbe {
-        receive_buffer,
-        send_buffer: set_send_buffer(&socket, options.buffer)?,
-        requested_receive_buffer: requested.saturating_mul(2),
-        requested_send_buffer: options.buffer.saturating_mul(2),
-        window: super::window(receive_buffer, options),
-        segmentation,
-        coalescing,
-    })
+impl UdpLink {
+    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
+    /// binding an address.
+    ///
+    /// # Errors
+    /// The error of the failed system call.
+    pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
+        let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
+        let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
+        let requested = options.buffer.saturating_mul(RCVBUF_FACTOR);
+        let receive_buffer = set_receive_buffer(&socket, requested)?;
+        Ok(UdpProbe {
+            receive_buffer,
+            send_buffer: set_send_buffer(&socket, options.buffer)?,
+            requested_receive_buffer: requested.saturating_mul(2),
+            requested_send_buffer: options.buffer.saturating_mul(2),
+            window: super::window(receive_buffer, options),
+            segmentation,
+            coalescing,
+        })
+    }
 }
 
 /// Discards the queued datagrams, which were meant for another process. The number is limited, so that the

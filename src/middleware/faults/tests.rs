@@ -380,7 +380,7 @@ impl Link for HiddenCounter {
         })
     }
 
-    delegate_link_methods!(self => self.inner, |memory| memory.with_icrcs());
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs);
 }
 
 #[test]
