@@ -97,12 +97,10 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::Drop => f.write_str("drop"),
-            Action::Duplicate => f.write_str("dup"),
+            Action::Duplicate | Action::Repeat(_) => f.write_str("dup"),
             Action::Reorder => f.write_str("reorder"),
-            Action::Corrupt => f.write_str("corrupt"),
+            Action::Corrupt | Action::Alter(_) => f.write_str("corrupt"),
             Action::Delay(_) => f.write_str("delay"),
-            Action::Repeat(_) => f.write_str("dup"),
-            Action::Alter(_) => f.write_str("corrupt"),
             Action::Mark => f.write_str("mark"),
             Action::Replay(_) => f.write_str("replay"),
             Action::Nak(_) => f.write_str("nak"),

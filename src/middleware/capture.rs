@@ -23,7 +23,7 @@ use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Direction, FaultEvent};
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
@@ -470,10 +470,6 @@ impl<L: Link> Capture<L> {
 }
 
 impl<L: Link> Link for Capture<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         {
@@ -511,15 +507,7 @@ impl<L: Link> Link for Capture<L> {
         Ok(received)
     }
 
-    delegate_link_methods!(self => self.inner);
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        self.inner.nic_observer()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs, all);
 }
 
 #[cfg(test)]
