@@ -257,11 +257,11 @@ impl<'a> Running<'a> {
         let Flow { from, to, message, .. } = *self.flow;
         let mut batch = self.from.cq.start_poll();
         while let Some(completion) = batch.next_poll()? {
-            if completion.status() != WcStatus::Success {
-                return Err(TrafficError::Failed { from, to, status: completion.status() });
+            if completion.status != WcStatus::Success {
+                return Err(TrafficError::Failed { from, to, status: completion.status });
             }
             // The work request's ID is its length.
-            self.acknowledged += completion.wr_id();
+            self.acknowledged += completion.wr_id;
             if self.flow.bytes == Some(self.acknowledged) {
                 self.completed_at = Some(completion.completion_timestamp());
             }

@@ -120,18 +120,8 @@ impl Srq {
             return Err(CreateError::OtherContext("XRC domain or completion queue"));
         }
         let l = context.0.limits;
-        for (name, value, min, max) in
-            [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_srq_sge)]
-        {
-            if value < min || value > max {
-                return Err(CreateError::Value {
-                    name,
-                    value: value.into(),
-                    min: min.into(),
-                    max: max.into(),
-                });
-            }
-        }
+        CreateError::check("max_wr", caps.max_wr.into(), 1..=l.max_srq_wr.into())?;
+        CreateError::check("max_sge", caps.max_sge.into(), 0..=l.max_srq_sge.into())?;
         context.0.srqs.acquire()?;
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
@@ -202,17 +192,10 @@ impl Srq {
     /// [`CreateError::DeviceFatal`].
     pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
         self.0.pd.context().check_device()?;
-        let max = self.0.pd.context().0.limits.max_srq_wr;
-        let refused = |min: usize| CreateError::Value {
-            name: "max_wr",
-            value: max_wr.into(),
-            min: min as u64,
-            max: max.into(),
-        };
-        if max_wr == 0 || max_wr > max {
-            return Err(refused(1));
-        }
-        self.with(|queue, _| queue.resize(max_wr)).map_err(refused)
+        let max = self.0.pd.context().0.limits.max_srq_wr.into();
+        let check = |min| CreateError::check("max_wr", max_wr.into(), min..=max);
+        check(1)?;
+        self.with(|queue, _| queue.resize(max_wr)).or_else(|queued| check(queued as u64))
     }
 
     /// Returns the current attributes (`ibv_query_srq`).
