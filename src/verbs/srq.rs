@@ -107,16 +107,15 @@ impl Pd {
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
         self.context().inject(Call::ibv_create_srq)?;
-        let SrqOptions { caps, xrc } = options.into();
-        Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
+        Srq::new(self, options.into())
     }
 }
 
 impl Srq {
-    pub(super) fn new(pd: &Pd, xrc: Option<(&Xrcd, &Cq)>, caps: RecvCaps) -> Result<Srq, CreateError> {
+    fn new(pd: &Pd, SrqOptions { caps, xrc }: SrqOptions) -> Result<Srq, CreateError> {
         let context = pd.context();
         context.check_device()?;
-        if xrc.is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
+        if xrc.as_ref().is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
             return Err(CreateError::OtherContext("XRC domain or completion queue"));
         }
         let l = context.0.limits;
@@ -127,7 +126,7 @@ impl Srq {
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
         let made = shard.with_state(|state, _| {
-            let made = match xrc {
+            let made = match &xrc {
                 Some((xrcd, cq)) => state.create_xrc_srq(pd.id(), xrcd.id(), &cq.0.queue, caps),
                 None => state.nic.create_srq(pd.id(), caps),
             };
@@ -137,10 +136,9 @@ impl Srq {
             context.0.srqs.release();
             return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
         };
-        let xrc = xrc.map(|(xrcd, cq)| {
+        if let Some((_, cq)) = &xrc {
             cq.0.users.add(shard);
-            (xrcd.clone(), cq.clone())
-        });
+        }
         let calls = context.0.calls.clone();
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc, calls })))
     }
