@@ -225,12 +225,10 @@ impl Fabric {
 
 impl Fabric {
     fn check_virtual(&self) -> PyResult<()> {
-        match self.0.is_virtual() {
-            true => Ok(()),
-            false => {
-                Err(PyValueError::new_err("the fabric is in real time: create it with virtual_time=True"))
-            }
+        if self.0.is_virtual() {
+            return Ok(());
         }
+        Err(PyValueError::new_err("the fabric is in real time: create it with virtual_time=True"))
     }
 }
 
