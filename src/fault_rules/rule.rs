@@ -129,6 +129,21 @@ pub enum When {
     },
 }
 
+impl When {
+    /// Every packet.
+    pub(crate) const EACH: When = When::Range { first: 1, last: None };
+
+    /// Reports whether the `n`-th packet, counted from 1, is selected; `draw` returns true with the given probability.
+    pub(crate) fn selects(self, n: u64, draw: impl FnOnce(f64) -> bool) -> bool {
+        match self {
+            When::Nth(nth) => n == nth,
+            When::Every(every) => every > 0 && n.is_multiple_of(every),
+            When::Probability(p) => draw(p),
+            When::Range { first, last } => n >= first && last.is_none_or(|last| n <= last),
+        }
+    }
+}
+
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

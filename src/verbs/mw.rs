@@ -15,6 +15,12 @@ fn next(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
+/// Replaces a key by the next one, which it returns.
+fn advance(key: &AtomicU32) -> u32 {
+    let step = |key| Some(next(key));
+    next(key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_else(|key| key))
+}
+
 /// A memory window, which gives peers access to part of a region while bound. Dropping it unbinds and frees
 /// it.
 ///
@@ -86,9 +92,7 @@ impl Mw {
     /// Advances the key of a type 2 window for its next bind (`ibv_inc_rkey`). Returns the new key, which
     /// [`rkey`](Self::rkey) then returns too.
     pub fn next_rkey(&self) -> RKey {
-        let step = |key| Some(next(key));
-        let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
-        RKey(next(old.unwrap_or_else(|key| key)))
+        RKey(advance(&self.key))
     }
 
     /// Returns the parameters for binding the window to the given byte range of a region: by [`Qp::bind_mw`]
@@ -153,9 +157,7 @@ impl FastMr {
     /// Returns the parameters for a fast registration of the `len` bytes at `offset`, with a new key and with
     /// `iova` as the address of the first byte. Post them with [`SendWr::reg_mr`].
     pub fn reg(&self, offset: u64, len: u64, iova: u64, access: Access) -> FastReg {
-        let step = |key| Some(next(key));
-        let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
-        FastReg { key: LKey(next(old.unwrap_or_else(|key| key))), offset, len, iova, access }
+        FastReg { key: LKey(advance(&self.key)), offset, len, iova, access }
     }
 
     /// Returns the local key from the last call to [`reg`](Self::reg).

@@ -14,7 +14,7 @@ use super::event::{FaultEvent, Observer};
 use super::packet::{HeldPacket, exact_ident};
 use crate::burst::RxBurst;
 use crate::fault_rules::{
-    Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, When, is_acknowledged_request,
+    Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, is_acknowledged_request,
 };
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
@@ -41,12 +41,7 @@ impl ActiveRule {
             return false;
         }
         self.count += 1;
-        match self.rule.when {
-            When::Nth(n) => self.count == n,
-            When::Every(n) => n > 0 && self.count.is_multiple_of(n),
-            When::Probability(p) => self.rng.bernoulli(p),
-            When::Range { first, last } => self.count >= first && last.is_none_or(|last| self.count <= last),
-        }
+        self.rule.when.selects(self.count, |p| self.rng.bernoulli(p))
     }
 }
 
