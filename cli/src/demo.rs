@@ -5,25 +5,24 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use super::link::create_capture;
 use super::nic_args::CaptureArgs;
 use super::{CliError, packet_text};
 use urxe::fabric::{Fabric, FabricConfig, FabricPort};
-use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
+use urxe::link::Link;
+use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::{Direction, Faults, Rule};
 use urxe::middleware::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;
 use urxe::verbs::{
     Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,
-    Qpn, RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WcOpcode, WcStatus, WindowKind,
+    Qpn, RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WaitError, WcOpcode, WcStatus, WindowKind,
 };
 use urxe::wire::Packet;
 
@@ -106,26 +105,22 @@ fn open_traced(
     capture: Option<&CaptureFile>,
     seed: u64,
 ) -> Result<Context, CliError> {
-    let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
+    let loss: Rule = LOSS.parse()?;
     Ok(Context::on_port(port, &context_options(seed, 0), |port| {
-        let handle: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
-        let commented = handle.clone();
+        let interface = capture.map(|file| file.interface("A", &port.info().name));
+        let commented = interface.clone();
         let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
-            if let Some(handle) = &*commented.lock() {
-                handle.comment(event);
+            if let Some(interface) = &commented {
+                interface.comment(event);
             }
             if let Ok(packet) = Packet::parse(&event.packet) {
                 let _ = drops.send(packet.bth().psn);
             }
         });
         let record = move |packet| drop(trace.send(packet));
-        match capture {
+        match interface {
             None => Box::new(Trace::new(faults, record)),
-            Some(file) => {
-                let link = file.capture(faults, "A");
-                *handle.lock() = Some(link.handle());
-                Box::new(Trace::new(link, record))
-            }
+            Some(interface) => Box::new(Trace::new(interface.capture(faults), record)),
         }
     })?)
 }
@@ -152,6 +147,7 @@ struct Session {
 }
 
 /// A completion that a step waits for.
+#[derive(PartialEq)]
 struct Expected {
     opcode: WcOpcode,
     bytes: usize,
@@ -341,13 +337,16 @@ impl Session {
     fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
         let limit = self.fabric.now() + STEP_TIMEOUT;
         while !done(self) {
-            let at = self.fabric.step().ok_or(CliError::Wait(urxe::verbs::WaitError::Idle))?;
-            self.print_packets()?;
-            if at > limit {
-                return Err(CliError::Wait(urxe::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
-            }
+            self.step(limit)?;
         }
         Ok(())
+    }
+
+    /// Advances virtual time to the next packet or timer, and fails if there is none before `limit`.
+    fn step(&mut self, limit: Instant) -> Result<(), CliError> {
+        let at = self.fabric.step().ok_or(WaitError::Idle)?;
+        self.print_packets()?;
+        if at > limit { Err(WaitError::TimedOut(STEP_TIMEOUT).into()) } else { Ok(()) }
     }
 
     /// Advances virtual time until both NICs have their expected completions, and fails on any other
@@ -359,13 +358,12 @@ impl Session {
             for (name, expected) in &mut pending {
                 let endpoint = if *name == "A" { &self.a } else { &self.b };
                 let mut out = Vec::new();
-                endpoint.cq.poll(16, &mut out).map_err(urxe::verbs::WaitError::from)?;
+                endpoint.cq.poll(16, &mut out)?;
                 for wc in out {
                     let at = self.fabric.now();
                     print_completion(&mut self.out, at, name, &wc)?;
                     let found = Expected { opcode: wc.opcode, bytes: wc.byte_len as usize, imm: wc.imm };
-                    let matches = expected.take().is_some_and(|e| e.matches(&found));
-                    if wc.status != WcStatus::Success || !matches {
+                    if wc.status != WcStatus::Success || expected.take() != Some(found) {
                         return Err(CliError::Failed(format!("unexpected completion at {name}: {wc:?}")));
                     }
                 }
@@ -373,11 +371,7 @@ impl Session {
             if pending.iter().all(|(_, expected)| expected.is_none()) {
                 return Ok(());
             }
-            let at = self.fabric.step().ok_or(CliError::Wait(urxe::verbs::WaitError::Idle))?;
-            self.print_packets()?;
-            if at > limit {
-                return Err(CliError::Wait(urxe::verbs::WaitError::TimedOut(STEP_TIMEOUT)));
-            }
+            self.step(limit)?;
         }
     }
 
@@ -484,10 +478,6 @@ fn success(opcode: WcOpcode, bytes: usize) -> Expected {
 impl Expected {
     fn imm(self, imm: u32) -> Expected {
         Expected { imm: Some(imm), ..self }
-    }
-
-    fn matches(&self, other: &Expected) -> bool {
-        (self.opcode, self.bytes, self.imm) == (other.opcode, other.bytes, other.imm)
     }
 }
 

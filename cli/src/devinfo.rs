@@ -8,11 +8,12 @@ use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::broker::sharing;
 use super::nic_args::AddressArgs;
 use super::{CliError, json};
+use fields::Field;
 use urxe::broker::SharedMemory;
 use urxe::fabric::Fabric;
 use urxe::link::LinkSpec;
@@ -73,8 +74,8 @@ struct LinkReport {
     /// GID table, as IP addresses.
     gids: Vec<IpAddr>,
     /// Attributes with the names and notation of `ibv_devinfo -v`, with `--link` or `--verbose`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    attributes: Option<BTreeMap<String, String>>,
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "sorted")]
+    attributes: Option<Vec<Field>>,
 }
 
 /// A link to list: its device name if libibverbs programs have a device on it, its text, and its specification
@@ -88,47 +89,32 @@ impl Devinfo {
         if let Some(link) = self.address.link() {
             let text = link.to_string();
             let context = open(Ok(link))?;
-            if self.json {
-                let report = LinkReport::new(Some("urxe0".into()), text, Ok(&context), true);
-                return json::print(&Document { links: vec![report], limits: limits(&context).into() });
-            }
-            return describe(&mut out, &text, "urxe0", &context);
+            let report = LinkReport::new(Some("urxe0".into()), text, Ok(&context), true);
+            return match self.json {
+                true => json::print(&Document { links: vec![report], limits: limits(&context).into() }),
+                false => report.describe(&mut out),
+            };
         }
         let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
         let named = adapters.into_iter().enumerate();
         let named = named.map(|(i, a)| (Some(format!("urxe{i}")), a.link.to_string(), Ok(a.link)));
         let fabric = (None, "fabric".to_owned(), Ok(LinkSpec::Fabric));
-        let all = named.chain([fabric]).chain(candidates());
+        let report = |(device, text, link): Candidate| {
+            LinkReport::new(device, text, open(link).as_ref(), self.verbose)
+        };
+        let mut reports = named.chain([fabric]).chain(candidates()).map(report);
+        let limits = || Ok::<_, CliError>(limits(&Context::on_fabric(&Fabric::new())?));
         if self.json {
-            let report = |(device, text, link): Candidate| {
-                LinkReport::new(device, text, open(link).as_ref(), self.verbose)
-            };
-            let links = all.map(report).collect();
-            let fabric = Context::on_fabric(&Fabric::new())?;
-            return json::print(&Document { links, limits: limits(&fabric).into() });
+            return json::print(&Document { links: reports.collect(), limits: limits()?.into() });
         }
         if self.verbose {
-            for (device, text, link) in all {
-                match open(link) {
-                    Ok(context) => describe(&mut out, &text, device.as_deref().unwrap_or("-"), &context)?,
-                    Err(e) => {
-                        writeln!(out, "{text}")?;
-                        if let Some(name) = device {
-                            writeln!(out, "  {:<20} {name}", "hca_id")?;
-                        }
-                        writeln!(out, "  {:<20} none: {e}\n", "state")?;
-                    }
-                }
-            }
-            return Ok(());
+            return reports.try_for_each(|report| report.describe(&mut out));
         }
         writeln!(out, "{:<6} {:<36} {:<6} {:>4}  addresses (GIDs)", "device", "link", "state", "MTU")?;
-        for (device, text, link) in all {
-            print_line(&mut out, device.as_deref().unwrap_or("-"), &text, open(link))?;
-        }
+        reports.try_for_each(|report| report.print_line(&mut out))?;
         let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
         writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those specified with ip=\n", "-", "-", "")?;
-        for (name, value) in limits(&Context::on_fabric(&Fabric::new())?) {
+        for (name, value) in limits()? {
             writeln!(out, "  {name:<20} {value}")?;
         }
         Ok(())
@@ -142,12 +128,8 @@ impl LinkReport {
         opened: Result<&Context, &CliError>,
         with_attributes: bool,
     ) -> LinkReport {
-        let attributes = match opened {
-            Ok(context) if with_attributes => {
-                Some(fields::all(device.as_deref().unwrap_or("-"), context).into_iter().collect())
-            }
-            _ => None,
-        };
+        let attributes = opened.ok().filter(|_| with_attributes);
+        let attributes = attributes.map(|context| fields::all(device.as_deref().unwrap_or("-"), context));
         LinkReport {
             device,
             link,
@@ -158,6 +140,36 @@ impl LinkReport {
             attributes,
         }
     }
+
+    /// Prints all attributes.
+    fn describe(&self, out: &mut impl Write) -> Result<(), CliError> {
+        writeln!(out, "{}", self.link)?;
+        for (name, value) in self.attributes.iter().flatten() {
+            writeln!(out, "  {name:<20} {value}")?;
+        }
+        if let Some(error) = &self.error {
+            if let Some(device) = &self.device {
+                writeln!(out, "  {:<20} {device}", "hca_id")?;
+            }
+            writeln!(out, "  {:<20} none: {error}", "state")?;
+        }
+        Ok(writeln!(out)?)
+    }
+
+    /// Prints a line of the table.
+    fn print_line(&self, out: &mut impl Write) -> Result<(), CliError> {
+        let LinkReport { link, state, mtu, gids, .. } = self;
+        let gids = || gids.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" ");
+        let (device, mtu) =
+            (self.device.as_deref().unwrap_or("-"), mtu.map_or(String::new(), |mtu| mtu.to_string()));
+        let last = self.error.clone().unwrap_or_else(gids);
+        Ok(writeln!(out, "{device:<6} {link:<36} {state:<6} {mtu:>4}  {last}")?)
+    }
+}
+
+/// Serializes attributes in the order of their names.
+fn sorted<S: Serializer>(attributes: &Option<Vec<Field>>, serializer: S) -> Result<S::Ok, S::Error> {
+    attributes.iter().flatten().cloned().collect::<BTreeMap<_, _>>().serialize(serializer)
 }
 
 /// Returns this machine's links, each with its specification or the reason why it is unavailable: UDP on
@@ -187,38 +199,12 @@ pub fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 
-fn print_line(
-    out: &mut impl Write,
-    device: &str,
-    link: &str,
-    opened: Result<Context, CliError>,
-) -> Result<(), CliError> {
-    match opened {
-        Ok(context) => {
-            let gids: Vec<String> = context.gids().iter().map(|g| g.ip().to_string()).collect();
-            let mtu = context.query_port().active_mtu.bytes();
-            writeln!(out, "{device:<6} {link:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
-        }
-        Err(e) => writeln!(out, "{device:<6} {link:<36} {:<6} {:>4}  {e}", "error", "")?,
-    }
-    Ok(())
-}
-
 fn state(context: &Context) -> &'static str {
     match (context.query_port().active, context.link_state().1) {
         (true, _) => "ready",
         (false, None) => "down",
         (false, Some(_)) => "lost",
     }
-}
-
-/// Prints all attributes of one NIC; `name` is its device name in libibverbs programs.
-fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
-    writeln!(out, "{link}")?;
-    for (name, value) in fields::all(name, context) {
-        writeln!(out, "  {:<20} {value}", name)?;
-    }
-    Ok(writeln!(out)?)
 }
 
 /// Returns the limits common to all links.

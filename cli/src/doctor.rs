@@ -53,19 +53,12 @@ enum Status {
 }
 
 impl Status {
-    fn name(self) -> &'static str {
+    /// Returns the name and its style.
+    fn shown(self) -> (&'static str, Style) {
         match self {
-            Status::Ok => "ok",
-            Status::Warning => "warning",
-            Status::Problem => "problem",
-        }
-    }
-
-    fn style(self) -> Style {
-        match self {
-            Status::Ok => AnsiColor::Green.on_default(),
-            Status::Warning => AnsiColor::Yellow.on_default(),
-            Status::Problem => AnsiColor::Red.on_default().bold(),
+            Status::Ok => ("ok", AnsiColor::Green.on_default()),
+            Status::Warning => ("warning", AnsiColor::Yellow.on_default()),
+            Status::Problem => ("problem", AnsiColor::Red.on_default().bold()),
         }
     }
 }
@@ -97,7 +90,7 @@ impl Check {
 
     /// Converts an error of `urxe run`, whose message includes the remedy, to a problem.
     fn failed(name: &'static str, error: &CliError) -> Check {
-        Check { name, status: Status::Problem, message: error.to_string(), advice: None }
+        Check { status: Status::Problem, ..Check::ok(name, error.to_string()) }
     }
 }
 
@@ -158,8 +151,8 @@ fn print(document: &Document) -> Result<(), CliError> {
 }
 
 fn print_check(out: &mut impl Write, check: &Check) -> Result<(), CliError> {
-    let style = check.status.style();
-    writeln!(out, "  {style}{:<8}{style:#} {:<11} {}", check.status.name(), check.name, check.message)?;
+    let (status, style) = check.status.shown();
+    writeln!(out, "  {style}{status:<8}{style:#} {:<11} {}", check.name, check.message)?;
     if let Some(advice) = &check.advice {
         writeln!(out, "  {:<8} {:<11} → {advice}", "", "")?;
     }

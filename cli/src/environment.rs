@@ -4,6 +4,7 @@
 use clap::Command;
 
 use super::nic_args::SHARED_MEMORY;
+use super::run::VARIABLES;
 
 /// Variables of every command.
 const COMMON: [(&str, &str); 2] = [
@@ -22,32 +23,9 @@ const PREPARATION: [(&str, &str); 7] = [
     ("ASAN_OPTIONS", "Extended so that programs with AddressSanitizer start with preloaded libraries."),
 ];
 
-/// Variables that the library in a program reads, and the option that sets each, or a description. The
-/// variable of `--shared-memory` is not among them, because commands read it too.
-const LIBRARY: [(&str, &str); 18] = [
-    ("URXE_LINK=LINK", "link"),
-    ("URXE_SHARDS=N", "shards"),
-    ("URXE_OFFLOAD=0", "no_offload"),
-    ("URXE_ANY_USER=1", "any_user"),
-    ("URXE_ALWAYS_ICRC=1", "always_icrc"),
-    ("URXE_FAULTS=RULE;RULE...", "faults"),
-    ("URXE_SEED=N", "seed"),
-    ("URXE_CAPTURE=FILE", "capture"),
-    ("URXE_EXPLAIN=1", "explain"),
-    ("URXE_MIN_ACK_TIMEOUT=SECONDS", "min_ack_timeout"),
-    ("URXE_CONGESTION=CONTROL", "congestion"),
-    ("URXE_PERSONALITY=CLASS", "personality"),
-    ("URXE_NAME=NAME", "name"),
-    ("URXE_WARNINGS=1", "no_warnings"),
-    ("URXE_LID_ROUTING=1", "lid_routing"),
-    ("URXE_DMA_BUF=1", "dma_buf"),
-    ("URXE_PROGRAM=FILE", "The urxe executable, which shares addresses among programs."),
-    ("URXE_SYSFS=DIR", "Files that the program sees in /sys and /dev."),
-];
-
 /// Sections of a man page with variables: each has a title, an introduction, and variables with their
 /// descriptions.
-type Section = (&'static str, &'static str, Vec<(&'static str, String)>);
+type Section = (&'static str, &'static str, Vec<(String, String)>);
 
 /// Returns the sections for a command.
 pub fn sections(command: &Command) -> Vec<Section> {
@@ -62,7 +40,7 @@ pub fn sections(command: &Command) -> Vec<Section> {
     if matches!(command.get_name(), "run" | "env" | "doctor") {
         read.extend(PREPARATION);
     }
-    let read = read.into_iter().map(|(name, text)| (name, text.to_owned())).collect();
+    let read = read.into_iter().map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
     let mut sections = vec![("ENVIRONMENT", "The command reads these variables.", read)];
     if option("name").is_some() {
         let describe =
@@ -72,7 +50,8 @@ pub fn sections(command: &Command) -> Vec<Section> {
                 Some((long, help)) => format!("--{long}: {help}."),
                 None => text.to_owned(),
             };
-        let set = LIBRARY.iter().map(|(name, text)| (*name, describe(text))).collect();
+        let set =
+            VARIABLES.iter().map(|of| (format!("{}={}", of.name, of.value), describe(of.source))).collect();
         let introduction = "The options set these variables, which the library reads in the program. In the environment of \
              urxe itself they are ignored, with a warning.";
         sections.push(("ENVIRONMENT OF THE PROGRAM", introduction, set));

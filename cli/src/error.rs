@@ -6,62 +6,17 @@ use std::net::IpAddr;
 
 use crate::oob_handshake::HandshakeError;
 use urxe::broker::SharingError;
-use urxe::fabric::FabricError;
-use urxe::link::udp::UdpLinkError;
-use urxe::link::{BindError, FramesError, PacketError};
-use urxe::middleware::capture::CaptureError;
-use urxe::verbs::{
-    ConnectError, CreateError, Gid, MemoryAccessError, Mtu, OpenError, PairError, PostError, PostListError,
-    WaitError,
-};
+use urxe::link::BindError;
+use urxe::verbs::{Gid, Mtu};
 
 /// Error of a command. The message is one line and includes a hint on how to fix the problem.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub enum CliError {
-    /// The udp link could not be bound.
+    /// A call of the library failed.
     #[error("{}{}", .0, cause(.0))]
-    Udp(UdpLinkError),
-    /// The link's addresses could not be shared with other processes.
-    #[error(transparent)]
-    Sharing(SharingError),
-    /// The packet link could not be opened.
-    #[error(transparent)]
-    Packet(#[from] PacketError),
-    /// The frames link could not be opened.
-    #[error(transparent)]
-    Frames(#[from] FramesError),
-    /// The capture file could not be written.
-    #[error(transparent)]
-    Capture(#[from] CaptureError),
-    /// The fabric could not be created as configured.
-    #[error(transparent)]
-    Fabric(#[from] FabricError),
-    /// No NIC could be opened on the link.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// A verbs object could not be created.
-    #[error(transparent)]
-    Create(#[from] CreateError),
-    /// A queue pair could not be connected.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The two NICs and their connected queue pairs could not be created.
-    #[error(transparent)]
-    Pair(#[from] PairError),
-    /// A work request was rejected.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// A work request in a list was rejected.
-    #[error(transparent)]
-    PostList(#[from] PostListError),
-    /// A completion did not arrive in time or has an error status.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-    /// A memory access lay outside the region.
-    #[error(transparent)]
-    Memory(#[from] MemoryAccessError),
+    Call(urxe::Error),
     /// The handshake with the peer failed.
-    #[error(transparent)]
     Handshake(#[from] HandshakeError),
     /// The GID index is not in the link's GID table.
     #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
@@ -104,7 +59,7 @@ pub enum CliError {
     NoProgram(String),
     /// Standard output could not be written.
     #[error("cannot write to standard output: {0}")]
-    Output(#[from] io::Error),
+    Output(io::Error),
     /// A system call failed.
     #[error("{what}: {source}")]
     Io {
@@ -125,35 +80,22 @@ impl CliError {
     }
 }
 
-impl From<BindError> for CliError {
-    fn from(e: BindError) -> CliError {
-        match e {
-            BindError::Udp(e) => CliError::Udp(e),
-            BindError::Packet(e) => CliError::Packet(e),
-            BindError::Frames(e) => CliError::Frames(e),
-            _ => CliError::Usage(e.to_string()),
+impl<E: Into<urxe::Error>> From<E> for CliError {
+    fn from(error: E) -> CliError {
+        match error.into() {
+            urxe::Error::Io(e) => CliError::Output(e),
+            e => CliError::Call(e),
         }
     }
 }
 
-impl From<SharingError> for CliError {
-    fn from(e: SharingError) -> CliError {
-        match e {
-            SharingError::Link(e) => e.into(),
-            e => CliError::Sharing(e),
-        }
-    }
-}
-
-impl From<UdpLinkError> for CliError {
-    fn from(e: UdpLinkError) -> CliError {
-        CliError::Udp(e)
-    }
-}
-
-/// Formats the source of an error whose message does not include it.
-fn cause(e: &dyn Error) -> String {
-    e.source().map_or(String::new(), |s| format!(": {s}"))
+/// Formats the source of an error of a udp link, whose message does not include it.
+fn cause(e: &urxe::Error) -> String {
+    use urxe::Error::{Link, Sharing, Udp};
+    let (Udp(e) | Link(BindError::Udp(e)) | Sharing(SharingError::Link(BindError::Udp(e)))) = e else {
+        return String::new();
+    };
+    e.source().map_or(String::new(), |source| format!(": {source}"))
 }
 
 fn gid_list(gids: &[Gid]) -> String {

@@ -216,7 +216,7 @@ impl LinkArgs {
     /// Flushes the capture, and returns any error from writing the file. Call this at the end of a command.
     ///
     /// # Errors
-    /// [`CliError::Capture`].
+    /// [`CliError::Call`].
     pub fn finish(&self) -> Result<(), CliError> {
         match &self.opened().capture {
             Some(file) => Ok(file.flush()?),
@@ -228,7 +228,7 @@ impl LinkArgs {
     /// capture.
     ///
     /// # Errors
-    /// That of the result, or [`CliError::Capture`].
+    /// That of the result, or [`CliError::Call`].
     pub fn conclude(&self, json: bool, result: Result<(), CliError>) -> Result<(), CliError> {
         if let Some(faults) = self.fault_report() {
             if !json {

@@ -13,7 +13,7 @@
 //! Without `-g`, the programs send an all-zero GID, which cannot work on RoCE.
 //!
 //! The server brings its queue pairs to RTS between receiving the client's addresses and sending its own
-//! ([`Server::accept`], then [`Server::reply`]), the client after the handshake.
+//! ([`recv_addresses`], then [`reply`]), the client after the handshake.
 //!
 //! The programs read every address with a single `read` and fail if it is short, so each is passed to the
 //! stream in one `write_all`. The stream's own timeouts apply.
@@ -160,8 +160,11 @@ fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Resul
 }
 
 /// Receives `count` addresses, and returns those before the first with QPN 0, where the padding starts. There
-/// is at least one.
-fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, HandshakeError> {
+/// is at least one. A server then connects its queue pairs to them and calls [`reply`].
+///
+/// # Errors
+/// [`HandshakeError`].
+pub fn recv_addresses(s: &mut impl Read, count: usize) -> Result<Vec<Endpoint>, HandshakeError> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
         all.push(parse(&read_message(s, ADDRESS)?)?);
@@ -189,42 +192,21 @@ pub fn client<S: Read + Write>(
     Ok(remote)
 }
 
-/// Server side of the handshake, after it has received the client's addresses.
-#[derive(Debug)]
-pub struct Server<S> {
-    stream: S,
+/// Sends the addresses of the server's queue pairs, which must be ready to receive, to a client whose addresses
+/// [`recv_addresses`] has returned, and waits for the client's "done".
+///
+/// # Errors
+/// [`HandshakeError`].
+pub fn reply<S: Read + Write>(
+    stream: &mut S,
+    local: &[Endpoint],
     count: usize,
-    remote: Vec<Endpoint>,
-}
-
-impl<S: Read + Write> Server<S> {
-    /// Receives `count` addresses from the client. The caller then connects its queue pairs to them and calls
-    /// [`Self::reply`].
-    ///
-    /// # Errors
-    /// [`HandshakeError`].
-    pub fn accept(mut stream: S, count: usize) -> Result<Self, HandshakeError> {
-        let remote = recv_addresses(&mut stream, count)?;
-        Ok(Self { stream, count, remote })
-    }
-
-    /// Returns the addresses of the client's queue pairs. There is at least one.
-    pub fn remote(&self) -> &[Endpoint] {
-        &self.remote
-    }
-
-    /// Sends the addresses of this side's queue pairs, which must be ready to receive, and waits for the
-    /// client's "done".
-    ///
-    /// # Errors
-    /// [`HandshakeError`].
-    pub fn reply(mut self, local: &[Endpoint]) -> Result<(), HandshakeError> {
-        send_addresses(&mut self.stream, local, self.count)?;
-        let done: [u8; DONE.len()] = read_message(&mut self.stream, WHAT_DONE)?;
-        match &done == DONE {
-            true => Ok(()),
-            false => Err(malformed(WHAT_DONE, "not \"done\"", &done)),
-        }
+) -> Result<(), HandshakeError> {
+    send_addresses(stream, local, count)?;
+    let done: [u8; DONE.len()] = read_message(stream, WHAT_DONE)?;
+    match &done == DONE {
+        true => Ok(()),
+        false => Err(malformed(WHAT_DONE, "not \"done\"", &done)),
     }
 }
 

@@ -445,7 +445,7 @@ impl<'a> Pingpong<'a> {
         check_interrupt()?;
         let begin = Instant::now();
         while begin.elapsed() < SPIN_TIME {
-            if self.cq.poll(16, new).map_err(WaitError::from)? > 0 {
+            if self.cq.poll(16, new)? > 0 {
                 return Ok(());
             }
         }

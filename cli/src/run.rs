@@ -81,8 +81,8 @@ pub struct DeviceArgs {
     /// The name ends in the number of the device. The names of further devices count up from it. Names that
     /// begin with `mlx5_`, and `--personality mlx5`, also give the devices the vendor, part and board IDs of
     /// a ConnectX-5. By default they have no IDs of a vendor.
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
-    name: Option<DeviceName>,
+    #[arg(long, value_name = "NAME")]
+    name: Option<DeviceNames>,
     /// Do not warn of configurations that will cause trouble
     ///
     /// Such as an infinite timeout; a warning of each kind is printed to standard error once.
@@ -102,18 +102,6 @@ pub struct DeviceArgs {
     dma_buf: bool,
     #[command(flatten)]
     nic: NicArgs,
-}
-
-/// Names of the devices, with their original text.
-#[derive(Clone)]
-struct DeviceName {
-    names: DeviceNames,
-    text: String,
-}
-
-fn parse_name(text: &str) -> Result<DeviceName, String> {
-    let names = text.parse().map_err(|e: urxe::verbs::DeviceNameError| e.to_string())?;
-    Ok(DeviceName { names, text: text.into() })
 }
 
 impl Run {
@@ -190,6 +178,59 @@ fn shell_quote(value: &OsStr) -> Vec<u8> {
 /// Name of the environment variable for the capture file.
 const CAPTURE: &str = "URXE_CAPTURE";
 
+/// A variable that the library in a program reads.
+pub struct Variable {
+    pub name: &'static str,
+    /// Form of the value.
+    pub value: &'static str,
+    /// Identifier of the option that sets the variable, or a description.
+    pub source: &'static str,
+    get: fn(&DeviceArgs, &Files) -> Option<OsString>,
+}
+
+/// Files that a program needs.
+struct Files {
+    capture: Option<PathBuf>,
+    sysfs: PathBuf,
+}
+
+/// Defines [`VARIABLES`], from rows of the form `name=value, source: value from the options`.
+macro_rules! variables {
+    ($($name:literal = $value:literal, $source:literal: $get:expr;)*) => {
+        /// The variables that the library in a program reads. That of `--shared-memory` is not among them, because commands read
+        /// it too.
+        pub const VARIABLES: &[Variable] =
+            &[$(Variable { name: $name, value: $value, source: $source, get: $get }),*];
+    };
+}
+
+variables! {
+    "URXE_LINK" = "LINK", "link": |args, _| args.nic.address.text().map(Into::into);
+    "URXE_SHARDS" = "N", "shards": |args, _| args.nic.shards.map(|shards| shards.to_string().into());
+    "URXE_OFFLOAD" = "0", "no_offload": |args, _| args.nic.no_offload.then(|| "0".into());
+    "URXE_ANY_USER" = "1", "any_user": |args, _| args.nic.any_user.then(|| "1".into());
+    "URXE_ALWAYS_ICRC" = "1", "always_icrc": |args, _| args.nic.always_icrc.then(|| "1".into());
+    "URXE_FAULTS" = "RULE;RULE...", "faults": |args, _| {
+        let faults = args.nic.faults().map(Fault::to_string).collect::<Vec<_>>().join(";");
+        (!faults.is_empty()).then(|| faults.into())
+    };
+    "URXE_SEED" = "N", "seed": |args, _| args.nic.seed.map(|seed| seed.to_string().into());
+    "URXE_CAPTURE" = "FILE", "capture": |_, files| files.capture.clone().map(Into::into);
+    "URXE_EXPLAIN" = "1", "explain": |args, _| args.nic.explain.then(|| "1".into());
+    "URXE_MIN_ACK_TIMEOUT" = "SECONDS", "min_ack_timeout":
+        |args, _| args.nic.min_ack_timeout().map(|time| time.as_secs_f64().to_string().into());
+    "URXE_CONGESTION" = "CONTROL", "congestion":
+        |args, _| args.nic.congestion.map(|control| control.to_string().into());
+    "URXE_PERSONALITY" = "CLASS", "personality": |args, _| args.nic.personality.map(|class| class.name.into());
+    "URXE_NAME" = "NAME", "name": |args, _| args.name.as_ref().map(|names| names.name(0).into());
+    "URXE_WARNINGS" = "1", "no_warnings": |args, _| (!args.no_warnings).then(|| "1".into());
+    "URXE_LID_ROUTING" = "1", "lid_routing": |args, _| args.lid_routing.then(|| "1".into());
+    "URXE_DMA_BUF" = "1", "dma_buf": |args, _| args.dma_buf.then(|| "1".into());
+    "URXE_PROGRAM" = "FILE", "The urxe executable, which shares addresses among programs.":
+        |_, _| env::current_exe().ok().map(Into::into);
+    "URXE_SYSFS" = "DIR", "Files that the program sees in /sys and /dev.": |_, files| Some(files.sysfs.clone().into());
+}
+
 impl DeviceArgs {
     /// Returns the environment variables that the library reads, and those that make the loader find it. A
     /// variable with the value `None` must be unset.
@@ -206,7 +247,7 @@ impl DeviceArgs {
             }
         }
         let base = private_base()?;
-        let names = self.name.as_ref().map_or_else(DeviceNames::default, |name| name.names.clone());
+        let names = self.name.clone().unwrap_or_default();
         let personality = self.nic.personality.unwrap_or(Personality::DEFAULT);
         let identity = Identity::of(&names, &personality);
         let congestion = congestion_files::View {
@@ -231,35 +272,15 @@ impl DeviceArgs {
         {
             CaptureFile::clear(file)?;
         }
-        let nic = &self.nic;
-        let faults = nic.faults().map(Fault::to_string).collect::<Vec<_>>().join(";");
-        let variables = vec![
+        let shared_memory = self.nic.shared_memory.map(|when| when.name().into());
+        let files = Files { capture, sysfs };
+        let mut variables = vec![
             ("LD_PRELOAD", Some(ld_preload(&library)?)),
             ("ASAN_OPTIONS", Some(asan_options())),
             ("LD_LIBRARY_PATH", Some(path)),
-            ("URXE_SYSFS", Some(sysfs.into())),
-            ("URXE_NAME", self.name.as_ref().map(|name| name.text.clone().into())),
-            ("URXE_LINK", nic.address.text().map(Into::into)),
-            (CAPTURE, capture.map(Into::into)),
-            ("URXE_FAULTS", (!faults.is_empty()).then(|| faults.into())),
-            ("URXE_SEED", nic.seed.map(|seed| seed.to_string().into())),
-            ("URXE_PERSONALITY", nic.personality.map(|class| class.name.into())),
-            ("URXE_CONGESTION", nic.congestion.map(|control| control.to_string().into())),
-            ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
-            ("URXE_ANY_USER", nic.any_user.then(|| "1".into())),
-            (
-                SHARED_MEMORY,
-                nic.shared_memory.map(|when| when.name().into()).or_else(|| env::var_os(SHARED_MEMORY)),
-            ),
-            ("URXE_ALWAYS_ICRC", nic.always_icrc.then(|| "1".into())),
-            ("URXE_OFFLOAD", nic.no_offload.then(|| "0".into())),
-            ("URXE_MIN_ACK_TIMEOUT", nic.min_ack_timeout().map(|t| t.as_secs_f64().to_string().into())),
-            ("URXE_WARNINGS", (!self.no_warnings).then(|| "1".into())),
-            ("URXE_DMA_BUF", self.dma_buf.then(|| "1".into())),
-            ("URXE_LID_ROUTING", self.lid_routing.then(|| "1".into())),
-            ("URXE_EXPLAIN", nic.explain.then(|| "1".into())),
-            ("URXE_SHARDS", nic.shards.map(|shards| shards.to_string().into())),
+            (SHARED_MEMORY, shared_memory.or_else(|| env::var_os(SHARED_MEMORY))),
         ];
+        variables.extend(VARIABLES.iter().map(|variable| (variable.name, (variable.get)(self, &files))));
         warn_of_ignored(&variables);
         Ok(variables)
     }

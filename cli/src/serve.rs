@@ -109,10 +109,11 @@ impl Serve {
     pub fn run(self) -> Result<(), CliError> {
         self.link.nic.address.check_network()?;
         let interrupt = Interrupt::install()?;
-        let server = Server::start(&self)?;
+        let link = self.link.clone();
+        let server = Server::start(self)?;
         let result = server.run(&interrupt);
         server.summary()?;
-        self.link.finish()?;
+        link.finish()?;
         result
     }
 }

@@ -131,7 +131,7 @@ fn man_page(command: &Command, section: &str) -> io::Result<Vec<u8>> {
     for (title, introduction, variables) in environment::sections(command) {
         writeln!(out, ".SH {title}\n{}", roff(introduction))?;
         for (name, text) in variables {
-            writeln!(out, ".TP\n\\fB{}\\fR\n{}", roff(name), roff(&text))?;
+            writeln!(out, ".TP\n\\fB{}\\fR\n{}", roff(&name), roff(&text))?;
         }
     }
     Ok(out)

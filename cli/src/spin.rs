@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::CliError;
 use super::interrupt::Interrupt;
+use super::nic_args::NicArgs;
 use urxe::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 
 /// Number of empty polls between checks for the timeout and for Ctrl-C.
@@ -12,26 +13,18 @@ const POLLS_PER_CHECK: u32 = 256;
 
 /// Busy wait that fails after a timeout without progress, or on Ctrl-C. It never sleeps, but regularly yields
 /// the CPU, in case there are fewer cores than busy threads.
-#[derive(Debug)]
-pub struct Spin {
-    interrupt: Interrupt,
+pub struct Spin<'a> {
+    interrupt: &'a Interrupt,
     timeout: Duration,
     empty: u32,
     since: Option<Instant>,
-    /// Whether the failure of a work request is explained on standard error.
-    explains: bool,
+    nic: &'a NicArgs,
 }
 
-impl Spin {
-    /// Creates a wait that gives up after `timeout` without progress.
-    pub fn new(interrupt: &Interrupt, timeout: Duration) -> Spin {
-        Spin { interrupt: interrupt.clone(), timeout, empty: 0, since: None, explains: false }
-    }
-
-    /// Sets whether the failure of a work request is explained on standard error.
-    #[must_use]
-    pub fn explain(self, explains: bool) -> Spin {
-        Spin { explains, ..self }
+impl<'a> Spin<'a> {
+    /// Creates a wait that gives up after `timeout` without progress. `nic` says whether the failure of a work request is explained.
+    pub fn new(interrupt: &'a Interrupt, timeout: Duration, nic: &'a NicArgs) -> Spin<'a> {
+        Spin { interrupt, timeout, empty: 0, since: None, nic }
     }
 
     /// Records progress, which restarts the timeout.
@@ -44,7 +37,7 @@ impl Spin {
     /// timeout.
     ///
     /// # Errors
-    /// [`CliError::Failed`] on Ctrl-C, [`CliError::Wait`] when the timeout has expired.
+    /// [`CliError::Failed`] on Ctrl-C, [`WaitError::TimedOut`] when the timeout has expired.
     pub fn idle(&mut self) -> Result<(), CliError> {
         self.empty += 1;
         if self.empty < POLLS_PER_CHECK {
@@ -60,7 +53,7 @@ impl Spin {
             return Err(CliError::Failed("interrupted during the measurement".into()));
         }
         if since.elapsed() > self.timeout {
-            return Err(CliError::Wait(WaitError::TimedOut(self.timeout)));
+            return Err(WaitError::TimedOut(self.timeout).into());
         }
         Ok(())
     }
@@ -69,10 +62,10 @@ impl Spin {
     /// successful.
     ///
     /// # Errors
-    /// The errors of [`idle`](Self::idle), or [`CliError::Wait`] if a work request failed.
+    /// The errors of [`idle`](Self::idle), or [`WaitError::Failed`] if a work request failed.
     pub fn poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
         out.clear();
-        while cq.poll(max, out).map_err(WaitError::from)? == 0 {
+        while cq.poll(max, out)? == 0 {
             self.idle()?;
         }
         self.progress();
@@ -82,10 +75,10 @@ impl Spin {
     /// Polls once, and checks that all completions are successful.
     ///
     /// # Errors
-    /// [`CliError::Wait`] if a work request failed.
+    /// [`WaitError::Failed`] if a work request failed.
     pub fn try_poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
         out.clear();
-        if cq.poll(max, out).map_err(WaitError::from)? > 0 {
+        if cq.poll(max, out)? > 0 {
             self.progress();
         }
         self.check_status(cq, out)
@@ -106,9 +99,7 @@ impl Spin {
 
     fn check_status(&self, cq: &Cq, completions: &[Completion]) -> Result<(), CliError> {
         let Some(failed) = completions.iter().find(|c| c.status != WcStatus::Success) else { return Ok(()) };
-        if let Some(report) = self.explains.then(|| cq.explain(failed)).flatten() {
-            eprintln!("{report}");
-        }
-        Err(CliError::Wait(WaitError::Failed(*failed)))
+        self.nic.explain(cq, failed);
+        Err(WaitError::Failed(*failed).into())
     }
 }

@@ -24,7 +24,7 @@ fuzz_target!(|text: &str| {
     match text.parse::<Fault>() {
         Ok(Fault::Call(fault)) => {
             for call in Call::ALL.iter().filter(|call| fault.matches(**call)) {
-                let created = CallFault::new(*call, fault.effect(), fault.occurrence());
+                let created = CallFault::new(*call, fault.effect(), fault.when());
                 assert_eq!(created.to_string().parse(), Ok(created));
             }
         }

@@ -45,8 +45,8 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
         Ok(Some(wc)) => {
             // SAFETY: `c` is the live C struct of the queue, and the program's other threads do not access it
             // during the batch.
-            unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id(), wc.status() as c_uint) };
-            explain(&queue.cq, std::slice::from_ref(wc.completion()));
+            unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id, wc.status as c_uint) };
+            explain(&queue.cq, std::slice::from_ref(&*wc));
             0
         }
         Ok(None) => libc::ENOENT,
@@ -128,17 +128,17 @@ macro_rules! read {
 }
 
 read! {
-    read_opcode: c_uint = |wc| wc.opcode() as c_uint;
-    read_vendor_err: u32 = |wc| wc.vendor_err();
-    read_byte_len: u32 = |wc| wc.byte_len();
+    read_opcode: c_uint = |wc| wc.opcode as c_uint;
+    read_vendor_err: u32 = |wc| wc.vendor_err;
+    read_byte_len: u32 = |wc| wc.byte_len;
     read_imm_data: u32 =
-        |wc| wc.imm().map(u32::to_be).or(wc.invalidated_rkey().map(|key| key.0)).unwrap_or(0);
-    read_qp_num: u32 = |wc| wc.qpn().get();
-    read_src_qp: u32 = |wc| wc.src_qpn().get();
+        |wc| wc.imm.map(u32::to_be).or(wc.invalidated.map(|key| key.0)).unwrap_or(0);
+    read_qp_num: u32 = |wc| wc.qpn.get();
+    read_src_qp: u32 = |wc| wc.src_qpn.get();
     read_wc_flags: c_uint = |wc| wc.wc_flags().bits();
     read_completion_ts: u64 = |wc| wc.completion_timestamp();
     read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
-    read_sl: u8 = |wc| header_kind(wc.wc_flags().contains(WcFlags::GRH), wc.over_ipv4());
+    read_sl: u8 = |wc| header_kind(wc.wc_flags().contains(WcFlags::GRH), wc.over_ipv4);
     read_none_32: u32 = |_| 0;
     read_none_16: u16 = |_| 0;
     read_none_8: u8 = |_| 0;

@@ -1,9 +1,8 @@
 //! Flows: what is sent between which hosts, and the simulation of it.
 
-use std::io;
 use std::time::Duration;
 
-use urxe::fabric::{FabricError, Node, Simulation, Topology, TopologyError};
+use urxe::fabric::{Node, Simulation, Topology, TopologyError};
 use urxe::verbs::*;
 
 use crate::plot::PlotError;
@@ -14,32 +13,12 @@ const DEPTH: u64 = 32;
 
 /// Reason why traffic could not be simulated or its report not be written.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum TrafficError {
-    /// The topology cannot be simulated, or has no such host.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// A host has no port.
-    #[error(transparent)]
-    Fabric(#[from] FabricError),
-    /// A NIC could not be opened.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// An object of a NIC could not be created, or memory not be registered.
-    #[error(transparent)]
-    Create(#[from] CreateError),
-    /// Two queue pairs could not be connected.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The rate of a queue pair could not be limited.
-    #[error(transparent)]
-    Modify(#[from] ModifyError),
-    /// A work request could not be posted.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// A completion was lost.
-    #[error(transparent)]
-    Overflow(#[from] CqOverflow),
+    /// A call failed: the topology cannot be simulated or has no such host, an object of a NIC could not be created or connected, a
+    /// work request not be posted, or the report not be written.
+    Call(urxe::Error),
     /// A flow has failed.
     #[error("the flow from host {from} to host {to} failed: {status}")]
     Failed {
@@ -50,12 +29,14 @@ pub enum TrafficError {
         /// Status of the completion.
         status: WcStatus,
     },
-    /// The report could not be written.
-    #[error(transparent)]
-    Io(#[from] io::Error),
     /// The plot could not be drawn.
-    #[error(transparent)]
     Plot(#[from] PlotError),
+}
+
+impl<E: Into<urxe::Error>> From<E> for TrafficError {
+    fn from(error: E) -> TrafficError {
+        TrafficError::Call(error.into())
+    }
 }
 
 /// Traffic from one host to another, as WRITEs of a queue pair of its own. Unless a length is set, it goes on to the end.
@@ -122,7 +103,7 @@ impl Traffic {
     /// Prepares traffic on a network, with NICs that use DCQCN with the defaults of ConnectX adapters.
     ///
     /// # Errors
-    /// [`TrafficError::Topology`] if the network cannot be simulated.
+    /// [`TrafficError::Call`] if the network cannot be simulated.
     pub fn new(topology: &Topology, seed: u64) -> Result<Traffic, TrafficError> {
         topology.check()?;
         Ok(Traffic {
@@ -276,11 +257,11 @@ impl<'a> Running<'a> {
         let Flow { from, to, message, .. } = *self.flow;
         let mut batch = self.from.cq.start_poll();
         while let Some(completion) = batch.next_poll()? {
-            if completion.status() != WcStatus::Success {
-                return Err(TrafficError::Failed { from, to, status: completion.status() });
+            if completion.status != WcStatus::Success {
+                return Err(TrafficError::Failed { from, to, status: completion.status });
             }
             // The work request's ID is its length.
-            self.acknowledged += completion.wr_id();
+            self.acknowledged += completion.wr_id;
             if self.flow.bytes == Some(self.acknowledged) {
                 self.completed_at = Some(completion.completion_timestamp());
             }

@@ -95,5 +95,5 @@ fn same_seed_gives_the_same_report() {
 fn flow_of_an_unknown_host_is_an_error() {
     let mut traffic = Traffic::new(&Topology::star(2), 1).unwrap();
     traffic.flow(0, 7);
-    assert!(matches!(traffic.run(LIMIT), Err(TrafficError::Topology(_))));
+    assert!(matches!(traffic.run(LIMIT), Err(TrafficError::Call(urxe::Error::Topology(_)))));
 }

@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use urxe::middleware::faults::FaultCounters;
+use pyo3::types::{IntoPyDict, PyDict};
 use urxe::verbs::{self, Access, AddressVector, Gid, QKey, Qpn, faults};
 
 use crate::convert::{OrRaise, member};
@@ -16,15 +15,11 @@ use crate::region::Region;
 
 /// An open device: one NIC on a fabric.
 #[pyclass(frozen, module = "urxe")]
-pub(crate) struct Context {
-    pub device: Held<()>,
-    /// Counters of the packet rules.
-    pub faults: Option<FaultCounters>,
-}
+pub(crate) struct Context(Held<verbs::Context>);
 
 impl Context {
-    fn verbs(&self) -> &verbs::Context {
-        &self.device.device().context
+    pub fn new(context: &verbs::Context) -> Context {
+        Context(Held::new(context.clone(), context))
     }
 }
 
@@ -32,52 +27,47 @@ impl Context {
 impl Context {
     /// Allocates a protection domain.
     fn alloc_pd(&self, py: Python<'_>) -> PyResult<Pd> {
-        Ok(Pd(Held::new(self.verbs().alloc_pd().or_raise(py)?, self.device.device())))
+        Ok(Pd(Held::new(self.0.alloc_pd().or_raise(py)?, &self.0)))
     }
 
     /// Creates a completion queue for up to `capacity` completions.
     #[pyo3(signature = (capacity=256))]
     fn create_cq(&self, py: Python<'_>, capacity: usize) -> PyResult<Cq> {
-        Ok(Cq(Held::new(self.verbs().create_cq(capacity).or_raise(py)?, self.device.device())))
+        Ok(Cq(Held::new(self.0.create_cq(capacity).or_raise(py)?, &self.0)))
     }
 
     /// Address at which peers reach the NIC; None while it has none.
     #[getter]
     fn address(&self) -> Option<String> {
-        self.verbs().address().map(|address| address.to_string())
+        self.0.address().map(|address| address.to_string())
     }
 
     /// The port's GIDs, as IPv6 addresses.
     #[getter]
     fn gids(&self) -> Vec<String> {
-        self.verbs().gids().iter().map(|gid| gid.to_string()).collect()
+        self.0.gids().iter().map(|gid| gid.to_string()).collect()
     }
 
     /// Returns the NIC's counters by name. A counter with an equivalent in the kernel's hw_counters has its name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let counters = PyDict::new(py);
-        for (name, value) in self.verbs().counters().iter() {
-            counters.set_item(name, value)?;
-        }
-        Ok(counters)
+        self.0.counters().iter().into_py_dict(py)
     }
 
     /// Returns the counters of the NIC's faults: those on packets, on calls and on objects, in this order.
     fn fault_counts(&self) -> Vec<FaultCount> {
-        let packets = self.faults.iter().flat_map(FaultCounters::rules).map(faults::FaultCount::from);
-        packets.chain(self.verbs().fault_counts()).map(FaultCount).collect()
+        self.0.fault_counts().into_iter().map(FaultCount).collect()
     }
 
     /// Returns the oldest queued asynchronous event, or None. Never blocks.
     fn next_event(&self) -> Option<AsyncEvent> {
-        self.verbs().next_event().map(AsyncEvent)
+        self.0.next_event().map(AsyncEvent)
     }
 
     /// Blocks until there is an asynchronous event, and returns it.
     #[pyo3(signature = (timeout=5.0))]
     fn wait_event(&self, py: Python<'_>, timeout: f64) -> PyResult<AsyncEvent> {
-        let context = self.verbs();
-        wait(py, self.device.device(), timeout, |timeout| context.wait_event(timeout)).map(AsyncEvent)
+        let context: &verbs::Context = &self.0;
+        wait(py, context, timeout, |timeout| context.wait_event(timeout)).map(AsyncEvent)
     }
 
     fn __repr__(&self) -> String {
@@ -174,7 +164,7 @@ impl Pd {
     ) -> PyResult<Qp> {
         let recv_cq = recv_cq.unwrap_or(send_cq);
         let qp = self.0.create_qp(&send_cq.0, &recv_cq.0, &qp_options(options)).or_raise(py)?;
-        Ok(Qp(Held::new(qp, self.0.device())))
+        Ok(Qp(Held::new(qp, self.0.context())))
     }
 
     /// Creates an address handle for datagrams to an IP address.
@@ -182,7 +172,7 @@ impl Pd {
         let gid = Gid::from(address);
         let sgid_index = self.0.context().gid_towards(gid).unwrap_or_default();
         let ah = self.0.create_ah(&AddressVector::to(gid).sgid_index(sgid_index)).or_raise(py)?;
-        Ok(Ah(Held::new(ah, self.0.device())))
+        Ok(Ah(Held::new(ah, self.0.context())))
     }
 }
 

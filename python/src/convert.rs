@@ -11,7 +11,7 @@ use urxe::fabric::FabricError;
 use urxe::middleware::capture::CaptureError;
 use urxe::middleware::faults::{RuleError, RulesError};
 use urxe::verbs::{
-    ConnectError, CqOverflow, CreateError, FabricConfig, MemoryAccessError, OpenError, PostError, QpState,
+    ConnectError, CqOverflow, CreateError, MemoryAccessError, OpenError, PairError, PostError, QpState,
     QpType, WaitError,
 };
 
@@ -76,6 +76,17 @@ raise! {
     RulesError<RuleError> => "RuleError",
 }
 
+impl Raise for PairError {
+    fn raise(self, py: Python<'_>) -> PyErr {
+        match self {
+            PairError::Open(error) => error.raise(py),
+            PairError::Create(error) => error.raise(py),
+            PairError::Connect(error) => error.raise(py),
+            error => exception(py, "Error", error.to_string(), None),
+        }
+    }
+}
+
 impl Raise for WaitError {
     fn raise(self, py: Python<'_>) -> PyErr {
         let message = self.to_string();
@@ -130,25 +141,12 @@ pub(crate) fn qp_type(value: u32) -> PyResult<QpType> {
 
 /// Converts a value of `enum ibv_qp_state`.
 pub(crate) fn qp_state(value: u32) -> PyResult<QpState> {
-    match value {
-        0 => Ok(QpState::Reset),
-        1 => Ok(QpState::Init),
-        2 => Ok(QpState::Rtr),
-        3 => Ok(QpState::Rts),
-        4 => Ok(QpState::Sqd),
-        5 => Ok(QpState::Sqe),
-        6 => Ok(QpState::Err),
-        _ => Err(invalid("state", value, "a member of QpState")),
-    }
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let known = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == value);
+    known.ok_or_else(|| invalid("state", value, "a member of QpState"))
 }
 
 /// Returns the exception for an argument without a meaning.
 pub(crate) fn invalid(name: &str, value: impl Display, expected: &str) -> PyErr {
     PyValueError::new_err(format!("{name} is {value}; expected {expected}"))
-}
-
-/// Checks a configuration of a fabric.
-pub(crate) fn checked(py: Python<'_>, config: FabricConfig) -> PyResult<FabricConfig> {
-    config.check().or_raise(py)?;
-    Ok(config)
 }

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use urxe::verbs::{self, WaitError, WcStatus};
+use urxe::verbs::{self, Context, WaitError, WcStatus};
 
 use crate::convert::{OrRaise, Raise, duration, member};
-use crate::held::{Device, Held};
+use crate::held::Held;
 
 /// A work completion.
 #[pyclass(frozen, module = "urxe")]
@@ -85,7 +85,7 @@ pub(crate) struct Cq(pub Held<verbs::Cq>);
 impl Cq {
     fn wait_for(&self, py: Python<'_>, timeout: f64) -> PyResult<verbs::Completion> {
         let cq: &verbs::Cq = &self.0;
-        wait(py, self.0.device(), timeout, |timeout| cq.wait_any(timeout))
+        wait(py, self.0.context(), timeout, |timeout| cq.wait_any(timeout))
     }
 }
 
@@ -133,12 +133,12 @@ const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// time, handlers of signals run meanwhile.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
-    device: &Device,
+    context: &Context,
     timeout: f64,
     wait: impl Fn(Duration) -> Result<T, WaitError> + Sync,
 ) -> PyResult<T> {
     let timeout = duration("timeout", timeout)?;
-    if device.is_virtual {
+    if context.virtual_fabric().is_some() {
         return py.detach(|| wait(timeout)).or_raise(py);
     }
     let begin = Instant::now();

@@ -2,22 +2,20 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
-use urxe::fabric::{FabricPort, Outcome};
-use urxe::link::Link;
-use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
-use urxe::middleware::faults::{FaultCounters, Faults, Rule, Rules};
+use pyo3::types::{IntoPyDict, PyDict, PyTuple};
+use urxe::fabric::Outcome;
+use urxe::middleware::capture::{CaptureFile, Timestamps};
+use urxe::middleware::faults::Rules;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{self, ContextOptions, FabricConfig, OpenError, Personality};
 
 use crate::context::{Context, Pd};
-use crate::convert::{OrRaise, checked, duration, invalid};
+use crate::convert::{OrRaise, duration, invalid};
 use crate::cq::Cq;
-use crate::held::{Device, Held};
+use crate::held::Held;
 use crate::options::{ConnectOptions, QpOptions, connect_options, qp_options};
 use crate::qp::Qp;
 
@@ -33,78 +31,17 @@ use crate::qp::Qp;
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Fabric(verbs::Fabric);
 
-/// Options of a NIC on a fabric, with the middleware around its port.
-#[derive(Default)]
-struct NicOptions {
-    context: ContextOptions,
-    rules: Vec<Rule>,
-    capture: Option<CaptureFile>,
+/// Returns the options of NICs with a personality.
+fn nic_options(personality: &str) -> PyResult<ContextOptions> {
+    let personality = Personality::named(personality)
+        .ok_or_else(|| invalid("personality", personality, "default, strict, mlx5, rxe or throughput"))?;
+    Ok(ContextOptions::default().personality(personality))
 }
 
-impl NicOptions {
-    fn new(
-        py: Python<'_>,
-        personality: &str,
-        faults: Vec<String>,
-        capture: Option<&Capture>,
-    ) -> PyResult<NicOptions> {
-        let personality = Personality::named(personality)
-            .ok_or_else(|| invalid("personality", personality, "default, strict, mlx5, rxe or throughput"))?;
-        let faults = faults.iter().map(|text| text.parse()).collect::<Result<Vec<Rules<Fault>>, _>>();
-        let faults: Vec<Fault> = faults.or_raise(py)?.into_iter().flat_map(|Rules(faults)| faults).collect();
-        let rules = Fault::packet_rules(&faults);
-        let others = faults.into_iter().filter(|fault| !matches!(fault, Fault::Packet(_)));
-        Ok(NicOptions {
-            context: ContextOptions::default().personality(personality).faults(others),
-            rules,
-            capture: capture.map(|capture| capture.0.clone()),
-        })
-    }
-}
-
-impl Fabric {
-    /// Opens a NIC with the given addresses, by default with those that the fabric chooses. `name` is that of its
-    /// interface in captures.
-    fn open(&self, options: NicOptions, addresses: &[IpAddr], name: &str) -> Result<Context, OpenError> {
-        let chosen = self.0.auto_address();
-        let port = self.0.port(if addresses.is_empty() { &chosen } else { addresses })?;
-        let NicOptions { context, rules, capture } = options;
-        let (mut counters, seed) = (None, self.0.config().seed);
-        let context = verbs::Context::on_port(port, &context, |port| {
-            wrap(port, rules, seed, capture.as_ref().map(|file| (file, name)), &mut counters)
-        })?;
-        let device = Device { context, is_virtual: self.0.is_virtual() };
-        Ok(Context { device: Held::new((), &device), faults: counters })
-    }
-}
-
-/// Wraps a port in fault injection and packet capture. The capture is on the NIC side, so it shows packets as the NIC
-/// sends them, with a comment on each packet to which a fault is applied.
-fn wrap(
-    port: FabricPort,
-    rules: Vec<Rule>,
-    seed: u64,
-    capture: Option<(&CaptureFile, &str)>,
-    counters: &mut Option<FaultCounters>,
-) -> Box<dyn Link> {
-    if rules.is_empty() {
-        return match capture {
-            Some((file, name)) => Box::new(file.capture(port, name)),
-            None => Box::new(port),
-        };
-    }
-    let handle: Arc<OnceLock<CaptureHandle>> = Arc::default();
-    let commented = handle.clone();
-    let faults = Faults::new(port, rules, seed).with_observer(move |event| {
-        if let Some(handle) = commented.get() {
-            handle.comment(event);
-        }
-    });
-    *counters = Some(faults.fault_counters());
-    let Some((file, name)) = capture else { return Box::new(faults) };
-    let link = file.capture(faults, name);
-    handle.get_or_init(|| link.handle());
-    Box::new(link)
+/// Parses fault rules, each of which may be a file of rules.
+fn parse_faults(py: Python<'_>, faults: Vec<String>) -> PyResult<Vec<Fault>> {
+    let faults = faults.iter().map(|text| text.parse()).collect::<Result<Vec<Rules<Fault>>, _>>();
+    Ok(faults.or_raise(py)?.into_iter().flat_map(|Rules(faults)| faults).collect())
 }
 
 #[pymethods]
@@ -141,7 +78,6 @@ impl Fabric {
             .reorder_by(duration("reorder_by", reorder_by)?)
             .corrupt(corrupt)
             .mtu(mtu);
-        let config = checked(py, config)?;
         let fabric = match virtual_time {
             true => verbs::Fabric::virtual_time(config),
             false => verbs::Fabric::with_config(config),
@@ -160,53 +96,28 @@ impl Fabric {
         qp: Option<Bound<'_, QpOptions>>,
         connect: Option<Bound<'_, ConnectOptions>>,
     ) -> PyResult<(Endpoint, Endpoint)> {
-        let (qp, connect) = (qp_options(qp), connect_options(connect));
-        let first = self.open(NicOptions::new(py, personality, faults, capture)?, &[], "a").or_raise(py)?;
-        let second = self.open(NicOptions::new(py, personality, Vec::new(), None)?, &[], "b").or_raise(py)?;
-        let new = |context: &Context| {
-            verbs::TestEndpoint::with_options(context.device.device().context.clone(), &qp).or_raise(py)
-        };
-        let (a, b) = (new(&first)?, new(&second)?);
-        a.connect(&b, &connect).or_raise(py)?;
-        Ok((Endpoint::new(py, first, a)?, Endpoint::new(py, second, b)?))
+        let pair = self.0.pair_builder().context(nic_options(personality)?).faults(parse_faults(py, faults)?);
+        let mut pair = pair.qp(qp_options(qp)).connect(connect_options(connect));
+        if let Some(capture) = capture {
+            pair = pair.capture(&capture.0);
+        }
+        let (a, b) = pair.build().or_raise(py)?;
+        Ok((Endpoint::new(py, a)?, Endpoint::new(py, b)?))
     }
 
     /// Creates `n` NICs, each with one queue pair connected to each of the others.
     #[pyo3(signature = (n, *, personality="default"))]
     fn mesh(&self, py: Python<'_>, n: usize, personality: &str) -> PyResult<Vec<Node>> {
-        let mut nodes = Vec::new();
-        for own in 0..n {
-            let context =
-                self.open(NicOptions::new(py, personality, Vec::new(), None)?, &[], "nic").or_raise(py)?;
-            let device = context.device.device().clone();
-            let pd = device.context.alloc_pd().or_raise(py)?;
-            let max = device.context.query_device().limits.max_cqe as usize;
-            let cq = device.context.create_cq(n.saturating_mul(1024).clamp(1, max)).or_raise(py)?;
-            let mut qps = Vec::new();
-            for peer in 0..n {
-                let qp = (peer != own).then(|| pd.create_qp(&cq, &cq, &verbs::QpOptions::default()));
-                qps.push(qp.transpose().or_raise(py)?);
-            }
-            nodes.push((context, device, pd, cq, qps));
-        }
-        for (own, (.., qps)) in nodes.iter().enumerate() {
-            for (qp, (.., peers)) in qps.iter().zip(&nodes) {
-                if let (Some(qp), Some(back)) = (qp, &peers[own]) {
-                    qp.connect(&back.endpoint(), &verbs::ConnectOptions::default()).or_raise(py)?;
-                }
-            }
-        }
-        let node = |(context, device, pd, cq, qps): (Context, Device, verbs::Pd, verbs::Cq, Vec<_>)| {
-            let qp = |qp: Option<verbs::Qp>| qp.map(|qp| Py::new(py, Qp(Held::new(qp, &device)))).transpose();
-            let qps: Vec<_> = qps.into_iter().map(qp).collect::<PyResult<_>>()?;
-            Ok(Node {
-                context: Py::new(py, context)?,
-                pd: Py::new(py, Pd(Held::new(pd, &device)))?,
-                cq: Py::new(py, Cq(Held::new(cq, &device)))?,
-                qps: PyTuple::new(py, qps)?.unbind(),
-            })
+        let nodes = self.0.mesh_with(n, &nic_options(personality)?).or_raise(py)?;
+        let new = |node: verbs::MeshNode| {
+            let qp = |peer| {
+                node.qp(peer).map(|qp| Py::new(py, Qp(Held::new(qp.clone(), &node.context)))).transpose()
+            };
+            let qps: Vec<_> = (0..n).map(qp).collect::<PyResult<_>>()?;
+            let (context, pd, cq) = objects(py, &node.context, &node.pd, &node.cq)?;
+            Ok(Node { context, pd, cq, qps: PyTuple::new(py, qps)?.unbind() })
         };
-        nodes.into_iter().map(node).collect()
+        nodes.into_iter().map(new).collect()
     }
 
     /// Opens a NIC. Without `addresses`, the fabric chooses an IPv6 and an IPv4 address.
@@ -225,9 +136,14 @@ impl Fabric {
     ) -> PyResult<Context> {
         let min_ack_timeout =
             min_ack_timeout.map(|seconds| duration("min_ack_timeout", seconds)).transpose()?;
-        let mut options = NicOptions::new(py, personality, faults, capture)?;
-        options.context = options.context.seed(seed).window(window).min_ack_timeout(min_ack_timeout);
-        self.open(options, &addresses, "nic").or_raise(py)
+        let options = nic_options(personality)?.faults(parse_faults(py, faults)?);
+        let mut options = options.seed(seed).window(window).min_ack_timeout(min_ack_timeout);
+        options.capture = capture.map(|capture| (capture.0.clone(), "nic".into()));
+        let chosen = self.0.auto_address();
+        let port = self.0.port(if addresses.is_empty() { &chosen } else { &addresses });
+        let port = port.map_err(OpenError::from).or_raise(py)?;
+        let context = verbs::Context::on_port(port, &options, |port| Box::new(port)).or_raise(py)?;
+        Ok(Context::new(&context))
     }
 
     /// Creates a pcapng file for the packets of NICs, or replaces an existing one. In virtual time, its timestamps are
@@ -291,8 +207,7 @@ impl Fabric {
     /// Returns the fabric's packet counters by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let c = self.0.counters();
-        let counters = PyDict::new(py);
-        for (name, value) in [
+        [
             ("carried", c.carried),
             ("lost", c.lost),
             ("duplicated", c.duplicated),
@@ -303,21 +218,17 @@ impl Fabric {
             ("too_big", c.too_big),
             ("unknown", c.unknown),
             ("unplugged", c.unplugged),
-        ] {
-            counters.set_item(name, value)?;
-        }
-        Ok(counters)
+        ]
+        .into_py_dict(py)
     }
 }
 
 impl Fabric {
     fn check_virtual(&self) -> PyResult<()> {
-        match self.0.is_virtual() {
-            true => Ok(()),
-            false => {
-                Err(PyValueError::new_err("the fabric is in real time: create it with virtual_time=True"))
-            }
+        if self.0.is_virtual() {
+            return Ok(());
         }
+        Err(PyValueError::new_err("the fabric is in real time: create it with virtual_time=True"))
     }
 }
 
@@ -335,16 +246,29 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    fn new(py: Python<'_>, context: Context, endpoint: verbs::TestEndpoint) -> PyResult<Endpoint> {
-        let device = context.device.device().clone();
-        let verbs::TestEndpoint { pd, cq, qp, .. } = endpoint;
+    fn new(py: Python<'_>, endpoint: verbs::TestEndpoint) -> PyResult<Endpoint> {
+        let (context, pd, cq) = objects(py, &endpoint.context, &endpoint.pd, &endpoint.cq)?;
         Ok(Endpoint {
-            context: Py::new(py, context)?,
-            pd: Py::new(py, Pd(Held::new(pd, &device)))?,
-            cq: Py::new(py, Cq(Held::new(cq, &device)))?,
-            qp: Py::new(py, Qp(Held::new(qp, &device)))?,
+            context,
+            pd,
+            cq,
+            qp: Py::new(py, Qp(Held::new(endpoint.qp.clone(), &endpoint.context)))?,
         })
     }
+}
+
+/// Returns the Python objects of a NIC with one protection domain and completion queue.
+fn objects(
+    py: Python<'_>,
+    context: &verbs::Context,
+    pd: &verbs::Pd,
+    cq: &verbs::Cq,
+) -> PyResult<(Py<Context>, Py<Pd>, Py<Cq>)> {
+    Ok((
+        Py::new(py, Context::new(context))?,
+        Py::new(py, Pd(Held::new(pd.clone(), context)))?,
+        Py::new(py, Cq(Held::new(cq.clone(), context)))?,
+    ))
 }
 
 /// A NIC in a mesh.

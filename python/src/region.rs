@@ -10,11 +10,11 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
-use urxe::verbs::{self, Access, LKey, Mr, RKey, RawMr};
+use urxe::verbs::{self, Access, Context, LKey, Mr, RKey, RawMr};
 
 use crate::context::Pd;
 use crate::convert::{OrRaise, copy_bytes};
-use crate::held::{Device, Held};
+use crate::held::Held;
 
 /// A scatter/gather element: a range of registered memory. The NIC checks the range when the element is used.
 #[pyclass(frozen, module = "urxe")]
@@ -110,14 +110,20 @@ pub(crate) struct Region {
     memory: Held<Mutex<Option<Memory>>>,
     /// Number of buffers exported and not yet released.
     exports: AtomicUsize,
+    /// Address of the first byte, for work requests and peers.
+    #[pyo3(get)]
     addr: u64,
     len: usize,
-    lkey: LKey,
-    rkey: RKey,
+    /// Local key.
+    #[pyo3(get)]
+    lkey: u32,
+    /// Remote key.
+    #[pyo3(get)]
+    rkey: u32,
 }
 
 impl Region {
-    fn new(device: &Device, memory: Memory) -> Region {
+    fn new(context: &Context, memory: Memory) -> Region {
         let registration = match &memory {
             Memory::Owned(mr) => mr,
             Memory::Foreign { registration, .. } => registration,
@@ -126,9 +132,9 @@ impl Region {
             exports: AtomicUsize::new(0),
             addr: registration.addr(),
             len: registration.len(),
-            lkey: registration.lkey(),
-            rkey: registration.rkey(),
-            memory: Held::new(Mutex::new(Some(memory)), device),
+            lkey: registration.lkey().0,
+            rkey: registration.rkey().0,
+            memory: Held::new(Mutex::new(Some(memory)), context),
         }
     }
 
@@ -139,7 +145,7 @@ impl Region {
             .try_reserve_exact(length)
             .map_err(|_| PyMemoryError::new_err(format!("{length} bytes cannot be allocated")))?;
         let mr = pd.0.reg_mr(length, access).or_raise(py)?;
-        Ok(Region::new(pd.0.device(), Memory::Owned(mr)))
+        Ok(Region::new(pd.0.context(), Memory::Owned(mr)))
     }
 
     /// Registers the memory of an object with a buffer.
@@ -159,12 +165,12 @@ impl Region {
         // write to it at any time, and so may the NIC.
         let registered = unsafe { pd.0.reg_mr_raw(buffer.buf_ptr().cast(), buffer.len_bytes(), access) };
         let registration = registered.or_raise(object.py())?;
-        Ok(Region::new(pd.0.device(), Memory::Foreign { registration, buffer }))
+        Ok(Region::new(pd.0.context(), Memory::Foreign { registration, buffer }))
     }
 
     /// Returns the whole region as a scatter/gather element; `None` if it is too long for one.
     pub fn whole(&self) -> Option<verbs::Sge> {
-        Some(verbs::Sge { addr: self.addr, length: u32::try_from(self.len).ok()?, lkey: self.lkey })
+        Some(verbs::Sge { addr: self.addr, length: u32::try_from(self.len).ok()?, lkey: LKey(self.lkey) })
     }
 
     /// Returns a memoryview of the given range.
@@ -180,24 +186,6 @@ impl Region {
 
 #[pymethods]
 impl Region {
-    /// Address of the first byte, for work requests and peers.
-    #[getter]
-    fn addr(&self) -> u64 {
-        self.addr
-    }
-
-    /// Local key.
-    #[getter]
-    fn lkey(&self) -> u32 {
-        self.lkey.0
-    }
-
-    /// Remote key.
-    #[getter]
-    fn rkey(&self) -> u32 {
-        self.rkey.0
-    }
-
     fn __len__(&self) -> usize {
         self.len
     }
@@ -213,13 +201,13 @@ impl Region {
                 PyValueError::new_err("the rest of the region is longer than 2^32-1 bytes: give a length")
             })?,
         };
-        Ok(Sge(verbs::Sge { addr: self.addr.wrapping_add(offset), length, lkey: self.lkey }))
+        Ok(Sge(verbs::Sge { addr: self.addr.wrapping_add(offset), length, lkey: LKey(self.lkey) }))
     }
 
     /// Returns the remote address of the byte at `offset`, for use by a peer.
     #[pyo3(signature = (offset=0))]
     fn remote(&self, offset: u64) -> RemoteAddr {
-        RemoteAddr(verbs::RemoteAddr { va: self.addr.wrapping_add(offset), rkey: self.rkey })
+        RemoteAddr(verbs::RemoteAddr { va: self.addr.wrapping_add(offset), rkey: RKey(self.rkey) })
     }
 
     /// Returns a copy of `length` bytes at `offset`, by default of all bytes from there to the end.

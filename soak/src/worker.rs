@@ -176,8 +176,7 @@ impl Worker {
             false => spec.bind_with(1, true)?,
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);
-        let rules = faults.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>();
-        let faults = rules.map_err(|e| CliError::Usage(e.to_string()))?;
+        let faults = faults.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
         let middleware = Middleware { capture: None, faults, seeds: FaultSeeds::new(Some(rng.next())) };
         let (links, faults) = middleware.wrap(links, "soak");
         let context = Context::open_shards(links, &ContextOptions::default().seed(Some(rng.next())))?;

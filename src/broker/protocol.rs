@@ -108,11 +108,8 @@ impl FromStr for Response {
         check_version(words.next())?;
         let kind = words.next().unwrap_or_default();
         match (kind, words.next().map(str::parse::<u16>), words.next()) {
-            ("granted", Some(Ok(partition)), Some(ANY_USER)) => {
-                Ok(Response::Granted { partition: partition.into(), any_user: true })
-            }
-            ("granted", Some(Ok(partition)), Some(OWN_USER)) => {
-                Ok(Response::Granted { partition: partition.into(), any_user: false })
+            ("granted", Some(Ok(partition)), Some(user @ (ANY_USER | OWN_USER))) => {
+                Ok(Response::Granted { partition: partition.into(), any_user: user == ANY_USER })
             }
             ("refused", Some(Ok(errno)), Some(reason)) => {
                 Ok(Response::Refused { errno: errno.into(), reason: reason.into() })

@@ -118,11 +118,7 @@ impl Cm {
         };
         conn.offer = Offer::None;
         let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
-        self.send_cached_response(
-            id.0,
-            MessageKind::Lap,
-            &Mad { transaction, modifier: 0, message: apr.into() },
-        );
+        self.send_cached_response(id.0, MessageKind::Lap, transaction, apr);
         Ok(())
     }
 

@@ -194,11 +194,7 @@ impl Cm {
         conn.enter(id.0, State::Established);
         let (transaction, remote) = (conn.transaction, conn.remote);
         let rtu = Rtu { local: id.0, remote, private_data };
-        self.send_cached_response(
-            id.0,
-            MessageKind::Rep,
-            &Mad { transaction, modifier: 0, message: rtu.into() },
-        );
+        self.send_cached_response(id.0, MessageKind::Rep, transaction, rtu);
         Ok(())
     }
 }

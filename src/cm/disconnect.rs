@@ -90,11 +90,7 @@ impl Cm {
         let Some(conn) = self.connections.get(&id) else { return };
         let (transaction, remote) = (conn.transaction, conn.remote);
         let drep = Drep { local: id, remote, private_data };
-        self.send_cached_response(
-            id,
-            MessageKind::Dreq,
-            &Mad { transaction, modifier: 0, message: drep.into() },
-        );
+        self.send_cached_response(id, MessageKind::Dreq, transaction, drep);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
@@ -169,8 +165,8 @@ impl Cm {
         };
         let rej = Rej { local: id, remote: conn.remote, message, info_len, reason, info, private_data };
         let response_timeout = conn.retry_policy.response_timeout;
-        let mad = Mad { transaction: conn.transaction, modifier: 0, message: rej.into() };
-        self.send_cached_response(id, request_kind, &mad);
+        let transaction = conn.transaction;
+        self.send_cached_response(id, request_kind, transaction, rej);
         // Covers two retransmission intervals of the peer.
         self.enter_time_wait(now, id, 2 * response_timeout);
         Ok(())
@@ -224,7 +220,7 @@ impl Cm {
             (state, _) => return Err(CmError::State { connection: id, state, action }),
         };
         let mra = Mra { local: id.0, remote: conn.remote, message, service_timeout, private_data };
-        self.send_cached_response(id.0, request_kind, &Mad { transaction, modifier: 0, message: mra.into() });
+        self.send_cached_response(id.0, request_kind, transaction, mra);
         Ok(())
     }
 

@@ -78,7 +78,18 @@ impl Cm {
     }
 
     /// Sends a response, and keeps a copy to replay if the peer retransmits its message of kind `to`.
-    pub(super) fn send_cached_response(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
+    pub(super) fn send_cached_response(
+        &mut self,
+        id: CommId,
+        to: MessageKind,
+        transaction: u64,
+        message: impl Into<Message>,
+    ) {
+        self.send_cached_mad(id, to, &Mad { transaction, modifier: 0, message: message.into() });
+    }
+
+    /// Sends a response like [`send_cached_response`](Self::send_cached_response), with a modifier.
+    pub(super) fn send_cached_mad(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
         conn.cached_response = Some(CachedResponse { to, with: mad.message.kind(), mad: Box::new(bytes) });

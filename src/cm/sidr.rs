@@ -115,7 +115,7 @@ impl Cm {
         let Some(conn) = self.connections.get(&id) else { return };
         let rep = SidrRep { request: conn.remote, service: conn.service, ..rep };
         let mad = Mad { transaction: conn.transaction, modifier: options, message: rep.into() };
-        self.send_cached_response(id, MessageKind::SidrReq, &mad);
+        self.send_cached_mad(id, MessageKind::SidrReq, &mad);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 

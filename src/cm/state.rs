@@ -38,24 +38,6 @@ pub enum State {
 }
 
 impl State {
-    /// All states.
-    pub const ALL: [State; 14] = [
-        State::ReqSent,
-        State::ReqDelayed,
-        State::ReqRcvd,
-        State::DelayingReq,
-        State::RepSent,
-        State::RepDelayed,
-        State::RepRcvd,
-        State::DelayingRep,
-        State::Established,
-        State::DreqSent,
-        State::DreqRcvd,
-        State::TimeWait,
-        State::SidrReqSent,
-        State::SidrReqRcvd,
-    ];
-
     /// Reports whether this is the state of a client that awaits the REP.
     pub(super) const fn awaits_rep(self) -> bool {
         matches!(self, State::ReqSent | State::ReqDelayed)

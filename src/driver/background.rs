@@ -14,11 +14,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::Shard;
-use super::crowded_core::CrowdedCore;
-use super::poll_detector::PollDetector;
+use super::adaptive::Adaptive;
+use super::adaptive::timing::{IDLE_TIMEOUT, TIMER_GRANULARITY};
 use super::shard::ShardGuard;
-use super::timing::{IDLE_TIMEOUT, RESPONSE_ACK_DELAY, TIMER_GRANULARITY};
-use super::turn::AckDelay;
 use crate::fabric::FabricHandle;
 use crate::transport::{Instant, earliest};
 
@@ -39,15 +37,7 @@ impl Shard {
         IN_BACKGROUND.set(true);
         let state_fd = self.state_fd.lock().take();
         let poll_set = PollSet::new(self.mailbox.wake(), state_fd.as_ref(), &self.link_fds);
-        let mut thread = Background {
-            shard: self,
-            poll_set,
-            detector: PollDetector::default(),
-            acks_due: None,
-            last_packet: Instant(0),
-            woke_soon: false,
-            core: CrowdedCore::default(),
-        };
+        let mut thread = Background { shard: self, poll_set, adaptive: Adaptive::default() };
         while !self.stopping.load(Ordering::SeqCst) {
             thread.step();
         }
@@ -61,13 +51,10 @@ impl Shard {
 
     /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
-        let mut state = self.lock();
-        let link_is_up = state.link.is_up();
-        if let Some(link_is_up) = link_is_up {
-            state.update_port(link_is_up);
-        }
-        self.release(state, self.clock.now());
-        link_is_up.is_some()
+        self.with_state(|state, _| {
+            let link_is_up = state.link.is_up();
+            link_is_up.inspect(|is_up| state.update_port(*is_up)).is_some()
+        })
     }
 }
 
@@ -75,15 +62,7 @@ impl Shard {
 struct Background<'a> {
     shard: &'a Shard,
     poll_set: PollSet<'a>,
-    detector: PollDetector,
-    /// Time at which delayed acknowledgements are sent, unless a response carries them first.
-    acks_due: Option<Instant>,
-    last_packet: Instant,
-    /// Whether the last sleep was shorter than [`IDLE_TIMEOUT`]: the next packet may follow equally soon, so
-    /// the thread busy-polls for it.
-    woke_soon: bool,
-    /// While it is crowded, the thread refrains from busy-polling.
-    core: CrowdedCore,
+    adaptive: Adaptive,
 }
 
 /// Action that follows a turn of the background thread.
@@ -103,14 +82,14 @@ impl Background<'_> {
         shard.drive_state.set_must_wake_to_wait(true);
         let (now, last_poll) = (shard.clock.now(), shard.drive_state.last_poll());
         if let Some(last_poll) = last_poll
-            && let Some(backoff) = self.detector.backoff(now, last_poll)
+            && let Some(backoff) = self.adaptive.detector.backoff(now, last_poll)
         {
             return self.sleep(now, Some(now + backoff), false);
         }
         let must_poll_link = shard.fabric.as_ref().is_none_or(FabricHandle::has_pending_input);
         // A thread that polls, or the sending thread on a fabric, does now what there is to do if it holds
         // the lock.
-        let may_skip = !must_poll_link || last_poll.is_some() && !self.detector.is_distrusted(now);
+        let may_skip = !must_poll_link || last_poll.is_some() && !self.adaptive.detector.is_distrusted(now);
         let state = if may_skip { shard.try_lock_or_ring() } else { Some(shard.lock()) };
         let Some(state) = state else {
             let backoff = if must_poll_link { IDLE_TIMEOUT } else { TIMER_GRANULARITY };
@@ -120,12 +99,11 @@ impl Background<'_> {
             Next::Sleep { until, watch_link, is_polling } if !shard.drive_state.is_doorbell_rung() => {
                 let now = shard.clock.now();
                 if watch_link && is_polling {
-                    return self.yield_core(now);
+                    std::thread::yield_now();
+                    return self.adaptive.on_yield(now, shard.clock.now());
                 }
                 self.sleep(now, until, watch_link);
-                let after = shard.clock.now();
-                let is_crowded = self.core.is_crowded(after);
-                self.woke_soon = must_poll_link && after.since(now) < IDLE_TIMEOUT && !is_crowded;
+                self.adaptive.on_sleep(now, shard.clock.now(), must_poll_link);
             }
             _ => {}
         }
@@ -136,32 +114,19 @@ impl Background<'_> {
         let shard = self.shard;
         shard.drive_state.clear_doorbell();
         let now = shard.clock.now();
-        let responds_without_polling = self.detector.is_distrusted(now);
-        shard.drive_state.set_responds_without_polling(responds_without_polling);
-        let acks_overdue = self.acks_due.is_some_and(|at| now >= at);
-        let delay = match responds_without_polling && !acks_overdue {
-            true => AckDelay::UntilResponse,
-            false => AckDelay::Off,
-        };
-        let received = shard.turn(&mut state, now, delay);
-        let delays_acks = state.nic.held_acknowledgements() > 0;
-        self.acks_due = delays_acks.then(|| self.acks_due.unwrap_or(now + RESPONSE_ACK_DELAY));
-        // After the application announced that it waits, received packets are no evidence that it missed
-        // them.
-        self.detector.on_not_polling(now, received && polls);
-        if received {
-            self.last_packet = now;
-        }
+        shard.drive_state.set_responds_without_polling(self.adaptive.detector.is_distrusted(now));
+        let received = shard.turn(&mut state, now, self.adaptive.ack_delay(now));
+        self.adaptive.on_turn(now, received, polls, state.nic.held_acknowledgements() > 0);
         // While another shard's inbox is full the link is not read; it is polled again a moment later.
         let is_stalled = shard.mailbox.are_others_full();
         let retry = is_stalled.then(|| now + IDLE_TIMEOUT);
         // The deadline is read before the link's room: another shard may end a pause in between, and with it its deadline.
-        let deadline = earliest([shard.deadline(&state, now), retry, self.acks_due]);
+        let deadline = earliest([shard.deadline(&state, now), retry, self.adaptive.acks_due]);
         let mut more = received && must_poll_link || state.wants_to_transmit();
         // The descriptor of a link that is lost may stay readable for ever.
         let watch_link = state.link.is_attached() && !is_stalled;
         shard.drive_state.set_must_wake_to_wait(!watch_link);
-        let is_polling = self.may_busy_poll(now);
+        let is_polling = self.adaptive.busy_polls(now);
         if !more && watch_link && !is_polling {
             more = state.link.host_memory().is_some_and(|mut memory| memory.prepare_to_sleep());
         }
@@ -172,21 +137,6 @@ impl Background<'_> {
             fabric.kick();
         }
         if more { Next::Turn } else { Next::Sleep { until, watch_link, is_polling } }
-    }
-
-    /// Reports whether the next packet may follow so soon that the thread polls for it instead of sleeping.
-    fn may_busy_poll(&self, now: Instant) -> bool {
-        self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT
-    }
-
-    /// Yields the core once, and stops busy-polling for a while if another thread has kept the core for too
-    /// long.
-    fn yield_core(&mut self, now: Instant) {
-        std::thread::yield_now();
-        let after = self.shard.clock.now();
-        if self.core.on_yield(now, after) {
-            self.woke_soon = false;
-        }
     }
 
     /// Sleeps until `until`, a wake-up, a port state change or, with `watch_link`, until the link is
@@ -215,16 +165,20 @@ impl Background<'_> {
 struct PollSet<'a> {
     fds: Vec<PollFd<'a>>,
     wake: BorrowedFd<'a>,
-    has_port_state: bool,
 }
 
 impl<'a> PollSet<'a> {
     fn new(wake: &'a impl AsFd, port_state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> PollSet<'a> {
         let wake = wake.as_fd();
-        // Without a port state descriptor, the wake-up descriptor takes its slot.
-        let first = [wake, port_state.map_or(wake, AsFd::as_fd)].into_iter();
-        let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        PollSet { fds: fds.collect(), wake, has_port_state: port_state.is_some() }
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let port_state = port_state.map_or(PollSet::nothing(wake), |fd| input(fd.as_fd()));
+        let link = link.iter().map(|fd| input(fd.as_fd()));
+        PollSet { fds: [input(wake), port_state].into_iter().chain(link).collect(), wake }
+    }
+
+    /// Returns an entry that never reports anything, in place of the port state.
+    fn nothing(wake: BorrowedFd<'a>) -> PollFd<'a> {
+        PollFd::new(wake, PollFlags::empty())
     }
 
     fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
@@ -234,12 +188,11 @@ impl<'a> PollSet<'a> {
 
     /// Reports whether the port state may have changed.
     fn port_state_changed(&self) -> bool {
-        self.has_port_state && self.fds[1].any() == Some(true)
+        self.fds[1].any() == Some(true)
     }
 
     fn remove_port_state(&mut self) {
-        self.fds[1] = PollFd::new(self.wake, PollFlags::POLLIN);
-        self.has_port_state = false;
+        self.fds[1] = PollSet::nothing(self.wake);
     }
 }
 

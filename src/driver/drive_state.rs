@@ -2,28 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
-use super::timing::{IDLE_TIMEOUT, SPIN_TIME, YIELD_INTERVAL};
+use super::adaptive::timing::{SPIN_TIME, YIELD_INTERVAL};
 use crate::transport::Instant;
-
-/// Party responsible for driving a shard while no application call is in progress; see the table in
-/// [`driver`](super).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mode {
-    /// The fabric's virtual clock.
-    Virtual,
-    /// The application, which polls.
-    Polled,
-    /// The background thread, currently awake.
-    Background,
-    /// The background thread, currently asleep.
-    Asleep,
-}
 
 /// State shared by the threads that run a shard's turns. Instants are in nanoseconds on the shard's clock; 0
 /// means none.
+#[derive(Default)]
 pub(super) struct DriveState {
-    /// Whether only the fabric drives the shard.
-    virtual_time: bool,
     /// Set by a thread that wants to run a turn but finds the lock taken; checked by the lock's holder after
     /// releasing the lock.
     doorbell: AtomicBool,
@@ -41,7 +26,7 @@ pub(super) struct DriveState {
     /// Time at which a polling application thread last yielded its core.
     last_yield: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
-    /// background thread ([`PollDetector::is_distrusted`](super::poll_detector::PollDetector::is_distrusted)).
+    /// background thread ([`PollDetector::is_distrusted`](super::adaptive::PollDetector::is_distrusted)).
     responds_without_polling: AtomicBool,
     /// Time until which the background thread sleeps; 0 while it is awake or backing off for a thread that
     /// uses the NIC and serves the timers.
@@ -49,36 +34,6 @@ pub(super) struct DriveState {
 }
 
 impl DriveState {
-    pub fn new(virtual_time: bool) -> DriveState {
-        DriveState {
-            virtual_time,
-            doorbell: AtomicBool::new(false),
-            fair_waiters: AtomicU32::new(0),
-            last_poll: AtomicU64::new(0),
-            must_wake_to_wait: AtomicBool::new(true),
-            last_packet: AtomicU64::new(0),
-            last_yield: AtomicU64::new(0),
-            responds_without_polling: AtomicBool::new(false),
-            sleeping_until: AtomicU64::new(0),
-        }
-    }
-
-    /// Reports whether only the fabric drives the shard.
-    pub fn is_virtual(&self) -> bool {
-        self.virtual_time
-    }
-
-    /// Returns the party responsible at time `now`.
-    pub fn mode(&self, now: Instant) -> Mode {
-        let polls = |at: Instant| now.since(at) < IDLE_TIMEOUT;
-        match self.last_poll() {
-            _ if self.virtual_time => Mode::Virtual,
-            Some(at) if polls(at) => Mode::Polled,
-            _ if self.sleeping_until.load(Ordering::SeqCst) != 0 => Mode::Asleep,
-            _ => Mode::Background,
-        }
-    }
-
     /// Records that the application polls at time `now`.
     pub fn on_poll(&self, now: Instant) {
         self.last_poll.store(now.0, Ordering::Relaxed);
@@ -203,37 +158,18 @@ mod tests {
     const START: Instant = Instant(1_000_000_000);
 
     #[test]
-    fn drive_mode_changes_with_polls_waits_and_sleeps() {
-        let state = DriveState::new(false);
-        assert_eq!(state.mode(START), Mode::Background);
-        state.on_sleep(None);
-        assert_eq!(state.mode(START), Mode::Asleep);
-        state.on_poll(START);
-        assert_eq!(state.mode(START), Mode::Polled);
-        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Asleep);
-        state.on_awake();
-        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Background);
-        state.on_poll(START + IDLE_TIMEOUT);
-        state.on_wait();
-        assert_eq!(state.mode(START + IDLE_TIMEOUT), Mode::Background);
-        let state = DriveState::new(true);
-        state.on_poll(START);
-        assert_eq!(state.mode(START), Mode::Virtual);
-    }
-
-    #[test]
     fn extend_polling_has_no_effect_if_the_application_does_not_poll() {
-        let state = DriveState::new(false);
+        let state = DriveState::default();
         state.extend_polling(START);
         assert_eq!(state.last_poll(), None);
         state.on_poll(START);
-        state.extend_polling(START + IDLE_TIMEOUT);
-        assert_eq!(state.last_poll(), Some(START + IDLE_TIMEOUT));
+        state.extend_polling(START + SPIN_TIME);
+        assert_eq!(state.last_poll(), Some(START + SPIN_TIME));
     }
 
     #[test]
     fn polling_thread_yields_at_intervals_once_no_packets_have_arrived_for_the_spin_time() {
-        let state = DriveState::new(false);
+        let state = DriveState::default();
         state.on_packets(START);
         let idle = START + SPIN_TIME;
         assert!(!state.should_yield(Instant(idle.0 - 1)));
@@ -245,7 +181,7 @@ mod tests {
 
     #[test]
     fn sleeping_thread_is_woken_only_for_an_earlier_deadline() {
-        let state = DriveState::new(false);
+        let state = DriveState::default();
         assert!(!state.sleeps_beyond(|| Some(START)), "it is awake");
         state.on_sleep(Some(START));
         assert!(state.sleeps_beyond(|| Some(Instant(START.0 - 1))));

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::timing::MAX_INLINE_TURNS;
+use super::inline::MAX_INLINE_TURNS;
 use crate::fabric::{Fabric, FabricHandle};
 
 thread_local! {
@@ -34,7 +34,7 @@ impl Fabric {
         }
         let mut turns = 0;
         let mut guard = None;
-        while let Some(port) = self.ready_queue().pop() {
+        while let Some(port) = self.queue().pop() {
             if !port.has_work(|| self.now()) {
                 continue;
             }
@@ -50,13 +50,13 @@ impl Fabric {
             }
             // A driver that runs on another thread checks again, so no input is lost if it returns false.
             if driver.try_drive() && port.has_input(|| self.now()) {
-                self.ready_queue().push(&port);
+                self.queue().push(&port);
             }
         }
     }
 
     fn wake_ready(&self) {
-        while let Some(port) = self.ready_queue().pop() {
+        while let Some(port) = self.queue().pop() {
             if port.has_work(|| self.now())
                 && let Some(driver) = port.driver()
             {
@@ -73,7 +73,7 @@ impl FabricHandle {
     /// remaining work is left to the drivers' own threads. Has no effect in virtual time.
     pub fn kick(&self) {
         if self.has_input() && !self.fabric.is_virtual() {
-            self.fabric.ready_queue().push(&self.port);
+            self.fabric.queue().push(&self.port);
         }
         self.fabric.kick();
     }

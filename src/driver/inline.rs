@@ -3,12 +3,16 @@
 
 use super::Shard;
 use super::background::is_background_thread;
+use super::policy::Policy;
 use super::shard::ShardGuard;
-use super::timing::MAX_INLINE_TURNS;
 use super::turn::AckDelay;
 use crate::nic::Nic;
 use crate::transport::Instant;
 use crate::wire::Qpn;
+
+/// Maximum number of turns that one call runs inline while other threads keep ringing the doorbell; the
+/// background thread then takes over.
+pub(super) const MAX_INLINE_TURNS: usize = 64;
 
 impl Shard {
     /// Posts send requests to a queue pair, like [`with_nic_and_send`](Self::with_nic_and_send). While a lot
@@ -19,7 +23,7 @@ impl Shard {
         let mut state = self.lock();
         let result = f(&mut state.nic);
         state.deliver(now);
-        if self.fabric.is_none() && state.nic.may_batch(qpn) {
+        if self.policy == Policy::Adaptive && state.nic.may_batch(qpn) {
             self.wake_for_deadline(&state, now);
             drop(state);
             self.drive_remaining(false);
@@ -33,11 +37,11 @@ impl Shard {
     /// Polls the link once on this thread, for an application that keeps polling. Now and then yields the core if no packets
     /// arrive: the peer may be waiting for it.
     pub fn poll(&self) {
-        if !self.drive_state.is_virtual() {
+        if self.policy != Policy::Clock {
             let now = self.clock.now();
             self.drive_state.on_poll(now);
             self.drive(now, true);
-            if self.fabric.is_none() && self.drive_state.should_yield(now) {
+            if self.policy == Policy::Adaptive && self.drive_state.should_yield(now) {
                 std::thread::yield_now();
             }
         }
@@ -46,7 +50,7 @@ impl Shard {
     /// Polls the link once, like [`poll`](Self::poll), for an application that will not poll again, so that
     /// the background thread continues to poll.
     pub fn poll_once(&self) {
-        if !self.drive_state.is_virtual() {
+        if self.policy != Policy::Clock {
             self.drive(self.clock.now(), false);
         }
     }
@@ -92,7 +96,7 @@ impl Shard {
     /// Completes the work left after the lock was released: sends if `more` is set, and serves the threads
     /// that have rung the doorbell. In virtual time, the fabric does this.
     pub fn drive_remaining(&self, more: bool) {
-        if self.drive_state.is_virtual() {
+        if self.policy == Policy::Clock {
             return;
         }
         if more || self.drive_state.is_doorbell_rung() {

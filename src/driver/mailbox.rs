@@ -12,13 +12,15 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use super::timing::INBOX_FULL_BYTES;
 use crate::burst::RxBurst;
 use crate::nic::{QpnPartition, ShardId};
 use crate::wire::{Flow, IpIdent};
 
 /// Offset of the last byte of the destination QPN in a packet.
 const DEST_QP_LOW: usize = 7;
+
+/// Number of bytes in a shard's inbox above which the other shards stop reading their sockets.
+const INBOX_FULL_BYTES: usize = 4 << 20;
 
 /// A shard's mailbox, with access to those of the NIC's other shards.
 pub(crate) struct ShardMailbox {

@@ -2,27 +2,24 @@
 //!
 //! A device has one or more [`Shard`]s: a [`Nic`](crate::nic::Nic), its link and its timers behind one lock.
 //! A *turn* of a shard receives packets, serves expired timers and sends. Several threads run turns, one at a
-//! time, and [`DriveState`] is the state that they share. Its [`Mode`] names the party that receives packets,
-//! serves timers and sends delayed acknowledgements while no application call runs a turn.
+//! time, and [`DriveState`] is the state that they share. The link decides the [`Policy`]:
 //!
-//! | mode                 | responsible                        | entered when                             |
-//! |----------------------|------------------------------------|------------------------------------------|
-//! | [`Mode::Virtual`]    | the clock of the fabric            | the device is on a fabric with virtual time; never left |
-//! | [`Mode::Polled`]     | the application, which polls       | [`Shard::poll`] ran less than a poll gap ago |
-//! | [`Mode::Background`] | the background thread              | the thread woke up; it stays awake while packets keep arriving |
-//! | [`Mode::Asleep`]     | the background thread, once it is woken | nothing arrived for [`timing::IDLE_TIMEOUT`] |
+//! | policy               | link                     | turns are run by                                          |
+//! |----------------------|--------------------------|-----------------------------------------------------------|
+//! | [`Policy::Clock`]    | a fabric in virtual time | the thread that advances the clock; there is no background thread |
+//! | [`Policy::Sender`]   | a fabric in real time    | the thread that sends ([`FabricHandle::kick`]); the background thread does what is left over or due later |
+//! | [`Policy::Adaptive`] | all others               | application threads in their calls; the background thread, unless the application polls |
 //!
-//! - From `Polled`: to `Background` when the application announces a wait ([`Shard::stop_polling`]), or has
-//!   not polled for a poll gap ([`PollDetector`](poll_detector::PollDetector)).
-//! - From `Asleep`: to `Background` by a packet, by the NIC's next deadline, and by
-//!   [`wake_thread`](Shard::wake_thread), called by a thread that leaves work unfinished or sets an earlier
-//!   deadline.
-//!
-//! In every mode but `Virtual`, an application call that posts, modifies or polls runs a turn inline, on the
+//! With all but `Clock`, an application call that posts, modifies or polls runs a turn inline, on the
 //! calling thread, which saves a thread switch. A thread that finds the lock held rings the doorbell, and the
 //! holder runs another turn after it has released the lock. A poll that finds the lock held returns without
-//! ringing, because the application polls again soon. On a fabric in real time the sending thread also runs
-//! the turn of the receiving NIC ([`FabricHandle::kick`]).
+//! ringing, because the application polls again soon.
+//!
+//! The background thread stands back while the application polls, that is until it announces a wait
+//! ([`Shard::stop_polling`]) or has not polled for a poll gap ([`PollDetector`](adaptive::PollDetector)). It stays awake
+//! while packets keep arriving, and sleeps after [`IDLE_TIMEOUT`](adaptive::timing::IDLE_TIMEOUT) without any. Then it is
+//! woken by a packet, by the NIC's next deadline, and by [`wake_thread`](Shard::wake_thread), called by a thread that leaves
+//! work unfinished or sets an earlier deadline. [`Adaptive`](adaptive::Adaptive) decides all this.
 //!
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|
@@ -37,7 +34,8 @@
 //! | `turn.rs`             | one turn; delayed acknowledgements; loss of the link                       |
 //! | `inline.rs`           | turns on application threads                                               |
 //! | `background.rs`       | the background thread                                                      |
-//! | `poll_detector.rs`    | detection of a polling application, and the back-off for it                |
+//! | `policy.rs`           | [`Policy`]                                                                 |
+//! | `adaptive/`           | [`Adaptive`](adaptive::Adaptive): back-off, busy-polling, delayed acknowledgements; constants with their measurements |
 //! | `fabric_driver.rs`    | what a fabric calls: turns, and changes of the port                        |
 //! | `fabric_kick.rs`      | turns on a fabric in real time                                             |
 //! | `fabric_clock.rs`     | turns on a fabric in virtual time                                          |
@@ -45,18 +43,17 @@
 //! | `mailbox.rs`          | packets that arrived at the wrong shard                                    |
 //! | `wait.rs`             | blocking waits of the application                                          |
 //! | `clock.rs`            | real and virtual time                                                      |
-//! | `timing.rs`           | the tuning constants, with their measurements                              |
 //!
 //! [`FabricHandle::kick`]: crate::fabric::FabricHandle::kick
 #![forbid(unsafe_code)]
 
+mod adaptive;
 mod apply_faults;
 mod background;
 mod changed_objects;
 mod clock;
 mod completion_queue;
 mod cq_ring;
-mod crowded_core;
 mod drive_state;
 mod events;
 mod fabric_clock;
@@ -71,12 +68,11 @@ mod mailbox;
 mod object_faults;
 mod objects;
 mod outputs;
-mod poll_detector;
+mod policy;
 mod shard;
 mod shards;
 #[cfg(test)]
 mod tests;
-mod timing;
 mod turn;
 mod wait;
 
@@ -84,8 +80,6 @@ pub(crate) use clock::Clock;
 pub(crate) use completion_queue::{CompletionQueue, CqListener, Pushed, TimestampedCompletion};
 pub use completion_queue::{CqOverflow, Notify};
 use drive_state::DriveState;
-#[cfg(doc)]
-use drive_state::Mode;
 pub(crate) use events::{EventListener, EventReader, EventSubject, Events};
 pub(crate) use failure_faults::faults_behind;
 pub use link_calls::AttachError;
@@ -93,6 +87,8 @@ pub(crate) use mailbox::ShardMailbox;
 pub(crate) use object_faults::ActiveObjectFault;
 pub use object_faults::{ObjectChange, ObjectFault, Trigger};
 use outputs::Outputs;
+#[cfg(doc)]
+use policy::Policy;
 pub(crate) use shard::{Shard, ShardState};
 pub(crate) use shards::{CqUsers, Shards};
 pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable, until_signalled};

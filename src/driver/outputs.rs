@@ -56,8 +56,7 @@ impl Outputs {
 pub(super) struct CqTable {
     slots: Vec<Option<Slot>>,
     free: Vec<CqHandle>,
-    /// Handles by completion queue address.
-    by_address: HashMap<usize, CqHandle>,
+    by_id: HashMap<CqId, CqHandle>,
 }
 
 #[derive(Debug)]
@@ -75,8 +74,7 @@ impl CqTable {
 
     /// Adds a user to a completion queue and returns the queue's handle.
     pub fn acquire(&mut self, queue: &Arc<CompletionQueue>) -> CqHandle {
-        let address = address(queue);
-        if let Some(cq) = self.by_address.get(&address)
+        if let Some(cq) = self.by_id.get(&queue.id())
             && let Some(slot) = &mut self.slots[cq.0 as usize]
         {
             slot.users += 1;
@@ -93,7 +91,7 @@ impl CqTable {
                 CqHandle(self.slots.len() as u32 - 1)
             }
         };
-        self.by_address.insert(address, cq);
+        self.by_id.insert(queue.id(), cq);
         cq
     }
 
@@ -115,7 +113,7 @@ impl CqTable {
         };
         *users -= 1;
         if *users == 0 {
-            self.by_address.remove(&address(queue));
+            self.by_id.remove(&queue.id());
             *slot = None;
             self.free.push(cq);
         }
@@ -134,14 +132,8 @@ impl CqTable {
 
     /// Returns the handle of the completion queue with the given ID, if any.
     pub fn find(&self, id: CqId) -> Option<CqHandle> {
-        let is_it = |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.queue.id() == id);
-        self.slots.iter().position(is_it).map(|index| CqHandle(index as u32))
+        self.by_id.get(&id).copied()
     }
-}
-
-/// Returns a completion queue's address, which identifies it as long as the table holds it.
-fn address(queue: &Arc<CompletionQueue>) -> usize {
-    Arc::as_ptr(queue).addr()
 }
 
 #[cfg(test)]

@@ -10,24 +10,26 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::adaptive::timing::MAX_ACK_DELAY;
 use super::link_slot::LinkSlot;
 use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
-use super::timing::MAX_ACK_DELAY;
+use super::policy::Policy;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::burst::TxQueue;
 use crate::fabric::FabricHandle;
-use crate::link::{Link, LinkCounters, NicEvent};
+use crate::link::{Link, NicEvent};
 use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{Congestion, Counters, EgressRoom, Instant, earliest};
+use crate::transport::{EgressRoom, Instant, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
 pub(crate) struct Shard {
     state: Mutex<ShardState>,
     pub clock: Clock,
+    pub(super) policy: Policy,
     pub(super) drive_state: DriveState,
     pub(super) fabric: Option<FabricHandle>,
     /// Whether the link is a bare fabric port, without middleware that has to see arriving packets.
@@ -122,7 +124,7 @@ impl Drop for ShardGuard<'_> {
             true => MutexGuard::unlock_fair(state),
             false => drop(state),
         }
-        if self.shard.drive_state.is_virtual()
+        if self.shard.policy == Policy::Clock
             && let Some(fabric) = &self.shard.fabric
         {
             fabric.touch();
@@ -146,11 +148,11 @@ impl Shard {
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
         let defers_icrc = link.host_memory().is_some_and(|mut memory| memory.supports_deferred_icrc());
-        let virtual_time = fabric.as_ref().is_some_and(|fabric| fabric.fabric().is_virtual());
+        let policy = Policy::of(fabric.as_ref());
         let is_bare_port = defers_icrc && fabric.is_some();
         let mut tx = match defers_icrc {
             // In virtual time the fabric delivers copies.
-            true if is_bare_port && !virtual_time => TxQueue::with_direct_delivery(limits),
+            true if is_bare_port && policy != Policy::Clock => TxQueue::with_direct_delivery(limits),
             true => TxQueue::with_deferred_icrc(limits),
             false => TxQueue::new(limits),
         };
@@ -170,7 +172,8 @@ impl Shard {
                 faults: None,
             }),
             clock,
-            drive_state: DriveState::new(virtual_time),
+            policy,
+            drive_state: DriveState::default(),
             fabric,
             is_bare_port,
             mailbox,
@@ -188,7 +191,7 @@ impl Shard {
 
     /// Returns the fabric if it is in virtual time, in which case only the fabric drives the NIC.
     pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
-        self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
+        self.fabric.as_ref().filter(|_| self.policy == Policy::Clock)
     }
 
     /// Runs `f` with the NIC, sends the packets that result, and releases the lock.
@@ -220,52 +223,18 @@ impl Shard {
         self.with_state(|state, _| f(&mut state.nic))
     }
 
-    /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `timeout`.
-    pub fn acknowledge(&self, timeout: Duration) {
-        if let Some(mut state) = self.try_lock_for(timeout) {
-            let now = self.clock.now();
-            self.send(&mut state, now, false);
-            self.release(state, now);
-        }
-    }
-
-    /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `timeout`.
-    pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
-        Some(self.all_counters_within(timeout)?.0)
-    }
-
-    /// Returns the NIC's and the link's counters, or `None` if another thread holds the lock for longer than
+    /// Runs `f` like [`with_state`](Self::with_state). Returns `None` if another thread holds the lock for longer than
     /// `timeout`.
-    pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
-        let mut state = self.try_lock_for(timeout)?;
-        let counters = (*state.nic.counters(), state.link.link_status().0);
-        self.release(state, self.clock.now());
-        Some(counters)
-    }
-
-    /// Replaces the NIC's congestion control. Returns false if another thread holds the lock for longer than
-    /// `timeout`.
-    pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
-        let Some(mut state) = self.try_lock_for(timeout) else { return false };
-        state.nic.set_congestion(congestion);
-        self.release(state, self.clock.now());
-        true
-    }
-
-    /// Returns the link's counters and, if the link is lost, the reason.
-    pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
-        let mut state = self.lock();
-        let link_status = state.link.link_status();
-        self.release(state, self.clock.now());
-        link_status
-    }
-
-    /// Reports whether packets have taken rings in shared memory.
-    pub fn has_used_rings(&self) -> bool {
-        let mut state = self.lock();
-        let has_used_rings = state.link.host_memory().is_some_and(|mut memory| memory.has_used_rings());
-        self.release(state, self.clock.now());
-        has_used_rings
+    pub fn with_state_within<R>(
+        &self,
+        timeout: Duration,
+        f: impl FnOnce(&mut ShardState, Instant) -> R,
+    ) -> Option<R> {
+        let mut state = self.guard(self.state.try_lock_for(timeout)?);
+        let now = self.clock.now();
+        let result = f(&mut state, now);
+        self.release(state, now);
+        Some(result)
     }
 
     fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
@@ -287,10 +256,6 @@ impl Shard {
     /// Acquires the lock if no thread holds it.
     pub(super) fn try_lock(&self) -> Option<ShardGuard<'_>> {
         self.state.try_lock().map(|state| self.guard(state))
-    }
-
-    fn try_lock_for(&self, timeout: Duration) -> Option<ShardGuard<'_>> {
-        self.state.try_lock_for(timeout).map(|state| self.guard(state))
     }
 
     /// Acquires the lock even if another thread polls without a pause: when that thread releases the lock,
@@ -336,6 +301,6 @@ impl Shard {
 
 impl fmt::Debug for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({}, {:?})", self.index(), self.drive_state.mode(self.clock.now()))
+        write!(f, "Shard({}, {:?})", self.index(), self.policy)
     }
 }

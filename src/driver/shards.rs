@@ -11,8 +11,9 @@ use std::time::Duration;
 use nix::sys::pthread::pthread_self;
 use parking_lot::Mutex;
 
+use super::policy::Policy;
 use super::shard::ShardGuard;
-use super::{ActiveObjectFault, AttachError, Clock, Shard};
+use super::{ActiveObjectFault, AttachError, Clock, Shard, ShardState};
 use crate::fabric::FabricHandle;
 use crate::link::LinkCounters;
 use crate::memory::Table;
@@ -48,7 +49,7 @@ impl Shards {
             next_srq: AtomicUsize::new(0),
             groups: Mutex::default(),
         };
-        if shards.virtual_fabric().is_none() {
+        if shards.first().policy != Policy::Clock {
             for (i, shard) in shards.all.iter().enumerate() {
                 let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
                 let shard = shard.clone();
@@ -173,33 +174,34 @@ impl Shards {
     /// Sends all delayed acknowledgements, except those of a shard whose lock is held for longer than
     /// `timeout`.
     pub fn acknowledge(&self, timeout: Duration) {
-        self.all.iter().for_each(|shard| shard.acknowledge(timeout));
+        for shard in &self.all {
+            shard.with_state_within(timeout, |state, now| shard.send(state, now, false));
+        }
     }
 
     /// Returns the sum of all shards' counters, or `None` if any shard's lock is held for longer than
     /// `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
-        self.all.iter().try_fold(Counters::default(), |mut sum, shard| {
-            sum += shard.counters_within(timeout)?;
-            Some(sum)
-        })
+        Some(self.all_counters_within(timeout)?.0)
     }
 
     /// Returns the sums of all shards' NIC and link counters, or `None` if any shard's lock is held for longer
     /// than `timeout`.
     pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
         self.all.iter().try_fold((Counters::default(), LinkCounters::default()), |mut sum, shard| {
-            let (nic, link) = shard.all_counters_within(timeout)?;
-            sum.0 += nic;
-            sum.1 += link;
-            Some(sum)
+            shard.with_state_within(timeout, |state, _| {
+                sum.0 += *state.nic.counters();
+                sum.1 += state.link.link_status().0;
+                sum
+            })
         })
     }
 
     /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer than
     /// `timeout`; other shards may have been changed.
     pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
-        self.all.iter().all(|shard| shard.set_congestion_within(congestion, timeout))
+        let set = |state: &mut ShardState, _| state.nic.set_congestion(congestion);
+        self.all.iter().all(|shard| shard.with_state_within(timeout, set).is_some())
     }
 
     /// Announces that the application is about to wait for the given shards.
@@ -238,7 +240,7 @@ impl Shards {
         let mut sum = LinkCounters::default();
         let mut lost = None;
         for shard in &self.all {
-            let (counters, why) = shard.link_state();
+            let (counters, why) = shard.with_state(|state, _| state.link.link_status());
             sum += counters;
             lost = lost.or(why);
         }
@@ -247,7 +249,10 @@ impl Shards {
 
     /// Reports whether packets have taken rings in shared memory.
     pub fn have_used_rings(&self) -> bool {
-        self.all.iter().any(|shard| shard.has_used_rings())
+        let has_used_rings = |state: &mut ShardState, _| {
+            state.link.host_memory().is_some_and(|mut memory| memory.has_used_rings())
+        };
+        self.all.iter().any(|shard| shard.with_state(has_used_rings))
     }
 
     /// Attaches the shard's queue pair to a multicast group.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::timing::MAX_DELAYED_ACK_PACKETS;
+use super::adaptive::timing::MAX_DELAYED_ACK_PACKETS;
 use super::turn::AckDelay;
 use crate::link::Link;
 use crate::link::udp::{UdpLink, UdpOptions};

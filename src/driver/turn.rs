@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
+use super::adaptive::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
 use super::shard::ShardState;
-use super::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
 use crate::burst::RxBurst;
 use crate::nic::Nic;
 use crate::transport::Instant;

@@ -3,30 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
-
+use super::port_queue::PortQueue;
 use super::port_shared::PortShared;
 use crate::transport::Instant;
-
-/// Ports whose due times may have changed since the agenda was last brought up to date. Anything that may
-/// change a due time adds the port, so a step looks only at the ports that had something to do.
-#[derive(Default)]
-pub(crate) struct TouchedPorts(Mutex<Vec<Arc<PortShared>>>);
-
-impl TouchedPorts {
-    pub fn add(&self, port: &Arc<PortShared>) {
-        if !port.touched.swap(true, Ordering::SeqCst) {
-            self.0.lock().push(port.clone());
-        }
-    }
-}
 
 /// Binary heap of due times, in which each port knows its position.
 #[derive(Default)]
 pub(crate) struct Agenda {
     heap: Vec<Due>,
-    /// Scratch buffer for the ports to update.
-    touched: Vec<Arc<PortShared>>,
     /// Ports taken by the last [`take_due`](Self::take_due), in port order.
     pub taken: Vec<Arc<PortShared>>,
 }
@@ -44,14 +28,10 @@ impl Due {
 
 impl Agenda {
     /// Brings the due times of touched ports up to date.
-    pub fn update(&mut self, touched: &TouchedPorts) {
-        std::mem::swap(&mut self.touched, &mut touched.0.lock());
-        let mut ports = std::mem::take(&mut self.touched);
-        for port in ports.drain(..) {
-            port.touched.store(false, Ordering::SeqCst);
+    pub fn update(&mut self, touched: &PortQueue) {
+        while let Some(port) = touched.pop() {
             self.set(&port, port.due());
         }
-        self.touched = ports;
     }
 
     /// Returns the time at which the next port is due, not before `now`.
@@ -134,15 +114,15 @@ mod tests {
     use super::*;
     use crate::sys::rng::SimRng;
 
-    fn arrive(touched: &TouchedPorts, port: &Arc<PortShared>, at: u64) {
+    fn arrive(touched: &PortQueue, port: &Arc<PortShared>, at: u64) {
         port.earliest.store(at, Ordering::SeqCst);
-        touched.add(port);
+        touched.push(port);
     }
 
     #[test]
     fn ports_due_together_are_taken_in_port_order_and_others_at_their_times() {
         let ports: Vec<_> = (1..=200).map(|id| Arc::new(PortShared::new(id))).collect();
-        let (touched, mut agenda) = (TouchedPorts::default(), Agenda::default());
+        let (touched, mut agenda) = (PortQueue::default(), Agenda::default());
         let mut rng = SimRng::new(1, 2);
         let mut now = Instant(0);
         for _ in 0..2000 {
@@ -167,7 +147,7 @@ mod tests {
     #[test]
     fn port_with_nothing_pending_is_never_due() {
         let ports: Vec<_> = (1..=9).map(|id| Arc::new(PortShared::new(id))).collect();
-        let (touched, mut agenda) = (TouchedPorts::default(), Agenda::default());
+        let (touched, mut agenda) = (PortQueue::default(), Agenda::default());
         for port in &ports {
             arrive(&touched, port, 100 - u64::from(port.id));
         }

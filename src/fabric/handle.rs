@@ -1,52 +1,12 @@
-//! Interface between a fabric and its NICs' drivers: the queue of ports with input, and port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
+//! Interface between a fabric and its NICs' drivers: port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-
-use parking_lot::Mutex;
 
 use super::Fabric;
 use super::driver::Driver;
 use super::port_shared::PortShared;
 use crate::transport::Instant;
-
-/// Queue of ports with input, or a requested turn, that their drivers have not yet noticed.
-#[derive(Default)]
-pub(crate) struct ReadyQueue {
-    ports: Mutex<VecDeque<Arc<PortShared>>>,
-    /// Length of the queue, readable without the lock.
-    len: AtomicUsize,
-}
-
-impl ReadyQueue {
-    pub fn push(&self, port: &Arc<PortShared>) {
-        if !port.queued.swap(true, Ordering::SeqCst) {
-            let mut ports = self.ports.lock();
-            ports.push_back(port.clone());
-            self.len.store(ports.len(), Ordering::SeqCst);
-        }
-    }
-
-    pub fn pop(&self) -> Option<Arc<PortShared>> {
-        if self.len.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
-        let mut ports = self.ports.lock();
-        let port = ports.pop_front()?;
-        self.len.store(ports.len(), Ordering::SeqCst);
-        drop(ports);
-        // Cleared before the driver checks for input, so that later input queues the port again.
-        port.queued.store(false, Ordering::SeqCst);
-        Some(port)
-    }
-
-    pub fn remove(&self, id: u32) {
-        let mut ports = self.ports.lock();
-        ports.retain(|p| p.id != id);
-        self.len.store(ports.len(), Ordering::SeqCst);
-    }
-}
 
 impl Fabric {
     /// Announces new deliveries to `port`, which have changed the time of its earliest delivery from `before`
@@ -60,7 +20,7 @@ impl Fabric {
             return;
         }
         if earliest <= now.0 {
-            self.ready_queue().push(port);
+            self.queue().push(port);
         } else if earliest < before
             && let Some(driver) = port.driver()
         {
@@ -71,7 +31,7 @@ impl Fabric {
     /// Makes the port's driver run a turn in the next kick, whether or not the port has input.
     pub(crate) fn schedule_turn(&self, port: &Arc<PortShared>) {
         port.turn_requested.store(true, Ordering::SeqCst);
-        self.ready_queue().push(port);
+        self.queue().push(port);
     }
 
     /// Adds an auxiliary driver, which has no port of its own but reacts to what NICs have received. In

@@ -16,6 +16,7 @@ mod inbox;
 mod model;
 mod network;
 mod port;
+mod port_queue;
 mod port_shared;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use agenda::{Agenda, TouchedPorts};
+use agenda::Agenda;
 pub use config::{FabricConfig, FabricError};
 pub(crate) use driver::{BurstSource, Driver};
 pub(crate) use handle::FabricHandle;
@@ -44,8 +45,8 @@ pub(crate) use threads::{Advance, Threads, Wake};
 
 use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
-use handle::ReadyQueue;
 use network::State;
+use port_queue::PortQueue;
 use port_shared::PortShared;
 
 /// In-memory switch. Clones refer to the same switch.
@@ -74,12 +75,12 @@ struct Shared {
     ports: Mutex<Ports>,
     /// Incremented at every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
-    ready_queue: ReadyQueue,
+    /// Ports to look at, for the drivers or the agenda.
+    queue: PortQueue,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Agenda of virtual time, locked while time is being advanced.
     agenda: Mutex<Agenda>,
-    touched: TouchedPorts,
     /// Network of a simulation, in place of a single switch.
     network: Option<Mutex<State>>,
     /// Counts of packets not included in any current port's counters.
@@ -116,9 +117,7 @@ impl Ports {
         }
         Ok(())
     }
-}
 
-impl Ports {
     /// Replaces the addresses of a port.
     fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
         for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {
@@ -166,10 +165,9 @@ impl Fabric {
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
-            ready_queue: ReadyQueue::default(),
+            queue: PortQueue::default(),
             auxiliaries: Mutex::default(),
             agenda: Mutex::default(),
-            touched: TouchedPorts::default(),
             network: network.map(Mutex::new),
             counters: Mutex::default(),
         }))
@@ -349,7 +347,7 @@ impl Fabric {
         let ports = self.ports();
         let mut sum = *self.0.counters.lock();
         for port in ports {
-            sum.add(&port.inbox.lock().counters);
+            sum += port.inbox.lock().counters;
         }
         sum
     }
@@ -370,8 +368,8 @@ impl Fabric {
         &self.0.threads
     }
 
-    pub(crate) fn ready_queue(&self) -> &ReadyQueue {
-        &self.0.ready_queue
+    pub(crate) fn queue(&self) -> &PortQueue {
+        &self.0.queue
     }
 
     /// Acquires the exclusive right to advance virtual time, with an agenda that is up to date; `None` in
@@ -386,7 +384,7 @@ impl Fabric {
 
     /// Brings the agenda up to date.
     pub(crate) fn update(&self, agenda: &mut Agenda) {
-        agenda.update(&self.0.touched);
+        agenda.update(&self.0.queue);
     }
 
     /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
@@ -405,14 +403,14 @@ impl Fabric {
         port.host().and_then(|host| self.with_network(|network, _| network.speed(host)))
     }
 
-    fn with_network<R>(&self, f: impl FnOnce(&mut State, &TouchedPorts) -> R) -> Option<R> {
-        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.touched))
+    fn with_network<R>(&self, f: impl FnOnce(&mut State, &PortQueue) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.queue))
     }
 
     /// Announces that the due time of a port may have changed. Has no effect in real time.
     pub(crate) fn touch(&self, port: &Arc<PortShared>) {
         if self.is_virtual() {
-            self.0.touched.add(port);
+            self.0.queue.push(port);
         }
     }
 
@@ -469,7 +467,7 @@ impl Fabric {
     }
 
     /// Removes a port, and adds its counters to the fabric's.
-    fn remove(&self, port: &Arc<PortShared>, counters: &FabricCounters) {
+    fn remove(&self, port: &Arc<PortShared>, counters: FabricCounters) {
         port.earliest.store(u64::MAX, Ordering::SeqCst);
         *port.driver.lock() = None;
         self.touch(port);
@@ -486,8 +484,7 @@ impl Fabric {
         ports.groups.retain(|_, g| !g.is_empty());
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
-        self.ready_queue().remove(port.id);
-        self.count(|c| c.add(counters));
+        self.count(|c| *c += counters);
         self.changed();
     }
 }

@@ -1,54 +1,39 @@
 //! Switch model, a deterministic function of its seed and inputs: it has no clock and no threads, and does
 //! not see packet contents.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::FabricConfig;
+use crate::sys::counters::counters;
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
-/// Packet counters, summed over all of a fabric's ports.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct FabricCounters {
-    /// Packets forwarded to ports, including duplicates.
-    pub carried: u64,
-    /// Packets lost at random.
-    pub lost: u64,
-    /// Duplicates created.
-    pub duplicated: u64,
-    /// Packets delayed so that later packets could overtake them.
-    pub reordered: u64,
-    /// Packets with one bit flipped.
-    pub corrupted: u64,
-    /// Packets marked "congestion experienced".
-    pub marked: u64,
-    /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
-    /// was full.
-    pub queue_full: u64,
-    /// Packets dropped because they exceed the MTU.
-    pub too_big: u64,
-    /// Packets dropped because no port has the destination address.
-    pub unknown: u64,
-    /// Packets lost in flight to a port whose cable was unplugged.
-    pub unplugged: u64,
-}
-
-impl FabricCounters {
-    pub(super) fn add(&mut self, other: &FabricCounters) {
-        self.carried += other.carried;
-        self.lost += other.lost;
-        self.duplicated += other.duplicated;
-        self.reordered += other.reordered;
-        self.corrupted += other.corrupted;
-        self.marked += other.marked;
-        self.queue_full += other.queue_full;
-        self.too_big += other.too_big;
-        self.unknown += other.unknown;
-        self.unplugged += other.unplugged;
+counters! {
+    /// Packet counters, summed over all of a fabric's ports.
+    FabricCounters {
+        /// Packets forwarded to ports, including duplicates.
+        carried,
+        /// Packets lost at random.
+        lost,
+        /// Duplicates created.
+        duplicated,
+        /// Packets delayed so that later packets could overtake them.
+        reordered,
+        /// Packets with one bit flipped.
+        corrupted,
+        /// Packets marked "congestion experienced".
+        marked,
+        /// Packets dropped because the queue in front of a wire, or the inbox of a port that is not being read,
+        /// was full.
+        queue_full,
+        /// Packets dropped because they exceed the MTU.
+        too_big,
+        /// Packets dropped because no port has the destination address.
+        unknown,
+        /// Packets lost in flight to a port whose cable was unplugged.
+        unplugged,
     }
 }
 
@@ -244,93 +229,41 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
 
 /// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
 #[derive(Debug)]
-pub struct Schedule<T> {
-    /// Items pushed in order of due time, as nearly all are.
-    in_order: VecDeque<Entry<T>>,
-    /// Items pushed after an item with a later due time.
-    out_of_order: BinaryHeap<Entry<T>>,
-    next: u64,
-}
-
-#[derive(Debug)]
-struct Entry<T> {
-    at: Instant,
-    seq: u64,
-    item: T,
-}
-
-impl<T> Entry<T> {
-    fn key(&self) -> (Instant, u64) {
-        (self.at, self.seq)
-    }
-}
-
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.key() == other.key()
-    }
-}
-impl<T> Eq for Entry<T> {}
-impl<T> PartialOrd for Entry<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl<T> Ord for Entry<T> {
-    /// Compares in reverse, because a heap returns its greatest entry first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.key().cmp(&self.key())
-    }
-}
+pub struct Schedule<T>(VecDeque<(Instant, T)>);
 
 impl<T> Default for Schedule<T> {
     fn default() -> Self {
-        Schedule { in_order: VecDeque::new(), out_of_order: BinaryHeap::new(), next: 0 }
+        Schedule(VecDeque::new())
     }
 }
 
 impl<T> Schedule<T> {
-    /// Adds an item that is due at `at`.
+    /// Adds an item that is due at `at`. Most are due after all others, and few move.
     pub fn push(&mut self, at: Instant, item: T) {
-        let entry = Entry { at, seq: self.next, item };
-        self.next += 1;
-        match self.in_order.back() {
-            Some(back) if back.at > at => self.out_of_order.push(entry),
-            _ => self.in_order.push_back(entry),
+        match self.0.back() {
+            Some((back, _)) if *back > at => {
+                self.0.insert(self.0.partition_point(|(other, _)| *other <= at), (at, item));
+            }
+            _ => self.0.push_back((at, item)),
         }
     }
 
-    /// Adds an item due together with the last item pushed in order, or at once if there is none.
+    /// Adds an item due together with the last one, or at once if there is none.
     pub fn push_now(&mut self, item: T) {
-        let at = self.in_order.back().map_or(Instant(0), |back| back.at);
-        self.push(at, item);
+        let at = self.0.back().map_or(Instant(0), |(at, _)| *at);
+        self.0.push_back((at, item));
     }
 
     /// Returns the time at which the first item is due.
     pub fn earliest(&self) -> Option<Instant> {
-        match (self.in_order.front(), self.out_of_order.peek()) {
-            (Some(a), Some(b)) => Some(a.at.min(b.at)),
-            (Some(a), None) => Some(a.at),
-            (None, b) => b.map(|b| b.at),
-        }
+        self.0.front().map(|(at, _)| *at)
     }
 
     /// Removes and returns the first item if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
-        let from_out_of_order = match (self.in_order.front(), self.out_of_order.peek()) {
-            (Some(a), Some(b)) => b.key() < a.key(),
-            (None, Some(_)) => true,
-            (_, None) => false,
-        };
-        if from_out_of_order {
-            if self.out_of_order.peek().is_some_and(|e| e.at <= now) {
-                return self.out_of_order.pop().map(|e| e.item);
-            }
+        if self.earliest()? > now {
             return None;
         }
-        if self.in_order.front().is_some_and(|e| e.at <= now) {
-            return self.in_order.pop_front().map(|e| e.item);
-        }
-        None
+        self.0.pop_front().map(|(_, item)| item)
     }
 }

@@ -15,6 +15,7 @@ use super::port_shared::PortShared;
 use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
     DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
+    own_capabilities,
 };
 use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Flow, IpIdent};
@@ -379,13 +380,7 @@ impl Link for FabricPort {
         Vec::new()
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 
     fn host_memory(&mut self) -> Option<HostMemory<'_>> {
         Some(HostMemory::new(self))
@@ -428,6 +423,6 @@ impl MemoryPath for FabricPort {
 impl Drop for FabricPort {
     fn drop(&mut self) {
         let counters: FabricCounters = self.shared.inbox.lock().counters;
-        self.fabric.remove(&self.shared, &counters);
+        self.fabric.remove(&self.shared, counters);
     }
 }

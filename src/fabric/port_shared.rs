@@ -18,12 +18,10 @@ pub(crate) struct PortShared {
     /// Time at which the first delivery is due; 0 if at once, `u64::MAX` if there is none. Written only with
     /// the inbox's lock held.
     pub earliest: AtomicU64,
-    /// Whether the port is in the fabric's [`ReadyQueue`](super::handle::ReadyQueue).
+    /// Whether the port is in the fabric's [`PortQueue`](super::port_queue::PortQueue).
     pub queued: AtomicBool,
     /// Whether the driver has to run a turn even without input.
     pub turn_requested: AtomicBool,
-    /// Whether the port is among the fabric's [`TouchedPorts`](super::agenda::TouchedPorts).
-    pub touched: AtomicBool,
     /// Position in the fabric's agenda, which alone changes it.
     pub position: AtomicUsize,
     /// Packets that the NIC may send now, as [`EgressRoom`]; unlimited except in a simulated network.
@@ -49,7 +47,6 @@ impl PortShared {
             earliest: AtomicU64::new(u64::MAX),
             queued: AtomicBool::new(false),
             turn_requested: AtomicBool::new(false),
-            touched: AtomicBool::new(false),
             position: AtomicUsize::new(PortShared::ABSENT),
             room: AtomicU64::new(EgressRoom::UNLIMITED.to_bits()),
             host: AtomicU32::new(PortShared::NO_HOST),

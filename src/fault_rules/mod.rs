@@ -14,5 +14,5 @@ pub use alteration::{Alteration, HeaderField, Place};
 pub use applied::{AppliedRule, FailedPackets};
 pub(crate) use filter::{Seen, cm_message, is_acknowledged_request};
 pub(crate) use hint::hint;
-pub(crate) use parse::{duration, not_a_count, number};
+pub(crate) use parse::{duration, number, when};
 pub use rule::{Action, Direction, Rule, RuleError, When};

@@ -51,15 +51,14 @@ fn parse(text: &str) -> Result<Rule, String> {
         Some((object, when)) => (object, Some(when)),
         None => (value, None),
     };
-    let each = When::Range { first: 1, last: None };
-    let when_or_each = || when.map_or(Ok(each), parse_when);
+    let when_or_each = || when.map_or(Ok(When::EACH), |text| self::when(text, "packet"));
     let (action, when) = match (answer(name, to_cm), to_cm) {
         (Some(code), _) => (code(object)?, when_or_each()?),
         (None, true) => {
             filter.cm = Some(alternatives(object, messages)?);
             (parameters.action(name)?, when_or_each()?)
         }
-        (None, false) => (parameters.action(name)?, parse_when(value)?),
+        (None, false) => (parameters.action(name)?, self::when(value, "packet")?),
     };
     Ok(Rule { direction, action, when, filter, text: text.to_owned() })
 }
@@ -225,7 +224,9 @@ fn alternatives<T>(text: &str, parse: fn(&str) -> Result<Vec<T>, String>) -> Res
     Ok(text.split('|').map(parse).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
-fn parse_when(text: &str) -> Result<When, String> {
+/// Parses the selection among packets or calls, as named by `of`.
+pub(crate) fn when(text: &str, of: &str) -> Result<When, String> {
+    let positive = |text| positive(text, of);
     if let Some((first, last)) = text.split_once("..") {
         let first = positive(first)?;
         let last = (!last.is_empty()).then(|| positive(last)).transpose()?;
@@ -275,19 +276,15 @@ fn ecn(text: &str) -> Result<Ecn, String> {
         .ok_or_else(|| format!("ecn '{text}' is unknown: write ce, ect0, ect1 or not-ect"))
 }
 
-fn positive(text: &str) -> Result<u64, String> {
-    match text.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err(not_a_count(text, "packet")),
+/// Parses a number of packets or calls, as named by `of`.
+fn positive(text: &str, of: &str) -> Result<u64, String> {
+    if let Some(n) = text.parse().ok().filter(|n| *n > 0) {
+        return Ok(n);
     }
-}
-
-/// Returns the error message for a text that is not a number of packets or calls, as named by `of`.
-pub(crate) fn not_a_count(text: &str, of: &str) -> String {
-    match text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok()) {
+    Err(match text.strip_suffix('%').and_then(|percent| percent.trim().parse::<f64>().ok()) {
         Some(percent) => format!("'{text}' is not a {of} count: write {percent} % as p:{}", percent / 100.0),
         None => format!("'{text}' is not a {of} count: write an integer from 1"),
-    }
+    })
 }
 
 /// Returns all opcodes that match `text`: a number, a name as printed by Wireshark and `urxe demo`

@@ -97,12 +97,10 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::Drop => f.write_str("drop"),
-            Action::Duplicate => f.write_str("dup"),
+            Action::Duplicate | Action::Repeat(_) => f.write_str("dup"),
             Action::Reorder => f.write_str("reorder"),
-            Action::Corrupt => f.write_str("corrupt"),
+            Action::Corrupt | Action::Alter(_) => f.write_str("corrupt"),
             Action::Delay(_) => f.write_str("delay"),
-            Action::Repeat(_) => f.write_str("dup"),
-            Action::Alter(_) => f.write_str("corrupt"),
             Action::Mark => f.write_str("mark"),
             Action::Replay(_) => f.write_str("replay"),
             Action::Nak(_) => f.write_str("nak"),
@@ -129,6 +127,21 @@ pub enum When {
         /// Number of the last packet; `None` for all that follow.
         last: Option<u64>,
     },
+}
+
+impl When {
+    /// Every packet.
+    pub(crate) const EACH: When = When::Range { first: 1, last: None };
+
+    /// Reports whether the `n`-th packet, counted from 1, is selected; `draw` returns true with the given probability.
+    pub(crate) fn selects(self, n: u64, draw: impl FnOnce(f64) -> bool) -> bool {
+        match self {
+            When::Nth(nth) => n == nth,
+            When::Every(every) => every > 0 && n.is_multiple_of(every),
+            When::Probability(p) => draw(p),
+            When::Range { first, last } => n >= first && last.is_none_or(|last| n <= last),
+        }
+    }
 }
 
 impl fmt::Display for When {

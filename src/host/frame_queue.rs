@@ -3,22 +3,29 @@
 use std::collections::VecDeque;
 
 /// FIFO of frames in one contiguous, reused buffer, which no longer allocates once it has grown to its usual
-/// size.
-#[derive(Debug, Default)]
-pub(crate) struct FrameQueue {
+/// size. Each frame has a tag.
+#[derive(Debug)]
+pub(crate) struct FrameQueue<T = ()> {
     bytes: Vec<u8>,
     /// Offset of the first frame in `bytes`.
     head: usize,
-    lens: VecDeque<usize>,
+    /// Length and tag of each frame.
+    frames: VecDeque<(usize, T)>,
+}
+
+impl<T> Default for FrameQueue<T> {
+    fn default() -> FrameQueue<T> {
+        FrameQueue { bytes: Vec::new(), head: 0, frames: VecDeque::new() }
+    }
 }
 
 /// Number of consumed bytes at the front of the buffer above which it may be compacted.
 const COMPACT_ABOVE: usize = 256 * 1024;
 
-impl FrameQueue {
+impl<T> FrameQueue<T> {
     /// Appends a frame, which `write` must append to the buffer passed to it.
-    pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        if self.lens.is_empty() {
+    pub fn push_tagged(&mut self, tag: T, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.frames.is_empty() {
             self.bytes.clear();
             self.head = 0;
         } else if self.head > COMPACT_ABOVE && self.head > self.bytes.len() / 2 {
@@ -27,48 +34,34 @@ impl FrameQueue {
         }
         let start = self.bytes.len();
         write(&mut self.bytes);
-        self.lens.push_back(self.bytes.len() - start);
+        self.frames.push_back((self.bytes.len() - start, tag));
     }
 
-    pub fn push(&mut self, frame: &[u8]) {
-        self.push_with(|out| out.extend_from_slice(frame));
+    pub fn front_tagged(&self) -> Option<(&T, &[u8])> {
+        self.frames.front().map(|(len, tag)| (tag, &self.bytes[self.head..][..*len]))
     }
 
-    pub fn front(&self) -> Option<&[u8]> {
-        self.lens.front().map(|len| &self.bytes[self.head..][..*len])
+    pub fn tags(&self) -> impl Iterator<Item = &T> {
+        self.frames.iter().map(|(_, tag)| tag)
     }
 
     pub fn pop(&mut self) {
-        if let Some(len) = self.lens.pop_front() {
+        if let Some((len, _)) = self.frames.pop_front() {
             self.head += len;
-        }
-    }
-
-    /// Removes the first `n` bytes, which may end within a frame.
-    pub fn consume(&mut self, n: usize) {
-        self.head += n;
-        let mut remaining = n;
-        while let Some(len) = self.lens.front_mut() {
-            if remaining < *len {
-                *len -= remaining;
-                return;
-            }
-            remaining -= *len;
-            self.lens.pop_front();
         }
     }
 
     /// Returns all frames, concatenated.
     pub fn as_bytes(&self) -> &[u8] {
-        if self.lens.is_empty() { &[] } else { &self.bytes[self.head..] }
+        if self.frames.is_empty() { &[] } else { &self.bytes[self.head..] }
     }
 
     pub fn len(&self) -> usize {
-        self.lens.len()
+        self.frames.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lens.is_empty()
+        self.frames.is_empty()
     }
 
     pub fn byte_len(&self) -> usize {
@@ -76,7 +69,36 @@ impl FrameQueue {
     }
 
     pub fn clear(&mut self) {
-        self.lens.clear();
+        self.frames.clear();
+    }
+}
+
+impl FrameQueue {
+    /// Appends a frame, which `write` must append to the buffer passed to it.
+    pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.push_tagged((), write);
+    }
+
+    pub fn push(&mut self, frame: &[u8]) {
+        self.push_with(|out| out.extend_from_slice(frame));
+    }
+
+    pub fn front(&self) -> Option<&[u8]> {
+        self.front_tagged().map(|(_, frame)| frame)
+    }
+
+    /// Removes the first `n` bytes, which may end within a frame.
+    pub fn consume(&mut self, n: usize) {
+        self.head += n;
+        let mut remaining = n;
+        while let Some((len, _)) = self.frames.front_mut() {
+            if remaining < *len {
+                *len -= remaining;
+                return;
+            }
+            remaining -= *len;
+            self.frames.pop_front();
+        }
     }
 }
 

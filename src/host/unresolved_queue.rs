@@ -1,6 +1,5 @@
 //! Queue of frames that wait for their next hop to be resolved.
 
-use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use super::frame_queue::FrameQueue;
@@ -8,10 +7,7 @@ use crate::wire::Mac;
 
 /// Queue of frames whose destination MAC is still missing, each with its next hop.
 #[derive(Debug, Default)]
-pub(crate) struct UnresolvedQueue {
-    frames: FrameQueue,
-    next_hops: VecDeque<IpAddr>,
-}
+pub(crate) struct UnresolvedQueue(FrameQueue<IpAddr>);
 
 /// Size of the queue in bytes, across all next hops, at which further frames are rejected.
 pub(crate) const MAX_UNRESOLVED_BYTES: usize = 1 << 20;
@@ -20,17 +16,16 @@ impl UnresolvedQueue {
     /// Queues a frame for the next hop `hop`; `write` appends the frame. If there is no room, returns false
     /// without calling `write`.
     pub fn push(&mut self, hop: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let has_room = self.frames.byte_len() < MAX_UNRESOLVED_BYTES;
+        let has_room = self.0.byte_len() < MAX_UNRESOLVED_BYTES;
         if has_room {
-            self.frames.push_with(write);
-            self.next_hops.push_back(hop);
+            self.0.push_tagged(hop, write);
         }
         has_room
     }
 
     /// Iterates over the next hops of the queued frames, with repetitions.
     pub fn hops(&self) -> impl Iterator<Item = IpAddr> {
-        self.next_hops.iter().copied()
+        self.0.tags().copied()
     }
 
     /// Moves all frames for `hop` to `out`, with `mac` as the destination MAC.
@@ -51,22 +46,19 @@ impl UnresolvedQueue {
     }
 
     fn remove_frames_for(&mut self, hop: IpAddr, mut each: impl FnMut(&[u8])) {
-        if !self.next_hops.contains(&hop) {
+        if !self.hops().any(|queued| queued == hop) {
             return;
         }
         // Rotates the queue once, which keeps the order of the other frames.
-        for _ in 0..self.next_hops.len() {
-            let (Some(next_hop), Some(frame)) = (self.next_hops.pop_front(), self.frames.front()) else {
-                return;
-            };
-            if next_hop == hop {
+        for _ in 0..self.0.len() {
+            let Some((next_hop, frame)) = self.0.front_tagged() else { return };
+            if *next_hop == hop {
                 each(frame);
             } else {
-                let frame = frame.to_vec();
-                self.frames.push(&frame);
-                self.next_hops.push_back(next_hop);
+                let (next_hop, frame) = (*next_hop, frame.to_vec());
+                self.0.push_tagged(next_hop, |out| out.extend_from_slice(&frame));
             }
-            self.frames.pop();
+            self.0.pop();
         }
     }
 }

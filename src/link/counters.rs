@@ -1,69 +1,56 @@
 //! Counters of the packets that a link drops.
 #![forbid(unsafe_code)]
 
-use std::ops::AddAssign;
-
+use crate::sys::counters::counters;
 use crate::wire::frame::{FrameError, PRIORITIES};
 
-/// Packets that a link received but did not deliver, or could not send, by cause.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct LinkCounters {
-    /// Frames that are neither RoCEv2 packets for this link nor neighbour discovery.
-    pub rx_foreign: u64,
-    /// RoCEv1 packets with a valid ICRC; only RoCEv2 is supported.
-    pub rx_roce_v1: u64,
-    /// RoCEv1 packets with an invalid ICRC.
-    pub rx_roce_v1_corrupt: u64,
-    /// Frames that are truncated or have inconsistent lengths.
-    pub rx_truncated: u64,
-    /// IPv4 packets with options, which RoCEv2 does not allow.
-    pub rx_ip_options: u64,
-    /// Fragments of IP packets.
-    pub rx_fragments: u64,
-    /// Frames with an invalid IP, UDP or ICMP checksum.
-    pub rx_bad_checksum: u64,
-    /// Frames that are malformed in any other way.
-    pub rx_malformed: u64,
-    /// Packets, or coalesced runs of packets, that arrived while the receive buffer was full.
-    pub rx_overflow: u64,
-    /// Packets that the kernel or a full queue rejected.
-    pub tx_dropped: u64,
-    /// Packets larger than the path MTU.
-    pub tx_oversized: u64,
-    /// Packets to a destination without a route or without a listener.
-    pub tx_unreachable: u64,
-    /// Packets to an address whose MAC is not (yet) known.
-    pub tx_unresolved: u64,
-    /// Packets to another process of this host for which a ring in shared memory is required, and there was none.
-    pub tx_no_ring: u64,
-    /// Pause frames received that name a priority, resumptions included, by priority.
-    pub rx_prio_pause: [u64; PRIORITIES],
-    /// Pause frames sent that name a priority, resumptions included, by priority.
-    pub tx_prio_pause: [u64; PRIORITIES],
+counters! {
+    /// Packets that a link received but did not deliver, or could not send, by cause.
+    "link_" LinkCounters {
+        /// Frames that are neither RoCEv2 packets for this link nor neighbour discovery.
+        rx_foreign,
+        /// RoCEv1 packets with a valid ICRC; only RoCEv2 is supported.
+        rx_roce_v1,
+        /// RoCEv1 packets with an invalid ICRC.
+        rx_roce_v1_corrupt,
+        /// Frames that are truncated or have inconsistent lengths.
+        rx_truncated,
+        /// IPv4 packets with options, which RoCEv2 does not allow.
+        rx_ip_options,
+        /// Fragments of IP packets.
+        rx_fragments,
+        /// Frames with an invalid IP, UDP or ICMP checksum.
+        rx_bad_checksum,
+        /// Frames that are malformed in any other way.
+        rx_malformed,
+        /// Packets, or coalesced runs of packets, that arrived while the receive buffer was full.
+        rx_overflow,
+        /// Packets that the kernel or a full queue rejected.
+        tx_dropped,
+        /// Packets larger than the path MTU.
+        tx_oversized,
+        /// Packets to a destination without a route or without a listener.
+        tx_unreachable,
+        /// Packets to an address whose MAC is not (yet) known.
+        tx_unresolved,
+        /// Packets to another process of this host for which a ring in shared memory is required, and there was none.
+        tx_no_ring,
+    } by PRIORITIES {
+        /// Pause frames received that name a priority, resumptions included, by priority.
+        rx_prio_pause,
+        /// Pause frames sent that name a priority, resumptions included, by priority.
+        tx_prio_pause,
+    }
 }
 
 /// Names of the counters by priority, as the driver of ConnectX adapters gives them to ethtool.
-const RX_PRIO_PAUSE: [&str; PRIORITIES] = [
-    "rx_prio0_pause",
-    "rx_prio1_pause",
-    "rx_prio2_pause",
-    "rx_prio3_pause",
-    "rx_prio4_pause",
-    "rx_prio5_pause",
-    "rx_prio6_pause",
-    "rx_prio7_pause",
-];
-const TX_PRIO_PAUSE: [&str; PRIORITIES] = [
-    "tx_prio0_pause",
-    "tx_prio1_pause",
-    "tx_prio2_pause",
-    "tx_prio3_pause",
-    "tx_prio4_pause",
-    "tx_prio5_pause",
-    "tx_prio6_pause",
-    "tx_prio7_pause",
-];
+macro_rules! pause_names {
+    ($direction:literal: $($priority:literal)*) => {
+        [$(concat!($direction, "_prio", $priority, "_pause")),*]
+    };
+}
+const RX_PRIO_PAUSE: [&str; PRIORITIES] = pause_names!("rx": 0 1 2 3 4 5 6 7);
+const TX_PRIO_PAUSE: [&str; PRIORITIES] = pause_names!("tx": 0 1 2 3 4 5 6 7);
 
 impl LinkCounters {
     /// Counts a frame that was dropped because of a parse error.
@@ -89,63 +76,8 @@ impl LinkCounters {
 
     /// Iterates over the counters as name-value pairs, in declaration order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        [
-            ("link_rx_foreign", self.rx_foreign),
-            ("link_rx_roce_v1", self.rx_roce_v1),
-            ("link_rx_roce_v1_corrupt", self.rx_roce_v1_corrupt),
-            ("link_rx_truncated", self.rx_truncated),
-            ("link_rx_ip_options", self.rx_ip_options),
-            ("link_rx_fragments", self.rx_fragments),
-            ("link_rx_bad_checksum", self.rx_bad_checksum),
-            ("link_rx_malformed", self.rx_malformed),
-            ("link_rx_overflow", self.rx_overflow),
-            ("link_tx_dropped", self.tx_dropped),
-            ("link_tx_oversized", self.tx_oversized),
-            ("link_tx_unreachable", self.tx_unreachable),
-            ("link_tx_unresolved", self.tx_unresolved),
-            ("link_tx_no_ring", self.tx_no_ring),
-        ]
-        .into_iter()
-        .chain(RX_PRIO_PAUSE.into_iter().zip(self.rx_prio_pause))
-        .chain(TX_PRIO_PAUSE.into_iter().zip(self.tx_prio_pause))
-    }
-}
-
-impl AddAssign for LinkCounters {
-    fn add_assign(&mut self, other: LinkCounters) {
-        let LinkCounters {
-            rx_foreign,
-            rx_roce_v1,
-            rx_roce_v1_corrupt,
-            rx_truncated,
-            rx_ip_options,
-            rx_fragments,
-            rx_bad_checksum,
-            rx_malformed,
-            rx_overflow,
-            tx_dropped,
-            tx_oversized,
-            tx_unreachable,
-            tx_unresolved,
-            tx_no_ring,
-            rx_prio_pause,
-            tx_prio_pause,
-        } = other;
-        self.rx_foreign += rx_foreign;
-        self.rx_roce_v1 += rx_roce_v1;
-        self.rx_roce_v1_corrupt += rx_roce_v1_corrupt;
-        self.rx_truncated += rx_truncated;
-        self.rx_ip_options += rx_ip_options;
-        self.rx_fragments += rx_fragments;
-        self.rx_bad_checksum += rx_bad_checksum;
-        self.rx_malformed += rx_malformed;
-        self.rx_overflow += rx_overflow;
-        self.tx_dropped += tx_dropped;
-        self.tx_oversized += tx_oversized;
-        self.tx_unreachable += tx_unreachable;
-        self.tx_unresolved += tx_unresolved;
-        self.tx_no_ring += tx_no_ring;
-        self.rx_prio_pause.iter_mut().zip(rx_prio_pause).for_each(|(sum, n)| *sum += n);
-        self.tx_prio_pause.iter_mut().zip(tx_prio_pause).for_each(|(sum, n)| *sum += n);
+        self.named()
+            .chain(RX_PRIO_PAUSE.into_iter().zip(self.rx_prio_pause))
+            .chain(TX_PRIO_PAUSE.into_iter().zip(self.tx_prio_pause))
     }
 }

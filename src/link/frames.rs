@@ -188,16 +188,14 @@ impl FramesLink {
     pub fn open(config: FramesConfig) -> Result<FramesLink, FramesError> {
         let FramesConfig { wire, host_stack, mtu, speed, pfc } = config;
         let open = || -> io::Result<FramesLink> {
+            let addresses = host_stack.addresses.iter().map(|a| a.ip).collect();
             let info = LinkInfo {
-                name: wire.to_string(),
-                addresses: host_stack.addresses.iter().map(|a| a.ip).collect(),
                 mac: host_stack.mac.0,
                 vlan: host_stack.vlan.map(|tag| tag.id),
                 mtu,
-                src_port: None,
                 burst: BurstLimits::SEGMENTED,
-                window: 1 << 20,
                 speed: speed.unwrap_or(DEFAULT_SPEED),
+                ..LinkInfo::new(wire.to_string(), addresses)
             };
             let properties = PfcLink {
                 mac: host_stack.mac,
@@ -280,27 +278,16 @@ impl FramesLink {
             return;
         }
         let mac = self.host_stack.resolve(now, flow.dst);
-        let (own, tag) = (Mac(self.info.mac), self.host_stack.config().vlan);
-        let paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
-        let packets = (0..).zip(burst.bytes().chunks(burst.segment));
-        match (mac, paused) {
-            (Some(mac), None) => packets.for_each(|(id, packet)| {
-                let write =
-                    |out: &mut Vec<u8>| frame::append_tagged_frame(out, (mac, own), tag, &flow, id, packet);
-                self.socket.queue(&mut self.tx, write);
-            }),
-            (Some(mac), Some(pfc)) => packets.for_each(|(id, packet)| {
-                let write =
-                    |out: &mut Vec<u8>| frame::append_tagged_frame(out, (mac, own), tag, &flow, id, packet);
-                self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
-            }),
-            (None, _) => packets.for_each(|(id, packet)| {
-                let unknown = Mac::default();
-                let write = |out: &mut Vec<u8>| {
-                    frame::append_tagged_frame(out, (unknown, own), tag, &flow, id, packet)
-                };
-                self.host_stack.queue_unresolved(flow.dst, write);
-            }),
+        let macs = (mac.unwrap_or_default(), Mac(self.info.mac));
+        let tag = self.host_stack.config().vlan;
+        let mut paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
+            let write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            match &mut paused {
+                _ if mac.is_none() => _ = self.host_stack.queue_unresolved(flow.dst, write),
+                Some(pfc) => self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write)),
+                None => self.socket.queue(&mut self.tx, write),
+            }
         }
     }
 
@@ -309,14 +296,11 @@ impl FramesLink {
             true => self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame)),
             false => self.counters.tx_dropped += 1,
         };
-        while let Some(frame) = self.host_stack.poll_transmit() {
-            queue(frame);
-            self.host_stack.transmitted();
-        }
-        if let Some(pfc) = &mut self.pfc {
-            while let Some(frame) = pfc.front() {
+        let outboxes = [Some(&mut self.host_stack.outbox), self.pfc.as_mut().map(|pfc| &mut pfc.outbox)];
+        for outbox in outboxes.into_iter().flatten() {
+            while let Some(frame) = outbox.front() {
                 queue(frame);
-                pfc.pop();
+                outbox.pop();
             }
         }
         let len_before = self.tx.byte_len();
@@ -454,13 +438,7 @@ impl Link for FramesLink {
         vec![self.epoll.0.as_fd()]
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 }
 
 impl Multicast for FramesLink {

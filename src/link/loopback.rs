@@ -3,14 +3,10 @@
 use crate::burst::{RxBurst, TxBurst};
 use crate::host::frame_queue::FrameQueue;
 use crate::wire::{Flow, IpIdent};
-use std::collections::VecDeque;
 
 /// Queue of packets that a link delivers to itself, like the loopback of a hardware NIC.
 #[derive(Debug, Default)]
-pub(crate) struct Loopback {
-    data: FrameQueue,
-    heads: VecDeque<(Flow, usize)>,
-}
+pub(crate) struct Loopback(FrameQueue<(Flow, usize)>);
 
 /// Maximum number of queued bytes.
 const MAX_BYTES: usize = 16 << 20;
@@ -18,29 +14,26 @@ const MAX_BYTES: usize = 16 << 20;
 impl Loopback {
     /// Queues a burst; returns false if there is no room.
     pub fn push(&mut self, burst: &TxBurst<'_>) -> bool {
-        if self.data.byte_len() + burst.bytes > MAX_BYTES {
-            return false;
+        let has_room = self.0.byte_len() + burst.bytes <= MAX_BYTES;
+        if has_room {
+            self.0.push_tagged((burst.flow, burst.segment), |out| burst.copy_to(out));
         }
-        self.data.push_with(|out| burst.copy_to(out));
-        self.heads.push_back((burst.flow, burst.segment));
-        true
+        has_room
     }
 
     /// Delivers up to `max` bursts and returns the number of packets.
     pub fn deliver(&mut self, max: usize, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let mut packets = 0;
         for _ in 0..max {
-            let (Some((flow, segment)), Some(data)) = (self.heads.pop_front(), self.data.front()) else {
-                break;
-            };
+            let Some((&(flow, segment), data)) = self.0.front_tagged() else { break };
             packets += data.len().div_ceil(segment.max(1));
             sink(RxBurst::new(flow, IpIdent::SENT, segment, data));
-            self.data.pop();
+            self.0.pop();
         }
         packets
     }
 
     pub fn is_empty(&self) -> bool {
-        self.heads.is_empty()
+        self.0.is_empty()
     }
 }

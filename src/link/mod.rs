@@ -6,10 +6,35 @@
 //! checks the ICRC, or leaves it out between NICs that exchange packets through memory
 //! ([`MemoryPath::elide_icrcs`]).
 
-/// Forwards the descriptors and capabilities of a link inside middleware, which reads packets and so needs
-/// their ICRCs: `delegate_link_methods!(self => self.inner)`.
+/// Implements, in an `impl Link` block, the accessors of capabilities that the link itself has:
+/// `own_capabilities!(multicast: Multicast, port_state: PortState)`.
+macro_rules! own_capabilities {
+    ($($name:ident: $capability:ident),*) => {
+        $(
+            fn $name(&mut self) -> Option<&mut dyn $capability> {
+                Some(self)
+            }
+        )*
+    };
+}
+
+/// Forwards properties, descriptors and capabilities of a link to the link inside it, whose `HostMemory` passes through
+/// `$memory`: `delegate_link_methods!(self => self.inner, HostMemory::with_icrcs)`. Middleware needs the ICRCs of the
+/// packets that it reads. With `all`, also the deadline and the observer.
 macro_rules! delegate_link_methods {
-    ($self:ident => $inner:expr) => {
+    ($self:ident => $inner:expr, $memory:expr, all) => {
+        $crate::link::delegate_link_methods!($self => $inner, $memory);
+        fn next_deadline(&$self) -> Option<$crate::link::Instant> {
+            $inner.next_deadline()
+        }
+        fn nic_observer(&mut $self) -> Option<&mut dyn $crate::link::NicObserver> {
+            $inner.nic_observer()
+        }
+    };
+    ($self:ident => $inner:expr, $memory:expr) => {
+        fn info(&$self) -> &$crate::link::LinkInfo {
+            $inner.info()
+        }
         fn fds(&$self) -> Vec<std::os::fd::BorrowedFd<'_>> {
             $inner.fds()
         }
@@ -23,7 +48,7 @@ macro_rules! delegate_link_methods {
             $inner.shared_address()
         }
         fn host_memory(&mut $self) -> Option<$crate::link::HostMemory<'_>> {
-            $inner.host_memory().map($crate::link::HostMemory::with_icrcs)
+            $inner.host_memory().map($memory)
         }
     };
 }
@@ -58,6 +83,7 @@ pub(crate) use link_spec::boxed;
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use multihomed::Multihomed;
 pub use options::{MAX_MTU, MIN_MTU, SpecError};
+pub(crate) use own_capabilities;
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use shared_address::{ClaimError, SharedAddress};
 
@@ -177,34 +203,11 @@ pub trait Link: Send {
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
-    fn info(&self) -> &LinkInfo {
-        (**self).info()
-    }
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         (**self).transmit(now, queue)
     }
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)
     }
-    fn next_deadline(&self) -> Option<Instant> {
-        (**self).next_deadline()
-    }
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        (**self).fds()
-    }
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        (**self).multicast()
-    }
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        (**self).port_state()
-    }
-    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-        (**self).shared_address()
-    }
-    fn host_memory(&mut self) -> Option<HostMemory<'_>> {
-        (**self).host_memory()
-    }
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        (**self).nic_observer()
-    }
+    delegate_link_methods!(self => (**self), std::convert::identity, all);
 }

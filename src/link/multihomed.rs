@@ -208,24 +208,10 @@ impl<L: Link> Link for Multihomed<L> {
         self.members.iter().flat_map(|m| m.link.fds()).collect()
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
-
-    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState, shared_address: SharedAddress, nic_observer: NicObserver);
 
     fn host_memory(&mut self) -> Option<HostMemory<'_>> {
         Some(HostMemory::new(self))
-    }
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        Some(self)
     }
 }
 

@@ -1,6 +1,8 @@
 //! Options in the textual specification of a link: `ip=10.77.0.1/24,mac=52:54:00:77:00:01,mtu=4500`.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
 
 use crate::host::host_stack::{HostStackConfig, IfAddr, IfAddrError};
 use crate::host::pfc::PfcConfig;
@@ -99,11 +101,23 @@ pub enum SpecError {
 /// Largest accepted speed, in Mb/s.
 const MAX_SPEED: u64 = 10_000_000;
 
-/// Parses a threshold of priority flow control into `to`.
-fn threshold(option: &'static str, text: &str, to: &mut Option<usize>) -> Result<(), SpecError> {
-    let bytes = text.parse().ok().filter(|bytes: &u32| *bytes > 0);
-    let bytes = bytes.ok_or_else(|| SpecError::Threshold { option, text: text.to_owned() })?;
-    match to.replace(bytes as usize) {
+/// Parses a number in a range.
+fn number<N: FromStr + PartialOrd>(
+    text: &str,
+    range: RangeInclusive<N>,
+    error: impl FnOnce(String) -> SpecError,
+) -> Result<N, SpecError> {
+    text.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| error(text.to_owned()))
+}
+
+/// Parses a threshold of priority flow control.
+fn threshold(option: &'static str, text: &str) -> Result<usize, SpecError> {
+    number(text, 1..=u32::MAX, |text| SpecError::Threshold { option, text }).map(|bytes| bytes as usize)
+}
+
+/// Sets an option that may be given once.
+fn set<T>(to: &mut Option<T>, option: &'static str, value: T) -> Result<(), SpecError> {
+    match to.replace(value) {
         None => Ok(()),
         Some(_) => Err(SpecError::Twice { option }),
     }
@@ -138,49 +152,24 @@ impl Options {
                     if mac.is_multicast() || mac == Mac::default() {
                         return Err(SpecError::MacNotUnicast(mac));
                     }
-                    if out.mac.replace(mac).is_some() {
-                        return Err(SpecError::Twice { option: "mac" });
-                    }
+                    set(&mut out.mac, "mac", mac)?;
                 }
-                Some(("mtu", mtu)) => {
-                    let bytes = mtu.parse().ok().filter(|m| (MIN_MTU..=MAX_MTU).contains(m));
-                    let bytes = bytes.ok_or_else(|| SpecError::Mtu(mtu.to_owned()))?;
-                    if out.mtu.replace(bytes).is_some() {
-                        return Err(SpecError::Twice { option: "mtu" });
-                    }
+                Some(("mtu", bytes)) => {
+                    set(&mut out.mtu, "mtu", number(bytes, MIN_MTU..=MAX_MTU, SpecError::Mtu)?)?;
                 }
-                Some(("vlan", id)) => {
-                    let parsed = id.parse().ok().filter(|id| (1..=4094).contains(id));
-                    if vlan.replace(parsed.ok_or_else(|| SpecError::Vlan(id.to_owned()))?).is_some() {
-                        return Err(SpecError::Twice { option: "vlan" });
-                    }
-                }
+                Some(("vlan", id)) => set(&mut vlan, "vlan", number(id, 1..=4094, SpecError::Vlan)?)?,
                 Some(("pcp", priority)) => {
-                    let parsed = priority.parse().ok().filter(|p| *p <= 7);
-                    if pcp.replace(parsed.ok_or_else(|| SpecError::Priority(priority.to_owned()))?).is_some()
-                    {
-                        return Err(SpecError::Twice { option: "pcp" });
-                    }
+                    set(&mut pcp, "pcp", number(priority, 0..=7, SpecError::Priority)?)?;
                 }
                 Some(("speed", speed)) => {
-                    let mbps = speed.parse().ok().filter(|mbps| (1..=MAX_SPEED).contains(mbps));
-                    let mbps = mbps.ok_or_else(|| SpecError::Speed(speed.to_owned()))?;
-                    if out.speed.replace(mbps * 1_000_000).is_some() {
-                        return Err(SpecError::Twice { option: "speed" });
-                    }
+                    let mbps = number(speed, 1..=MAX_SPEED, SpecError::Speed)?;
+                    set(&mut out.speed, "speed", mbps * 1_000_000)?;
                 }
-                Some(("pfc", switch)) => {
-                    let is_on = match switch {
-                        "on" => true,
-                        "off" => false,
-                        _ => return Err(SpecError::Pfc(switch.to_owned())),
-                    };
-                    if pfc.replace(is_on).is_some() {
-                        return Err(SpecError::Twice { option: "pfc" });
-                    }
-                }
-                Some(("xoff", bytes)) => threshold("xoff", bytes, &mut xoff)?,
-                Some(("xon", bytes)) => threshold("xon", bytes, &mut xon)?,
+                Some(("pfc", "on")) => set(&mut pfc, "pfc", true)?,
+                Some(("pfc", "off")) => set(&mut pfc, "pfc", false)?,
+                Some(("pfc", switch)) => return Err(SpecError::Pfc(switch.to_owned())),
+                Some(("xoff", bytes)) => set(&mut xoff, "xoff", threshold("xoff", bytes)?)?,
+                Some(("xon", bytes)) => set(&mut xon, "xon", threshold("xon", bytes)?)?,
                 _ => return Err(SpecError::UnknownOption { option: option.to_owned() }),
             }
         }

@@ -6,6 +6,7 @@
 mod output;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Direction, FaultEvent};
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
@@ -74,6 +75,12 @@ const MAX_PENDING_COMMENTS: usize = 1024;
 /// The file is flushed when the last of its links and clones is dropped.
 #[derive(Clone)]
 pub struct CaptureFile(Arc<Mutex<Inner>>);
+
+impl fmt::Debug for CaptureFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CaptureFile({})", self.0.lock().name)
+    }
+}
 
 /// Number of buffered bytes above which packets are written out.
 const FLUSH_THRESHOLD: usize = 256 << 10;
@@ -187,8 +194,13 @@ impl CaptureFile {
 
     /// Wraps a link so that its packets are captured, as an interface called `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
-        let interface = self.0.lock().add_interface(name, &link.info().name);
-        CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }.capture(link)
+        self.interface(name, &link.info().name).capture(link)
+    }
+
+    /// Adds an interface called `name` for the packets of `link`, and returns the handle that captures them.
+    pub fn interface(&self, name: &str, link: &str) -> CaptureHandle {
+        let interface = self.0.lock().add_interface(name, link);
+        CaptureHandle { file: self.clone(), interface, pending_comments: Arc::default() }
     }
 
     /// Starts a thread that writes out buffered packets periodically as long as the file exists, for programs
@@ -386,7 +398,7 @@ impl CaptureHandle {
         self.file.flush()
     }
 
-    /// Captures another shard's link as the same interface.
+    /// Captures the packets of a link, or of another shard's link, as this interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
         Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
     }
@@ -470,10 +482,6 @@ impl<L: Link> Capture<L> {
 }
 
 impl<L: Link> Link for Capture<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         {
@@ -511,15 +519,7 @@ impl<L: Link> Link for Capture<L> {
         Ok(received)
     }
 
-    delegate_link_methods!(self => self.inner);
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        self.inner.nic_observer()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs, all);
 }
 
 #[cfg(test)]

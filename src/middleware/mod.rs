@@ -6,7 +6,7 @@ pub mod faults;
 pub mod trace;
 
 use crate::link::Link;
-use capture::{CaptureFile, CaptureHandle};
+use capture::CaptureFile;
 use faults::{FaultCounters, FaultSeeds, Faults, Rule};
 
 /// Capture and fault injection for the links of NICs.
@@ -25,44 +25,46 @@ impl Middleware {
     /// captured at the wire; faults are injected between the capture and the NIC, and each is noted as a
     /// comment in the capture. Returns the wrapped links and the fault counters.
     pub fn wrap(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
-        let (mut interface, mut counters) = (None, Vec::new());
-        let links =
-            links.into_iter().map(|link| self.wrap_one(link, name, &mut interface, &mut counters)).collect();
-        (links, counters)
+        self.wrap_in_order(links, name, false)
     }
 
-    fn wrap_one(
+    /// Wraps the links like [`wrap`](Self::wrap), but captures packets as the NIC sends and receives them.
+    pub fn wrap_at_nic(
         &self,
-        link: Box<dyn Link>,
+        links: Vec<Box<dyn Link>>,
         name: &str,
-        interface: &mut Option<CaptureHandle>,
-        counters: &mut Vec<FaultCounters>,
-    ) -> Box<dyn Link> {
-        let mut capture = |file: &CaptureFile, link| {
-            let link = match interface {
-                Some(interface) => interface.capture(link),
-                None => file.clone().capture(link, name),
-            };
-            interface.get_or_insert_with(|| link.handle());
-            link
+    ) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
+        self.wrap_in_order(links, name, true)
+    }
+
+    fn wrap_in_order(
+        &self,
+        links: Vec<Box<dyn Link>>,
+        name: &str,
+        at_nic: bool,
+    ) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
+        let interface = self.capture.as_ref().zip(links.first());
+        let interface = interface.map(|(file, link)| file.interface(name, &link.info().name));
+        let capture = |link: Box<dyn Link>| -> Box<dyn Link> {
+            match &interface {
+                Some(interface) => Box::new(interface.capture(link)),
+                None => link,
+            }
         };
-        let rules = self.faults.clone();
-        match (&self.capture, rules.is_empty()) {
-            (None, true) => link,
-            (Some(file), true) => Box::new(capture(file, link)),
-            (None, false) => {
-                let link = Faults::new(link, rules, self.seeds.next());
-                counters.push(link.fault_counters());
-                Box::new(link)
+        let mut counters = Vec::new();
+        let mut inject = |link: Box<dyn Link>| -> Box<dyn Link> {
+            if self.faults.is_empty() {
+                return link;
             }
-            (Some(file), false) => {
-                let link = capture(file, link);
-                let handle = link.handle();
-                let link =
-                    Faults::new(link, rules, self.seeds.next()).with_observer(move |e| handle.comment(e));
-                counters.push(link.fault_counters());
-                Box::new(link)
+            let mut link = Faults::new(link, self.faults.clone(), self.seeds.next());
+            counters.push(link.fault_counters());
+            if let Some(interface) = interface.clone() {
+                link = link.with_observer(move |event| interface.comment(event));
             }
-        }
+            Box::new(link)
+        };
+        let wrap = |link| if at_nic { capture(inject(link)) } else { inject(capture(link)) };
+        let links = links.into_iter().map(wrap).collect();
+        (links, counters)
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::faults::Direction;
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
 
@@ -29,6 +29,12 @@ pub struct TracedPacket {
     pub bytes: Bytes,
 }
 
+impl TracedPacket {
+    fn new(at: Instant, direction: Direction, flow: Flow, ident: IpIdent) -> TracedPacket {
+        TracedPacket { at, direction, flow, ident, index: 0, bytes: Bytes::new() }
+    }
+}
+
 /// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 
@@ -37,41 +43,27 @@ pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 /// they reach the NIC.
 pub struct Trace<L> {
     inner: L,
-    tracer: Tracer,
-    buffer: BurstBuffer,
+    recorder: Recorder,
 }
 
-/// Copy of a burst, which the packets passed to the tracer share. The memory is reused once the tracer has
-/// dropped them all.
-#[derive(Default)]
-struct BurstBuffer(Bytes);
+struct Recorder {
+    tracer: Tracer,
+    /// Copy of a burst, which the packets passed to the tracer share. The memory is reused once the tracer has
+    /// dropped them all.
+    buffer: Bytes,
+}
 
-impl BurstBuffer {
-    /// Replaces the contents with the bytes that `write` appends.
-    fn fill(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> &Bytes {
-        let mut buffer = std::mem::take(&mut self.0).try_into_mut().map_or_else(|_| Vec::new(), Vec::from);
+impl Recorder {
+    /// Passes the packets of a burst to the tracer: copies of `like` with the bytes that `write` appends to the buffer.
+    fn trace(&mut self, like: &TracedPacket, segment: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        let buffer = std::mem::take(&mut self.buffer).try_into_mut();
+        let mut buffer = buffer.map_or_else(|_| Vec::new(), Vec::from);
         buffer.clear();
         write(&mut buffer);
-        self.0 = buffer.into();
-        &self.0
-    }
-}
-
-/// Properties common to all packets of a burst.
-struct OfBurst {
-    at: Instant,
-    direction: Direction,
-    flow: Flow,
-    ident: IpIdent,
-}
-
-impl OfBurst {
-    /// Splits the burst into packets, and passes each to the tracer.
-    fn trace(self, burst: &Bytes, segment: usize, tracer: &mut Tracer) {
-        let OfBurst { at, direction, flow, ident } = self;
-        for (index, packet) in burst.chunks(segment.max(1)).enumerate() {
-            let (index, bytes) = (index as u16, burst.slice_ref(packet));
-            tracer(TracedPacket { at, direction, flow, ident, index, bytes });
+        self.buffer = buffer.into();
+        for (index, packet) in self.buffer.chunks(segment.max(1)).enumerate() {
+            let bytes = self.buffer.slice_ref(packet);
+            (self.tracer)(TracedPacket { index: index as u16, bytes, ..like.clone() });
         }
     }
 }
@@ -79,46 +71,30 @@ impl OfBurst {
 impl<L: Link> Trace<L> {
     /// Wraps a link. `tracer` is called for every packet.
     pub fn new(inner: L, tracer: impl FnMut(TracedPacket) + Send + 'static) -> Trace<L> {
-        Trace { inner, tracer: Box::new(tracer), buffer: BurstBuffer::default() }
+        Trace { inner, recorder: Recorder { tracer: Box::new(tracer), buffer: Bytes::new() } }
     }
 }
 
 impl<L: Link> Link for Trace<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         for burst in queue.bursts() {
-            let bytes = self.buffer.fill(|buffer| burst.copy_to(buffer));
-            let of_burst =
-                OfBurst { at: now, direction: Direction::Tx, flow: burst.flow, ident: IpIdent::SENT };
-            of_burst.trace(bytes, burst.segment, &mut self.tracer);
+            let like = TracedPacket::new(now, Direction::Tx, burst.flow, IpIdent::SENT);
+            self.recorder.trace(&like, burst.segment, |buffer| burst.copy_to(buffer));
         }
         Ok(())
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        let Trace { inner, tracer, buffer } = self;
+        let Trace { inner, recorder } = self;
         inner.receive(now, &mut |burst| {
-            let bytes = buffer.fill(|buffer| buffer.extend_from_slice(burst.data));
-            let of_burst =
-                OfBurst { at: now, direction: Direction::Rx, flow: burst.flow, ident: burst.ident };
-            of_burst.trace(bytes, burst.segment, tracer);
+            let like = TracedPacket::new(now, Direction::Rx, burst.flow, burst.ident);
+            recorder.trace(&like, burst.segment, |buffer| buffer.extend_from_slice(burst.data));
             sink(burst);
         })
     }
 
-    delegate_link_methods!(self => self.inner);
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        self.inner.nic_observer()
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs, all);
 }
 
 #[cfg(test)]
@@ -135,12 +111,22 @@ mod tests {
 
     #[test]
     fn buffer_of_a_burst_is_reused_only_if_none_of_its_packets_is_kept() {
-        let mut buffer = BurstBuffer::default();
-        let kept = buffer.fill(|out| out.extend([1; 64])).slice(60..);
-        let second = buffer.fill(|out| out.extend([2; 64])).as_ptr();
-        assert_eq!(kept, [1; 4][..]);
-        let third = buffer.fill(|out| out.extend([3; 64]));
-        assert_eq!((third.as_ptr(), &third[..]), (second, &[3; 64][..]));
+        let kept = Arc::new(Mutex::new(Vec::new()));
+        let log = kept.clone();
+        let tracer = move |packet: TracedPacket| {
+            let is_kept = packet.bytes[0] == 1;
+            log.lock().push((packet.bytes.as_ptr().addr(), is_kept.then_some(packet.bytes)));
+        };
+        let mut recorder = Recorder { tracer: Box::new(tracer), buffer: Bytes::new() };
+        let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4791);
+        let like = TracedPacket::new(Instant(0), Direction::Tx, flow, IpIdent::SENT);
+        for fill in 1..4 {
+            recorder.trace(&like, 64, |out| out.extend([fill; 64]));
+        }
+        let kept = kept.lock();
+        assert_eq!(kept[0].1.as_deref(), Some(&[1; 64][..]));
+        assert_ne!(kept[0].0, kept[1].0);
+        assert_eq!(kept[1].0, kept[2].0);
     }
 
     #[test]

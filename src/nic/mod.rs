@@ -63,6 +63,8 @@ pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
+use std::borrow::Borrow;
+
 use crate::burst::{PayloadSource, TxQueue};
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::{
@@ -414,15 +416,17 @@ impl Nic {
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostListError`] of the first that is rejected; those before it are
     /// posted.
-    pub fn post_send_list(
+    pub fn post_send_list<'w>(
         &mut self,
         qpn: Qpn,
-        wrs: &[SendWr<'_>],
+        wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
         self.post(qpn, |qp, port, out| {
             let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
-            let mut posts = wrs.iter().map(|wr| qp.post_send(wr, path, out)).enumerate();
-            posts.try_for_each(|(index, posted)| posted.map_err(|error| PostListError { index, error }))
+            wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
+                let posted = qp.post_send(wr.borrow(), path, out);
+                posted.map_err(|error| PostListError { index, error })
+            })
         })
     }
 

@@ -33,6 +33,8 @@ mod requester;
 mod responder;
 mod send_queue;
 mod send_slots;
+mod send_wr;
+pub mod service;
 mod sge_list;
 mod slow_event;
 mod srq;
@@ -72,6 +74,7 @@ pub use qp::{Pending, QueuePair};
 pub use quirks::{AckRequests, CnpScope, EarlySends, Quirks};
 pub use recovery::TimerDeferral;
 pub use send_slots::PolledSends;
+pub use send_wr::SendWr;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;
 pub use state::{
@@ -82,5 +85,5 @@ pub use time::{Instant, earliest};
 pub use tuning::{PacingLimits, PeerWindow, Tuning};
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, PostListError, RecvWr, RemoteAddr,
-    SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
+    SendFlags, Sge, WcOpcode, WcStatus, WrData, WrOp,
 };

@@ -433,7 +433,7 @@ mod tests {
                 (WrOp::Send, WrData::InlineList(&[b"ab", b"", b"cde"])),
                 (atomic, WrData::Sges(&word)),
             ] {
-                let wr = SendWr { wr_id: 1, op, data, flags: SendFlags::SIGNALED, to: None };
+                let wr = SendWr::new(1, op, &[]).data(data);
                 queue.post(&wr, None, false, &conn).unwrap();
             }
         };

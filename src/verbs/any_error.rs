@@ -7,7 +7,7 @@ use super::cm::{IdError, SessionError};
 use super::{
     AckError, AddressError, AttachCounterError, AttachError, CongestionError, ConnectError, CqOverflow,
     CreateError, DestroyCqError, DeviceError, MemoryAccessError, ModifyError, MulticastError, OpenError,
-    PKeyTableSize, PairError, PostError, PostListError, WaitError,
+    PKeyTableSize, PairError, PostError, PostListError, WaitError, WrongService,
 };
 use crate::broker::SharingError;
 use crate::fabric::{FabricError, TopologyError};
@@ -33,108 +33,78 @@ use crate::middleware::faults::{RuleError, RulesError};
 /// }
 /// ```
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum Error {
     /// A context could not be opened.
-    #[error(transparent)]
     Open(#[from] OpenError),
     /// An object could not be created or changed.
-    #[error(transparent)]
     Create(#[from] CreateError),
     /// A pair or mesh of NICs could not be created.
-    #[error(transparent)]
     Pair(#[from] PairError),
     /// The attributes or the state of a queue pair could not be changed.
-    #[error(transparent)]
     Modify(#[from] ModifyError),
     /// A queue pair could not be connected.
-    #[error(transparent)]
     Connect(#[from] ConnectError),
     /// A queue pair could not be attached to a multicast group.
-    #[error(transparent)]
     Attach(#[from] AttachError),
     /// A queue pair could not be detached from a multicast group.
-    #[error(transparent)]
     Multicast(#[from] MulticastError),
     /// A completion counter could not be attached.
-    #[error(transparent)]
     AttachCounter(#[from] AttachCounterError),
     /// A work request was rejected.
-    #[error(transparent)]
     Post(#[from] PostError),
     /// A work request of a list was rejected.
-    #[error(transparent)]
     PostList(#[from] PostListError),
-    /// A wait ended without a result, or with the completion of a failed work request.
+    /// A queue pair is of another service than requested.
     #[error(transparent)]
+    Service(#[from] WrongService),
+    /// A wait ended without a result, or with the completion of a failed work request.
     Wait(#[from] WaitError),
     /// A completion queue has overflowed.
-    #[error(transparent)]
     Overflow(#[from] CqOverflow),
     /// A completion queue could not be destroyed.
-    #[error(transparent)]
     DestroyCq(#[from] DestroyCqError),
     /// Too many events were acknowledged.
-    #[error(transparent)]
     Ack(#[from] AckError),
     /// A memory access lay outside the region.
-    #[error(transparent)]
     Memory(#[from] MemoryAccessError),
     /// The address vector cannot be used on the port.
-    #[error(transparent)]
     Address(#[from] AddressError),
     /// A partition key table has the wrong length.
-    #[error(transparent)]
     PKeys(#[from] PKeyTableSize),
     /// A call of the connection manager failed.
-    #[error(transparent)]
     Id(#[from] IdError),
     /// A session of the connection manager failed.
-    #[error(transparent)]
     Session(#[from] SessionError),
     /// A device on an address of the host could not be opened.
-    #[error(transparent)]
     Device(#[from] DeviceError),
     /// A link could not be opened.
-    #[error(transparent)]
     Link(#[from] BindError),
     /// A UDP link could not be opened.
-    #[error(transparent)]
     Udp(#[from] UdpLinkError),
     /// A packet link could not be opened.
-    #[error(transparent)]
     Packet(#[from] PacketError),
     /// A link of Ethernet frames could not be opened.
-    #[error(transparent)]
     Frames(#[from] FramesError),
     /// The address could not be shared with other processes.
-    #[error(transparent)]
     Sharing(#[from] SharingError),
     /// A call of a fabric failed.
-    #[error(transparent)]
     Fabric(#[from] FabricError),
     /// The topology of a simulated network is invalid.
-    #[error(transparent)]
     Topology(#[from] TopologyError),
     /// A text or a parameter of congestion control is invalid.
-    #[error(transparent)]
     Congestion(#[from] CongestionError),
     /// A fault rule is invalid.
-    #[error(transparent)]
     Rule(#[from] RuleError),
     /// A file of fault rules is invalid or cannot be read.
-    #[error(transparent)]
     Rules(#[from] RulesError<RuleError>),
     /// The text of a link is invalid.
-    #[error(transparent)]
     Spec(#[from] SpecError),
     /// The text of an address is invalid.
-    #[error(transparent)]
     ParseAddress(#[from] AddrParseError),
     /// A capture could not be written.
-    #[error(transparent)]
     Capture(#[from] CaptureError),
     /// A call of the system failed.
-    #[error(transparent)]
     Io(#[from] io::Error),
 }

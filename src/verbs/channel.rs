@@ -164,7 +164,7 @@ pub struct CqEvent {
 
 impl CqEvent {
     fn new(cq: Cq) -> CqEvent {
-        cq.0.acks.0.lock().retrieved += 1;
+        *cq.0.acks.0.lock() += 1;
         CqEvent { cq, is_caller_acked: false }
     }
 
@@ -186,7 +186,8 @@ impl Deref for CqEvent {
 impl Drop for CqEvent {
     fn drop(&mut self) {
         if !self.is_caller_acked {
-            self.cq.0.acks.acknowledge(1);
+            // The event itself is one of those that are unacknowledged.
+            let _ = self.cq.0.acks.acknowledge(1);
         }
     }
 }
@@ -197,42 +198,30 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Counts of a completion queue's retrieved and acknowledged events.
+/// Number of a completion queue's events that were retrieved and not yet acknowledged.
 #[derive(Default)]
-pub(super) struct EventAcks(Mutex<Counts>, Condvar);
-
-#[derive(Default)]
-struct Counts {
-    retrieved: u64,
-    acknowledged: u64,
-}
+pub(super) struct EventAcks(Mutex<u64>, Condvar);
 
 impl EventAcks {
     pub fn unacknowledged(&self) -> u64 {
-        let counts = self.0.lock();
-        counts.retrieved - counts.acknowledged
+        *self.0.lock()
     }
 
-    /// Acknowledges `n` events. Returns false, without acknowledging any, if fewer are unacknowledged.
-    fn acknowledge(&self, n: u64) -> bool {
-        let mut counts = self.0.lock();
-        let is_valid = n <= counts.retrieved - counts.acknowledged;
-        if is_valid {
-            counts.acknowledged += n;
-            self.1.notify_all();
-        }
-        is_valid
+    /// Acknowledges `n` events. Fails, without acknowledging any, if fewer are unacknowledged.
+    fn acknowledge(&self, n: u64) -> Result<(), AckError> {
+        let mut unacked = self.0.lock();
+        *unacked = unacked.checked_sub(n).ok_or(AckError { given: n, unacked: *unacked })?;
+        self.1.notify_all();
+        Ok(())
     }
 
     /// Blocks until all events are acknowledged or `timeout` has passed, and returns the number of
     /// unacknowledged events.
     pub fn wait(&self, timeout: Duration) -> u64 {
         let deadline = deadline_after(timeout);
-        let mut counts = self.0.lock();
-        while counts.retrieved > counts.acknowledged && !self.1.wait_until(&mut counts, deadline).timed_out()
-        {
-        }
-        counts.retrieved - counts.acknowledged
+        let mut unacked = self.0.lock();
+        while *unacked > 0 && !self.1.wait_until(&mut unacked, deadline).timed_out() {}
+        *unacked
     }
 }
 
@@ -247,10 +236,6 @@ impl Cq {
     /// # Errors
     /// [`AckError`] if there are fewer unacknowledged events; then none is acknowledged.
     pub fn ack_events(&self, n: u64) -> Result<(), AckError> {
-        if self.0.acks.acknowledge(n) {
-            Ok(())
-        } else {
-            Err(AckError { given: n, unacked: self.unacked_events() })
-        }
+        self.0.acks.acknowledge(n)
     }
 }

@@ -21,7 +21,9 @@ use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
-use crate::middleware::faults::{FaultCounters, Faults};
+use crate::middleware::Middleware;
+use crate::middleware::capture::CaptureFile;
+use crate::middleware::faults::FaultSeeds;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::rng::splitmix64;
 use crate::sys::setters::setters;
@@ -59,6 +61,9 @@ pub struct ContextOptions {
     /// Faults to inject. Packet rules apply between the links and the NIC; the time of a fault on an object
     /// begins when the context is opened; probabilities are derived from the seed.
     pub faults: Vec<Fault>,
+    /// File for the packets, as the NIC sends and receives them, and the name of their interface in the file. Each packet to which
+    /// a fault is applied carries a comment.
+    pub capture: Option<(CaptureFile, String)>,
 }
 
 setters!(ContextOptions { personality: Personality, elide_icrcs: bool, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
@@ -89,6 +94,13 @@ impl ContextOptions {
         self.faults.extend(faults.into_iter().map(Into::into));
         self
     }
+
+    /// Sets the file for the packets, and the name of their interface: see [`capture`](Self#structfield.capture).
+    #[must_use]
+    pub fn capture(mut self, file: &CaptureFile, name: &str) -> ContextOptions {
+        self.capture = Some((file.clone(), name.into()));
+        self
+    }
 }
 
 impl Default for ContextOptions {
@@ -102,6 +114,7 @@ impl Default for ContextOptions {
             elide_icrcs: true,
             congestion: Congestion::default(),
             faults: Vec::new(),
+            capture: None,
         }
     }
 }
@@ -282,7 +295,10 @@ impl Context {
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let calls = Injector::new(CallFaults::new(Fault::call_faults(&options.faults), seed), &clock);
         calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
-        let (mut links, packet_counters) = inject_on_packets(links, &options.faults, seed);
+        let (capture, name) = options.capture.clone().unzip();
+        let (faults, seeds) = (Fault::packet_rules(&options.faults), FaultSeeds::new(Some(seed)));
+        let middleware = Middleware { capture, faults, seeds };
+        let (mut links, packet_counters) = middleware.wrap_at_nic(links, &name.unwrap_or_default());
         if options.elide_icrcs {
             let paths = links.iter_mut().filter_map(|link| link.host_memory());
             paths.for_each(|mut memory| memory.elide_icrcs());
@@ -644,24 +660,6 @@ impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({})", self.0.info.name)
     }
-}
-
-/// Wraps links in the packet rules among `faults`, if there are any. Returns the links and the rules' counters.
-fn inject_on_packets(
-    links: Vec<Box<dyn Link>>,
-    faults: &[Fault],
-    seed: u64,
-) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
-    let rules = Fault::packet_rules(faults);
-    if rules.is_empty() {
-        return (links, Vec::new());
-    }
-    let wrap = |link| {
-        let link = Faults::new(link, rules.clone(), seed);
-        let counters = link.fault_counters();
-        (Box::new(link) as Box<dyn Link>, counters)
-    };
-    links.into_iter().map(wrap).unzip()
 }
 
 /// Returns the FNV-1a hash of an IP address. Unlike the standard library's default hash, it is the same in

@@ -13,13 +13,22 @@ impl Inner {
         }
         let found = self.shards.with_all_nics(|nics| nics.iter().find_map(|nic| nic.qp_without_receives()));
         if let Some(qp) = found {
-            self.warnings.raise_receive_queue_empty(qp);
+            let detail = || format!("a message has arrived at QP {qp}, to which no receive has been posted");
+            self.warnings.raise(WarningKind::ReceiveQueueEmpty, detail);
         }
     }
 
     /// Warns if packets were dropped because a ring in shared memory is required.
     fn check_rings(&self) {
-        self.warnings.check_rings(self.shards.link_state().0.tx_no_ring);
+        let dropped = self.shards.link_state().0.tx_no_ring;
+        let detail = || {
+            format!(
+                "{dropped} packets to another process of this host were dropped, as there is no ring to it"
+            )
+        };
+        if dropped > 0 {
+            self.warnings.raise(WarningKind::RingMissing, detail);
+        }
     }
 }
 

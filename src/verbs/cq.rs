@@ -184,18 +184,12 @@ impl Cq {
         let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options;
         context.inject(Call::ibv_create_cq)?;
         context.check_device()?;
-        let max = context.0.limits.max_cqe as u64;
-        if capacity == 0 || capacity as u64 > max {
-            return Err(CreateError::Value { name: "CQ size", value: capacity as u64, min: 1, max });
-        }
+        let limits = &context.0.limits;
+        CreateError::check("CQ size", capacity as u64, 1..=limits.max_cqe.into())?;
         if channel.as_ref().is_some_and(|c| !c.context().is(&context)) {
             return Err(CreateError::OtherContext("completion channel"));
         }
-        let vectors = context.0.limits.num_comp_vectors;
-        if comp_vector >= vectors {
-            let (value, max) = (comp_vector.into(), u64::from(vectors) - 1);
-            return Err(CreateError::Value { name: "comp_vector", value, min: 0, max });
-        }
+        CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
         let queue = CompletionQueue::new(context.next_cq(), capacity);
         context.0.cqs.acquire()?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
@@ -234,13 +228,11 @@ impl Cq {
     pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
         self.0.context.inject(Call::ibv_resize_cq)?;
         self.0.context.check_device()?;
-        let max = self.0.context.0.limits.max_cqe as u64;
-        let refused =
-            |min: usize| CreateError::Value { name: "CQ size", value: capacity as u64, min: min as u64, max };
-        if capacity == 0 || capacity as u64 > max {
-            return Err(refused(1));
-        }
-        self.0.context.0.shards.without_completions(|| self.0.queue.resize(capacity)).map_err(refused)
+        let max = self.0.context.0.limits.max_cqe.into();
+        let check = |min| CreateError::check("CQ size", capacity as u64, min..=max);
+        check(1)?;
+        let resized = self.0.context.0.shards.without_completions(|| self.0.queue.resize(capacity));
+        resized.or_else(|queued| check(queued as u64))
     }
 
     /// Moves up to `max` completions from the queue to the end of `out`, and returns how many it moved. Never

@@ -1,14 +1,14 @@
-//! Extended polling (`ibv_start_poll`): completions are retrieved one at a time and read field by field, and
-//! each has a timestamp.
+//! Extended polling (`ibv_start_poll`): completions are retrieved one at a time, and each has a
+//! timestamp.
 
+use std::ops::Deref;
 use std::sync::OnceLock;
 
 use bitflags::bitflags;
 
 use super::{Cq, CqOverflow};
 use crate::driver::TimestampedCompletion;
-use crate::transport::{Completion, WcOpcode, WcStatus};
-use crate::wire::{Qpn, RKey};
+use crate::transport::Completion;
 
 /// A batch of polls on a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
 ///
@@ -19,7 +19,7 @@ use crate::wire::{Qpn, RKey};
 /// # a.qp.post_send(&SendWr::send(2, &[]))?;
 /// let mut poll = a.cq.start_poll();
 /// while let Some(wc) = poll.next_poll()? {
-///     println!("{} {} at {} ns", wc.wr_id(), wc.status(), wc.completion_timestamp());
+///     println!("{} {} at {} ns", wc.wr_id, wc.status, wc.completion_timestamp());
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -63,8 +63,9 @@ impl CqPoll<'_> {
     pub fn end_poll(self) {}
 }
 
-/// The current completion of a batch. If its status is an error, the only other valid fields are
-/// [`wr_id`](Self::wr_id), [`qpn`](Self::qpn), [`vendor_err`](Self::vendor_err) and the timestamps.
+/// The current completion of a batch, which dereferences to the [`Completion`], and its timestamps. If its status is an error, the
+/// only other valid fields are [`wr_id`](Completion::wr_id), [`qpn`](Completion::qpn), [`vendor_err`](Completion::vendor_err) and the
+/// timestamps.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p TimestampedCompletion,
@@ -72,70 +73,17 @@ pub struct Wc<'p> {
     wall_offset: &'p OnceLock<u64>,
 }
 
-impl Wc<'_> {
-    /// Returns the completion.
-    pub fn completion(&self) -> &Completion {
+impl Deref for Wc<'_> {
+    type Target = Completion;
+    fn deref(&self) -> &Completion {
         &self.entry.completion
     }
+}
 
-    /// Returns the ID of the work request.
-    pub fn wr_id(&self) -> u64 {
-        self.entry.completion.wr_id
-    }
-
-    /// Returns the status of the work request.
-    pub fn status(&self) -> WcStatus {
-        self.entry.completion.status
-    }
-
-    /// Returns the completed operation.
-    pub fn opcode(&self) -> WcOpcode {
-        self.entry.completion.opcode
-    }
-
-    /// Returns an implementation-specific error code.
-    pub fn vendor_err(&self) -> u32 {
-        self.entry.completion.vendor_err
-    }
-
-    /// Returns the number of bytes received, read or swapped. For a send, this is the message length.
-    pub fn byte_len(&self) -> u32 {
-        self.entry.completion.byte_len
-    }
-
-    /// Returns the immediate data, if the message had any.
-    pub fn imm(&self) -> Option<u32> {
-        self.entry.completion.imm
-    }
-
-    /// Returns the local R_Key invalidated by the peer's SEND with invalidate, if any.
-    pub fn invalidated_rkey(&self) -> Option<RKey> {
-        self.entry.completion.invalidated
-    }
-
-    /// Returns the number of the local queue pair.
-    pub fn qpn(&self) -> Qpn {
-        self.entry.completion.qpn
-    }
-
-    /// Returns the number of the peer's queue pair.
-    pub fn src_qpn(&self) -> Qpn {
-        self.entry.completion.src_qpn
-    }
-
+impl Wc<'_> {
     /// Returns flags that tell which optional fields the completion has.
     pub fn wc_flags(&self) -> WcFlags {
         WcFlags::from(&self.entry.completion)
-    }
-
-    /// Reports whether the routing header, if present, is an IPv4 header.
-    pub fn over_ipv4(&self) -> bool {
-        self.entry.completion.over_ipv4
-    }
-
-    /// Returns the index of the message's partition key in the port's table.
-    pub fn pkey_index(&self) -> u16 {
-        self.entry.completion.pkey_index
     }
 
     /// Returns the time at which the completion was added to the queue, in nanoseconds on the NIC's clock

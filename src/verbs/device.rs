@@ -19,13 +19,12 @@ pub struct Device {
 
 /// Reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The socket could not be bound.
-    #[error(transparent)]
     Link(#[from] UdpLinkError),
     /// The context could not be opened on the link.
-    #[error(transparent)]
     Open(#[from] OpenError),
 }
 

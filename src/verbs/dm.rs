@@ -36,14 +36,7 @@ impl Context {
         self.inject(Call::ibv_alloc_dm)?;
         self.check_device()?;
         let max = self.0.limits.max_dm_size;
-        if len == 0 || len as u64 > max {
-            return Err(CreateError::Value {
-                name: "length of device memory",
-                value: len as u64,
-                min: 1,
-                max,
-            });
-        }
+        CreateError::check("length of device memory", len as u64, 1..=max)?;
         let reserve = |used: u64| used.checked_add(len as u64).filter(|sum| *sum <= max);
         self.0
             .dm_used

@@ -17,8 +17,9 @@ use super::any_error::Error as AnyError;
 use super::cm::{IdError, SessionError};
 use super::{
     AccessError, AckError, AddressError, AttachCounterError, AttachError, ClaimError, ConnectError,
-    CqOverflow, CreateError, DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError,
-    ModifyError, MulticastError, OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError,
+    CqOverflow, CreateError, DestroyCqError, DeviceError, InjectedError, JoinError, ManagementError,
+    MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize, PairError, PostError,
+    PostListError, WaitError,
 };
 use crate::broker::SharingError;
 use crate::cm::CmError;
@@ -28,9 +29,10 @@ use crate::link::udp::UdpLinkError;
 use crate::middleware::capture::CaptureError;
 use crate::middleware::faults::RulesError;
 
-/// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`.
+/// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`. The variants in front of these are
+/// errors of other types, whose numbers apply.
 macro_rules! table {
-    ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
+    ($($(#[$doc:meta])* $error:ident $([$($of:ident)+])? { $($cause:pat => $number:expr,)* })+) => {
         $(impl $error {
             /// Returns the `errno` value that libibverbs programs get for this error. Connection manager
             /// events report it too, as in librdmacm.
@@ -43,17 +45,19 @@ macro_rules! table {
             }
 
             fn number(&self) -> i32 {
-                match self { $($cause => $number,)+ }
+                match self {
+                    $($(Self::$of(error) => error.number(),)+)?
+                    $($cause => $number,)*
+                }
             }
         })+
     };
 }
 
 table! {
-    PostError {
+    PostError [Injected Address] {
         Self::QueueFull(_) => ENOMEM,
         Self::DeviceFatal => EIO,
-        Self::Injected(error) => error.errno,
         Self::State(_)
         | Self::TooManySges { .. }
         | Self::InlineTooLong { .. }
@@ -68,21 +72,21 @@ table! {
         | Self::NoData(_)
         | Self::WindowKind(_)
         | Self::NoPlacement => EINVAL,
-        Self::Address(e) => e.number(),
     }
     PostListError {
         Self { error, .. } => error.number(),
     }
-    ModifyError {
+    ModifyError [Injected Address] {
         Self::DeviceFatal => EIO,
-        Self::Injected(error) => error.errno,
         Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
-        Self::Address(e) => e.number(),
+    }
+    InjectedError {
+        Self { errno, .. } => *errno,
     }
     AddressError {
         Self::GidIndex { .. } | Self::Family { .. } => EINVAL,
     }
-    CreateError {
+    CreateError [Management Address Injected] {
         Self::Value { .. }
         | Self::AccessNeedsLocalWrite(_)
         | Self::Access { .. }
@@ -90,10 +94,7 @@ table! {
         | Self::XrcTarget
         | Self::NoReceives(_)
         | Self::NoGrh => EINVAL,
-        Self::Management(e) => e.number(),
         Self::Exhausted { .. } => ENOMEM,
-        Self::Address(e) => e.number(),
-        Self::Injected(error) => error.errno,
         Self::Channel(errno) => *errno,
         Self::DeviceFatal => EIO,
     }
@@ -131,10 +132,7 @@ table! {
         Self::Unsupported(_) => EOPNOTSUPP,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
-    AttachError {
-        Self::Multicast(e) => e.number(),
-        Self::Join(e) => e.number(),
-    }
+    AttachError [Multicast Join] {}
     AckError {
         Self { .. } => EINVAL,
     }
@@ -149,56 +147,46 @@ table! {
     }
     /// In verbs, an error status in a completion does not make the call fail: the call returns the
     /// completion.
-    WaitError {
+    WaitError [Overflow] {
         Self::TimedOut(_) => ETIMEDOUT,
         Self::Interrupted => EINTR,
         Self::Idle => EAGAIN,
-        Self::Overflow(e) => e.number(),
         Self::Failed(_) => EIO,
         Self::DeviceRemoved => ENODEV,
         Self::System(errno) | Self::Runtime(errno) => *errno,
     }
-    OpenError {
+    OpenError [Injected Fabric] {
         Self::NoAddress(_) => EADDRNOTAVAIL,
         Self::MtuTooSmall { .. } => EMSGSIZE,
         Self::Shards(_) => EINVAL,
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
-        Self::Fabric(e) => of_fabric(e),
-        Self::Injected(error) => error.errno,
     }
     UdpLinkError {
         Self::InUse { .. } => EADDRINUSE,
         Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
-    SharingError {
+    SharingError [Link] {
         Self::Refused { errno, .. } | Self::NoRings { errno, .. } => *errno,
-        Self::Link(e) => e.errno(),
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
-    BindError {
-        Self::Udp(e) => e.number(),
+    BindError [Udp] {
         Self::Packet(e) => of_cause(e),
         Self::Frames(e) => of_cause(e),
         Self::Fabric | Self::Shards { .. } => EINVAL,
     }
-    DeviceError {
-        Self::Link(e) => e.number(),
-        Self::Open(e) => e.number(),
-    }
+    DeviceError [Link Open] {}
     ClaimError {
         Self::InUse { .. } => EADDRINUSE,
         Self::NotLocal { .. } => EADDRNOTAVAIL,
         Self::NoAccess { source, .. } | Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
-    ConnectError {
+    ConnectError [Modify] {
         Self::Mtu { .. } => EINVAL,
         Self::NoGid { .. } => ENETUNREACH,
-        Self::Modify(e) => e.number(),
     }
     /// For a failure after the call has returned, an event reports the number.
-    IdError {
-        Self::Injected(error) => error.errno,
+    IdError [Injected Modify Device Open Protocol] {
         Self::State { .. }
         | Self::Family { .. }
         | Self::PrivateData { .. }
@@ -218,71 +206,36 @@ table! {
             other => other.number(),
         },
         Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,
-        Self::Modify(e) => e.number(),
-        Self::Protocol(e) => of_protocol(e),
-        Self::Device(e) => e.number(),
-        Self::Open(e) => e.number(),
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
+    }
+    CmError {
+        Self::InUse(_) => EADDRINUSE,
+        Self::TooMany(_) => ENOMEM,
+        Self::Gid(_) => EADDRNOTAVAIL,
+        Self::Unknown(_) | Self::State { .. } | Self::PrivateData { .. } | Self::Info(_) | Self::Datagram => EINVAL,
+    }
+    FabricError {
+        Self::AddressInUse(_) => EADDRINUSE,
+        Self::NoAddress | Self::NotUnicast(_) | Self::UnknownAddress(_) => EADDRNOTAVAIL,
+        Self::Probability { .. } | Self::Mtu(_) | Self::Zero { .. } | Self::NoQueue { .. } | Self::Simulated => EINVAL,
+        Self::NoDevice(_) | Self::NoHost => ENODEV,
+        Self::NoObject { .. } => ENOENT,
     }
     CaptureError {
         Self::Create { source, .. } | Self::Write(source) | Self::Incomplete { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
-    PairError {
-        Self::Open(e) => e.number(),
-        Self::Create(e) => e.number(),
-        Self::Connect(e) => e.number(),
-    }
+    PairError [Open Create Connect] {}
     /// For an event that reports a failure, the number is that of its status.
-    SessionError {
-        Self::Id(e) => e.number(),
-        Self::Create(e) => e.number(),
-        Self::Wait(e) => e.number(),
+    SessionError [Id Create Wait] {
         Self::Rejected { .. } => ECONNREFUSED,
         Self::Failed { status, .. } => if *status < 0 { -status } else { EIO },
     }
-    AnyError {
-        Self::Open(e) => e.number(),
-        Self::Create(e) => e.number(),
-        Self::Pair(e) => e.number(),
-        Self::Modify(e) => e.number(),
-        Self::Connect(e) => e.number(),
-        Self::Attach(e) => e.number(),
-        Self::Multicast(e) => e.number(),
-        Self::AttachCounter(e) => e.number(),
-        Self::Post(e) => e.number(),
-        Self::PostList(e) => e.number(),
-        Self::Wait(e) => e.number(),
-        Self::Overflow(e) => e.number(),
-        Self::DestroyCq(e) => e.number(),
-        Self::Ack(e) => e.number(),
-        Self::Memory(e) => e.number(),
-        Self::Address(e) => e.number(),
-        Self::PKeys(e) => e.number(),
-        Self::Id(e) => e.number(),
-        Self::Session(e) => e.number(),
-        Self::Device(e) => e.number(),
-        Self::Link(e) => e.number(),
-        Self::Udp(e) => e.number(),
-        Self::Sharing(e) => e.number(),
+    AnyError [Open Create Pair Modify Connect Attach Multicast AttachCounter Post PostList Wait Overflow
+        DestroyCq Ack Memory Address PKeys Id Session Device Link Udp Sharing Capture Fabric] {
         Self::Packet(e) => of_cause(e),
         Self::Frames(e) => of_cause(e),
-        Self::Capture(e) => e.number(),
-        Self::Fabric(e) => of_fabric(e),
         Self::Rules(RulesError::File { source: e, .. }) | Self::Io(e) => e.raw_os_error().unwrap_or(EIO),
-        Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
-    }
-}
-
-fn of_protocol(e: &CmError) -> i32 {
-    match e {
-        CmError::InUse(_) => EADDRINUSE,
-        CmError::TooMany(_) => ENOMEM,
-        CmError::Gid(_) => EADDRNOTAVAIL,
-        CmError::Unknown(_)
-        | CmError::State { .. }
-        | CmError::PrivateData { .. }
-        | CmError::Info(_)
-        | CmError::Datagram => EINVAL,
+        Self::Service(_) | Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
     }
 }
 
@@ -293,20 +246,6 @@ fn of_cause(e: &(dyn Error + 'static)) -> i32 {
         (Some(system), _) => system.raw_os_error().unwrap_or(EIO),
         (None, Some(cause)) => of_cause(cause),
         (None, None) => ENODEV,
-    }
-}
-
-fn of_fabric(e: &FabricError) -> i32 {
-    match e {
-        FabricError::AddressInUse(_) => EADDRINUSE,
-        FabricError::NoAddress | FabricError::NotUnicast(_) | FabricError::UnknownAddress(_) => EADDRNOTAVAIL,
-        FabricError::Probability { .. }
-        | FabricError::Mtu(_)
-        | FabricError::Zero { .. }
-        | FabricError::NoQueue { .. }
-        | FabricError::Simulated => EINVAL,
-        FabricError::NoDevice(_) | FabricError::NoHost => ENODEV,
-        FabricError::NoObject { .. } => ENOENT,
     }
 }
 

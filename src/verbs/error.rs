@@ -1,6 +1,7 @@
 //! Error types of the verbs API.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::driver::CqOverflow;
@@ -10,6 +11,7 @@ use crate::wire::Mtu;
 
 /// Reason why a context could not be opened.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The link has no IP address, so there is no GID.
@@ -30,15 +32,14 @@ pub enum OpenError {
     #[error("cannot create an eventfd or the background thread: {0}")]
     System(#[from] io::Error),
     /// The fabric could not add the port.
-    #[error(transparent)]
     Fabric(#[from] crate::fabric::FabricError),
     /// A fault on the call, which was not executed.
-    #[error(transparent)]
     Injected(InjectedError),
 }
 
 /// Reason why an object could not be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum CreateError {
     /// A size is above the device's limit or below the minimum.
@@ -80,7 +81,6 @@ pub enum CreateError {
         reason: &'static str,
     },
     /// The key table rejected the change, for example because windows are bound to the region.
-    #[error(transparent)]
     Management(#[from] ManagementError),
     /// An object of the given kind belongs to another context, so it cannot be used here.
     #[error("the {0} belongs to another context")]
@@ -99,8 +99,19 @@ pub enum CreateError {
     #[error("the device has failed: close the context and open another")]
     DeviceFatal,
     /// A fault on the call, which was not executed.
-    #[error(transparent)]
     Injected(InjectedError),
+}
+
+impl CreateError {
+    /// Fails with [`CreateError::Value`] unless the value is in the range.
+    pub(super) fn check(
+        name: &'static str,
+        value: u64,
+        range: RangeInclusive<u64>,
+    ) -> Result<(), CreateError> {
+        let (min, max) = range.into_inner();
+        if (min..=max).contains(&value) { Ok(()) } else { Err(CreateError::Value { name, value, min, max }) }
+    }
 }
 
 /// Reason why a queue pair could not be connected.

@@ -81,7 +81,7 @@ impl fmt::Display for FailureReport {
     }
 }
 
-impl Qp {
+impl<S> Qp<S> {
     /// Explains why the queue pair failed. Returns `None` if it has not failed since RESET or RTS. The report
     /// is available until the queue pair is reset or returns to RTS.
     pub fn explain(&self) -> Option<FailureReport> {
@@ -92,7 +92,7 @@ impl Qp {
 impl Completion {
     /// Explains why the work request failed. `qp` is the queue pair to which it was posted. Returns `None` if
     /// the work request succeeded, or the queue pair has been reset since.
-    pub fn explain(&self, qp: &Qp) -> Option<FailureReport> {
+    pub fn explain<S>(&self, qp: &Qp<S>) -> Option<FailureReport> {
         if qp.qpn() == self.qpn { FailureReport::of(qp.pd().context(), *self) } else { None }
     }
 }

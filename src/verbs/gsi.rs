@@ -13,8 +13,7 @@ use super::{
 use crate::memory::Access;
 use crate::nic::QpnPartition;
 use crate::transport::{
-    AddressVector, Completion, Destination, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, WcStatus,
-    WrData, WrOp,
+    AddressVector, Completion, Destination, QpType, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus,
 };
 use crate::wire::mad::{MAD_LEN, ServiceId};
 use crate::wire::{QKey, Qpn, grh};
@@ -109,13 +108,8 @@ impl ManagementPort {
     /// sent.
     pub fn send(&self, to: &AddressVector, mad: &[u8; MAD_LEN]) -> Result<(), PostError> {
         let pd = self.qp.pd().id();
-        self.qp.post_send(&SendWr {
-            wr_id: 0,
-            op: WrOp::Send,
-            data: WrData::Inline(mad),
-            flags: SendFlags::default(),
-            to: Some(Destination::Qp { pd, av: *to, qpn: Qpn::GSI, qkey: QKey::GSI }),
-        })
+        let to = Destination::Qp { pd, av: *to, qpn: Qpn::GSI, qkey: QKey::GSI };
+        self.qp.post_send(&SendWr::send_to(0, &[], to).inline(mad).signaled(false))
     }
 
     /// Removes and returns the oldest received datagram, or returns `None` if there is none; never blocks.

@@ -36,6 +36,7 @@ mod quota;
 mod spawn;
 mod srq;
 mod test_endpoint;
+mod typed_qp;
 mod wait;
 mod warnings;
 mod xrc;
@@ -50,6 +51,8 @@ pub use crate::memory::{
 pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
 #[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
+pub use crate::transport::service;
+pub use crate::transport::service::{Rc, Uc, Ud};
 pub use crate::transport::{
     AckRequests, AddressError, AddressVector, AlternatePath, AsyncEvent, AttachCounterError, CnpScope,
     CompCounter, Completion, Congestion, CongestionAlgorithm, CongestionError, CongestionParameter,
@@ -89,5 +92,6 @@ pub use query::{lid_of, node_guid};
 pub use spawn::FabricThread;
 pub use srq::{Srq, SrqAttr, SrqOptions};
 pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
+pub use typed_qp::WrongService;
 pub use warnings::{Warning, WarningKind};
 pub use xrc::Xrcd;

@@ -110,10 +110,7 @@ impl Pd {
     }
 
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
-        let max = self.context().0.limits.max_mr_size;
-        if len == 0 || len as u64 > max {
-            return Err(CreateError::Value { name: "region length", value: len as u64, min: 1, max });
-        }
+        CreateError::check("region length", len as u64, 1..=self.context().0.limits.max_mr_size)?;
         if access.unknown() != Access::LOCAL_READ {
             return Err(CreateError::Access { access, reason: "it has unknown flags" });
         }

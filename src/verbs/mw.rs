@@ -7,11 +7,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::faults::Call;
 use super::{CreateError, Pd, PostError, Qp, RawMr, SendFlags, SendWr};
 use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
+use crate::transport::service::Connected;
 use crate::wire::{LKey, RKey};
 
 /// Returns `key` with its low byte incremented modulo 256, as `ibv_inc_rkey` does.
 fn next(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
+}
+
+/// Replaces a key by the next one, which it returns.
+fn advance(key: &AtomicU32) -> u32 {
+    let step = |key| Some(next(key));
+    next(key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_else(|key| key))
 }
 
 /// A memory window, which gives peers access to part of a region while bound. Dropping it unbinds and frees
@@ -85,9 +92,7 @@ impl Mw {
     /// Advances the key of a type 2 window for its next bind (`ibv_inc_rkey`). Returns the new key, which
     /// [`rkey`](Self::rkey) then returns too.
     pub fn next_rkey(&self) -> RKey {
-        let step = |key| Some(next(key));
-        let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
-        RKey(next(old.unwrap_or_else(|key| key)))
+        RKey(advance(&self.key))
     }
 
     /// Returns the parameters for binding the window to the given byte range of a region: by [`Qp::bind_mw`]
@@ -115,7 +120,7 @@ impl fmt::Debug for Mw {
     }
 }
 
-impl Qp {
+impl<S: Connected> Qp<S> {
     /// Posts a work request that binds a type 1 window to part of a region or, with length 0, unbinds it
     /// (`ibv_bind_mw`). Returns the window's new key; `bind.rkey` is ignored.
     ///
@@ -127,7 +132,7 @@ impl Qp {
             return Err(PostError::WindowKind(mw.kind));
         }
         let rkey = RKey(next(mw.rkey().0));
-        self.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
+        self.0.post_send(&SendWr::bind_mw(wr_id, Bind { rkey, ..*bind }).flags(flags))?;
         mw.key.store(rkey.0, Ordering::Relaxed);
         Ok(rkey)
     }
@@ -152,9 +157,7 @@ impl FastMr {
     /// Returns the parameters for a fast registration of the `len` bytes at `offset`, with a new key and with
     /// `iova` as the address of the first byte. Post them with [`SendWr::reg_mr`].
     pub fn reg(&self, offset: u64, len: u64, iova: u64, access: Access) -> FastReg {
-        let step = |key| Some(next(key));
-        let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
-        FastReg { key: LKey(next(old.unwrap_or_else(|key| key))), offset, len, iova, access }
+        FastReg { key: LKey(advance(&self.key)), offset, len, iova, access }
     }
 
     /// Returns the local key from the last call to [`reg`](Self::reg).

@@ -1,6 +1,8 @@
 //! Queue pairs: creation, state transitions, connection, posting, and multicast attachment.
 
+use std::borrow::Borrow;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -13,6 +15,7 @@ use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
 use crate::memory::Access;
 use crate::nic::{MulticastError, TooManyQps};
 use crate::sys::setters::setters;
+use crate::transport::service::{Connected, Datagrams, Untyped};
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, AttachCounterError, CompCounter, CountedOps, ModifyError, PostError, PostListError,
@@ -159,6 +162,9 @@ type Queue = Arc<CompletionQueue>;
 /// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair; outstanding
 /// work requests then end without completions.
 ///
+/// `S` is the [service](super::service). `Qp` alone is a queue pair of any service, whose calls fail if the service does
+/// not have them; calls of a `Qp<Rc>`, `Qp<Uc>` or `Qp<Ud>` ([`Pd::create_typed_qp`]) then do not compile.
+///
 /// ```
 /// # use std::time::Duration;
 /// # use urxe::verbs::*;
@@ -176,12 +182,12 @@ type Queue = Arc<CompletionQueue>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-pub struct Qp(Arc<QpInner>);
+pub struct Qp<S = Untyped>(pub(super) Arc<QpInner>, pub(super) PhantomData<S>);
 
-struct QpInner {
+pub(super) struct QpInner {
     qpn: Qpn,
     psn: Psn,
-    qp_type: QpType,
+    pub qp_type: QpType,
     pd: Pd,
     shard: Arc<Shard>,
     send_cq: Cq,
@@ -366,9 +372,11 @@ impl Qp {
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq, is_alive) = (send_cq.clone(), recv_cq.clone(), Arc::new(Mutex::new(true)));
         let inner = QpInner { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, cq_uses, is_alive, calls };
-        Ok(Qp(Arc::new(inner)))
+        Ok(Qp(Arc::new(inner), PhantomData))
     }
+}
 
+impl<S> Qp<S> {
     /// Returns a handle that can change the queue pair's state but does not keep it alive.
     pub(super) fn remote(&self) -> QpRemote {
         QpRemote {
@@ -428,33 +436,12 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.0.calls.inject(Call::ibv_modify_qp).map_err(ModifyError::Injected)?;
-        self.0.shard.with_state_and_send(|state, now| {
-            let result = state.modify_qp(now, self.0.qpn, attr);
-            result.expect("the NIC has the queue pair as long as its handle")
-        })?;
-        match attr.state {
-            Some(QpState::Reset) => self.0.purge(),
-            Some(QpState::Rtr | QpState::Rts) => self.check_configuration(),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Warns of attributes that will cause trouble.
-    fn check_configuration(&self) {
-        self.0.pd.context().0.warnings.check_qp(self.0.qp_type, &self.query(), self.0.qpn);
-    }
-
-    /// Warns of a work request that exceeds a limit.
-    fn check_post(&self, posted: Result<(), PostListError>) -> Result<(), PostListError> {
-        posted.inspect_err(|e| self.0.pd.context().0.warnings.check_post(&e.error, self.0.qpn))
+        self.0.modify(attr)
     }
 
     /// Returns the current attributes (`ibv_query_qp`).
     pub fn query(&self) -> QpAttr {
-        let found = self.0.shard.with_nic(|nic| nic.query_qp(self.0.qpn).map(|(attr, _)| attr));
-        found.expect("the NIC has the queue pair as long as its handle")
+        self.0.query()
     }
 
     /// Returns the current state.
@@ -462,6 +449,27 @@ impl Qp {
         self.query().state.unwrap_or_default()
     }
 
+    /// Attaches a completion counter (`ibv_qp_attach_comp_cntr`) in RESET or INIT. It counts the operations
+    /// `ops` of this queue pair, and stays attached until the queue pair is dropped.
+    ///
+    /// # Errors
+    /// [`AttachCounterError`]; then the counter is not attached.
+    pub fn attach_counter(&self, counter: &CompCounter, ops: CountedOps) -> Result<(), AttachCounterError> {
+        let result = self.0.shard.with_state(|state, _| state.nic.attach_counter(self.0.qpn, counter, ops));
+        result.expect("the NIC has the queue pair as long as its handle")
+    }
+
+    /// Posts a receive work request.
+    ///
+    /// # Errors
+    /// [`PostError`]; then the work request was not posted.
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.0.post_recv(wr)
+    }
+}
+
+/// Connection to one peer.
+impl<S: Connected> Qp<S> {
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
@@ -537,7 +545,10 @@ impl Qp {
         };
         Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
+}
 
+/// Datagrams.
+impl<S: Datagrams> Qp<S> {
     /// Moves a datagram queue pair from RESET to RTS. It then receives datagrams whose Q_Key is `qkey`.
     ///
     /// # Errors
@@ -567,16 +578,6 @@ impl Qp {
         shards.attach_mcast(&self.0.shard, self.0.qpn, gid, limits)
     }
 
-    /// Attaches a completion counter (`ibv_qp_attach_comp_cntr`) in RESET or INIT. It counts the operations
-    /// `ops` of this queue pair, and stays attached until the queue pair is dropped.
-    ///
-    /// # Errors
-    /// [`AttachCounterError`]; then the counter is not attached.
-    pub fn attach_counter(&self, counter: &CompCounter, ops: CountedOps) -> Result<(), AttachCounterError> {
-        let result = self.0.shard.with_state(|state, _| state.nic.attach_counter(self.0.qpn, counter, ops));
-        result.expect("the NIC has the queue pair as long as its handle")
-    }
-
     /// Stops this queue pair from receiving the messages that it sends to multicast groups it is attached to
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). The NIC's other queue pairs still receive them.
     pub fn block_multicast_loopback(&self) {
@@ -590,7 +591,10 @@ impl Qp {
     pub fn detach_mcast(&self, gid: Gid) -> Result<(), MulticastError> {
         self.0.pd.context().0.shards.detach_mcast(&self.0.shard, self.0.qpn, gid)
     }
+}
 
+/// Posting to a queue pair of any service.
+impl Qp {
     /// Posts a send work request, and transmits as much as the congestion window allows. If many packets are
     /// in flight, transmission may be deferred and batched with later work requests. Never waits for the
     /// peer.
@@ -598,7 +602,7 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then the work request was not posted.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.post_until_rejected(std::slice::from_ref(wr)).map_err(|e| e.error)
+        self.0.post_send(wr)
     }
 
     /// Posts send work requests in order. If the queue pair rejects one, `policy` says whether those before it
@@ -619,16 +623,9 @@ impl Qp {
     #[inline]
     pub fn post_send_list(&self, wrs: &[SendWr<'_>], policy: ListPolicy) -> Result<(), PostListError> {
         match policy {
-            ListPolicy::UntilRejected => self.post_until_rejected(wrs),
-            ListPolicy::AllOrNone => self.post_all_or_none(wrs.iter().copied()),
+            ListPolicy::UntilRejected => self.0.post_until_rejected(wrs),
+            ListPolicy::AllOrNone => self.0.post_all_or_none(wrs.iter().copied()),
         }
-    }
-
-    fn post_until_rejected(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.inject_on_post(Call::ibv_post_send)?;
-        self.check_post(self.0.shard.post(self.0.qpn, |nic| {
-            nic.post_send_list(self.0.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
-        }))
     }
 
     /// Posts send work requests with [`ListPolicy::AllOrNone`]. The C library converts its work requests in
@@ -636,35 +633,93 @@ impl Qp {
     /// not call the NIC.
     #[doc(hidden)]
     pub fn post_all_or_none<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
-        self.inject_on_post(Call::ibv_wr_complete)?;
-        self.check_post(self.0.shard.post(self.0.qpn, |nic| {
-            nic.post_send_all(self.0.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
+        self.0.post_all_or_none(wrs)
+    }
+}
+
+impl QpInner {
+    fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.calls.inject(Call::ibv_modify_qp).map_err(ModifyError::Injected)?;
+        self.shard.with_state_and_send(|state, now| {
+            let result = state.modify_qp(now, self.qpn, attr);
+            result.expect("the NIC has the queue pair as long as its handle")
+        })?;
+        match attr.state {
+            Some(QpState::Reset) => self.purge(),
+            // Warns of attributes that will cause trouble.
+            Some(QpState::Rtr | QpState::Rts) => {
+                self.pd.context().0.warnings.check_qp(self.qp_type, &self.query(), self.qpn);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn query(&self) -> QpAttr {
+        let found = self.shard.with_nic(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
+        found.expect("the NIC has the queue pair as long as its handle")
+    }
+
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post_until_rejected(std::slice::from_ref(wr)).map_err(|e| e.error)
+    }
+
+    /// Posts send work requests with [`ListPolicy::UntilRejected`].
+    pub fn post_until_rejected(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.post_each(wrs)
+    }
+
+    /// Posts a list or the items of an iterator. Private, so that no other crate contains a copy of the code below.
+    fn post_each<'w>(
+        &self,
+        wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
+    ) -> Result<(), PostListError> {
+        self.inject_on_post(Call::ibv_post_send)?;
+        self.check_post(self.shard.post(self.qpn, |nic| {
+            nic.post_send_list(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
         }))
+    }
+
+    /// Posts send work requests with [`ListPolicy::AllOrNone`].
+    pub fn post_all_or_none<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostListError> {
+        self.inject_on_post(Call::ibv_wr_complete)?;
+        self.check_post(self.shard.post(self.qpn, |nic| {
+            nic.post_send_all(self.qpn, wrs).expect("the NIC has the queue pair as long as its handle")
+        }))
+    }
+
+    /// Posts send work requests of an iterator, which must not call the NIC.
+    pub fn post_iterator(
+        &self,
+        wrs: &mut dyn Iterator<Item = SendWr<'_>>,
+        policy: ListPolicy,
+    ) -> Result<(), PostListError> {
+        match policy {
+            ListPolicy::UntilRejected => self.post_each(wrs),
+            ListPolicy::AllOrNone => self.post_all_or_none(wrs),
+        }
     }
 
     /// Applies the faults on a call that posts work requests.
     #[inline]
     fn inject_on_post(&self, call: Call) -> Result<(), PostListError> {
-        self.0.cq_uses[0].on_post(&self.0.send_cq);
-        let injected = self.0.calls.inject(call);
+        self.cq_uses[0].on_post(&self.send_cq);
+        let injected = self.calls.inject(call);
         injected.map_err(|error| PostListError { index: 0, error: PostError::Injected(error) })
     }
 
-    /// Posts a receive work request.
-    ///
-    /// # Errors
-    /// [`PostError`]; then the work request was not posted.
-    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.0.cq_uses[1].on_post(&self.0.recv_cq);
-        self.0.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
-        self.0
-            .shard
-            .with_nic(|nic| nic.post_recv(self.0.qpn, wr))
-            .expect("the NIC has the queue pair as long as its handle")
+    /// Warns of a work request that exceeds a limit.
+    fn check_post(&self, posted: Result<(), PostListError>) -> Result<(), PostListError> {
+        posted.inspect_err(|e| self.pd.context().0.warnings.check_post(&e.error, self.qpn))
     }
-}
 
-impl QpInner {
+    fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.cq_uses[1].on_post(&self.recv_cq);
+        self.calls.inject(Call::ibv_post_recv).map_err(PostError::Injected)?;
+        let posted = self.shard.with_nic(|nic| nic.post_recv(self.qpn, wr));
+        posted.expect("the NIC has the queue pair as long as its handle")
+    }
+
     /// Removes this queue pair's completions from its completion queues.
     fn purge(&self) {
         let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
@@ -698,7 +753,7 @@ impl Drop for QpInner {
     }
 }
 
-impl fmt::Debug for Qp {
+impl<S> fmt::Debug for Qp<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Qp({})", self.0.qpn)
     }

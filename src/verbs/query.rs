@@ -276,22 +276,7 @@ impl Context {
             max_res_rd_atom: limits.max_qp.saturating_mul(limits.max_qp_rd_atom).min(i32::MAX as u32),
             // Atomics are executed with the processor's own atomic instructions.
             atomic_cap: AtomicCap::Global,
-            caps: DeviceCaps::BAD_PKEY_CNTR
-                | DeviceCaps::BAD_QKEY_CNTR
-                | DeviceCaps::AUTO_PATH_MIG
-                | DeviceCaps::CURR_QP_STATE_MOD
-                | DeviceCaps::PORT_ACTIVE_EVENT
-                | DeviceCaps::SYS_IMAGE_GUID
-                | DeviceCaps::RC_RNR_NAK_GEN
-                | DeviceCaps::SRQ_RESIZE
-                | DeviceCaps::MEM_WINDOW
-                | DeviceCaps::XRC
-                | DeviceCaps::MEM_MGT_EXTENSIONS
-                | DeviceCaps::MEM_WINDOW_TYPE_2A
-                | DeviceCaps::MEM_WINDOW_TYPE_2B
-                | DeviceCaps::FLUSH_GLOBAL
-                | DeviceCaps::FLUSH_PERSISTENT
-                | DeviceCaps::ATOMIC_WRITE,
+            caps: DeviceCaps::all(),
             on_demand: if supports_populate() { OnDemand::ALL } else { OnDemand::default() },
             pacing: Pacing::ALL,
             local_ca_ack_delay: ACK_DELAY,

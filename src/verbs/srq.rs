@@ -107,37 +107,26 @@ impl Pd {
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
         self.context().inject(Call::ibv_create_srq)?;
-        let SrqOptions { caps, xrc } = options.into();
-        Srq::new(self, xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq)), caps)
+        Srq::new(self, options.into())
     }
 }
 
 impl Srq {
-    pub(super) fn new(pd: &Pd, xrc: Option<(&Xrcd, &Cq)>, caps: RecvCaps) -> Result<Srq, CreateError> {
+    fn new(pd: &Pd, SrqOptions { caps, xrc }: SrqOptions) -> Result<Srq, CreateError> {
         let context = pd.context();
         context.check_device()?;
-        if xrc.is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
+        if xrc.as_ref().is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
             return Err(CreateError::OtherContext("XRC domain or completion queue"));
         }
         let l = context.0.limits;
-        for (name, value, min, max) in
-            [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_srq_sge)]
-        {
-            if value < min || value > max {
-                return Err(CreateError::Value {
-                    name,
-                    value: value.into(),
-                    min: min.into(),
-                    max: max.into(),
-                });
-            }
-        }
+        CreateError::check("max_wr", caps.max_wr.into(), 1..=l.max_srq_wr.into())?;
+        CreateError::check("max_sge", caps.max_sge.into(), 0..=l.max_srq_sge.into())?;
         context.0.srqs.acquire()?;
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
         let made = shard.with_state(|state, _| {
-            let made = match xrc {
+            let made = match &xrc {
                 Some((xrcd, cq)) => state.create_xrc_srq(pd.id(), xrcd.id(), &cq.0.queue, caps),
                 None => state.nic.create_srq(pd.id(), caps),
             };
@@ -147,10 +136,9 @@ impl Srq {
             context.0.srqs.release();
             return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
         };
-        let xrc = xrc.map(|(xrcd, cq)| {
+        if let Some((_, cq)) = &xrc {
             cq.0.users.add(shard);
-            (xrcd.clone(), cq.clone())
-        });
+        }
         let calls = context.0.calls.clone();
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc, calls })))
     }
@@ -202,17 +190,10 @@ impl Srq {
     /// [`CreateError::DeviceFatal`].
     pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
         self.0.pd.context().check_device()?;
-        let max = self.0.pd.context().0.limits.max_srq_wr;
-        let refused = |min: usize| CreateError::Value {
-            name: "max_wr",
-            value: max_wr.into(),
-            min: min as u64,
-            max: max.into(),
-        };
-        if max_wr == 0 || max_wr > max {
-            return Err(refused(1));
-        }
-        self.with(|queue, _| queue.resize(max_wr)).map_err(refused)
+        let max = self.0.pd.context().0.limits.max_srq_wr.into();
+        let check = |min| CreateError::check("max_wr", max_wr.into(), min..=max);
+        check(1)?;
+        self.with(|queue, _| queue.resize(max_wr)).or_else(|queued| check(queued as u64))
     }
 
     /// Returns the current attributes (`ibv_query_srq`).

@@ -1,17 +1,13 @@
 //! Ready-made test topologies: two connected NICs, or a mesh, on a fabric.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 
 use super::faults::Fault;
 use super::{
     ConnectError, ConnectOptions, Context, ContextOptions, Cq, CreateError, Fabric, OpenError, Pd,
     Personality, Qp, QpOptions,
 };
-use crate::fabric::FabricPort;
-use crate::link::Link;
-use crate::middleware::capture::{CaptureFile, CaptureHandle};
-use crate::middleware::faults::{Faults, Rule};
+use crate::middleware::capture::CaptureFile;
 
 /// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
 /// directions, and one queue pair.
@@ -30,16 +26,14 @@ pub struct TestEndpoint {
 
 /// Reason why a pair or mesh of NICs could not be created.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum PairError {
     /// A context could not be opened.
-    #[error(transparent)]
     Open(#[from] OpenError),
     /// An object could not be created.
-    #[error(transparent)]
     Create(#[from] CreateError),
     /// The queue pairs could not be connected.
-    #[error(transparent)]
     Connect(#[from] ConnectError),
 }
 
@@ -121,8 +115,16 @@ impl Fabric {
     /// [`PairError::Open`] if packets of the fabric cannot hold a path MTU of 256, or the system is out of
     /// descriptors or threads; [`PairError::Create`] for more queue pairs than a device has.
     pub fn mesh(&self, n: usize) -> Result<Vec<MeshNode>, PairError> {
+        self.mesh_with(n, &ContextOptions::default())
+    }
+
+    /// Creates NICs like [`mesh`](Self::mesh), but with the given options, without a seed.
+    ///
+    /// # Errors
+    /// As for [`mesh`](Self::mesh).
+    pub fn mesh_with(&self, n: usize, options: &ContextOptions) -> Result<Vec<MeshNode>, PairError> {
         let node = |own| {
-            let context = Context::on_fabric(self)?;
+            let context = self.open(options)?;
             let (pd, cq) = (
                 context.alloc_pd()?,
                 context.create_cq((1024 * n.max(1)).min(context.0.limits.max_cqe as usize))?,
@@ -221,7 +223,7 @@ impl PairBuilder {
 
     /// Adds faults to the first NIC: on packets at its port ([`Direction::Tx`] to packets that it sends,
     /// [`Direction::Rx`] to packets that it receives), on calls and on objects. Random decisions are derived from
-    /// the fabric's seed.
+    /// the seed of the NIC.
     ///
     /// [`Direction::Tx`]: crate::middleware::faults::Direction::Tx
     /// [`Direction::Rx`]: crate::middleware::faults::Direction::Rx
@@ -264,16 +266,11 @@ impl PairBuilder {
     /// does not support.
     pub fn build(self) -> Result<(TestEndpoint, TestEndpoint), PairError> {
         let PairBuilder { fabric, context: options, qp, connect, faults, capture } = self;
-        let seed = fabric.config().seed;
-        let rules = Fault::packet_rules(&faults);
-        let others = faults.into_iter().filter(|fault| !matches!(fault, Fault::Packet(_)));
-        let with_faults = options.clone().faults(others);
-        let port = fabric.port(&fabric.auto_address()).map_err(OpenError::from)?;
-        let first = Context::on_port(port, &with_faults, |port| wrap(port, rules, seed, capture.as_ref()))?;
+        let mut first = options.clone().faults(faults);
+        first.capture = capture.map(|file| (file, "a".into())).or(first.capture);
         let seed = options.seed.map(|seed| seed.wrapping_add(1));
-        let second = fabric.open(&options.seed(seed))?;
-        let a = TestEndpoint::with_options(first, &qp)?;
-        let b = TestEndpoint::with_options(second, &qp)?;
+        let a = TestEndpoint::with_options(fabric.open(&first)?, &qp)?;
+        let b = TestEndpoint::with_options(fabric.open(&options.seed(seed))?, &qp)?;
         a.connect(&b, &connect)?;
         Ok((a, b))
     }
@@ -282,27 +279,5 @@ impl PairBuilder {
 impl fmt::Debug for PairBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PairBuilder({} fault rules, captured: {})", self.faults.len(), self.capture.is_some())
-    }
-}
-
-/// Wraps a port in fault injection and packet capture. The capture is on the NIC side, so it shows packets as
-/// the NIC sends them, with a comment on each packet to which a fault is applied.
-fn wrap(port: FabricPort, faults: Vec<Rule>, seed: u64, capture: Option<&CaptureFile>) -> Box<dyn Link> {
-    match (faults.is_empty(), capture) {
-        (true, None) => Box::new(port),
-        (true, Some(file)) => Box::new(file.capture(port, "a")),
-        (false, None) => Box::new(Faults::new(port, faults, seed)),
-        (false, Some(file)) => {
-            let handle: Arc<OnceLock<CaptureHandle>> = Arc::default();
-            let commented = handle.clone();
-            let faults = Faults::new(port, faults, seed).with_observer(move |event| {
-                if let Some(handle) = commented.get() {
-                    handle.comment(event);
-                }
-            });
-            let link = file.capture(faults, "a");
-            handle.get_or_init(|| link.handle());
-            Box::new(link)
-        }
     }
 }

@@ -14,105 +14,70 @@ use crate::wire::Qpn;
 /// Total time of all retries from which on a timeout is warned of.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Kind of a [`Warning`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum WarningKind {
-    /// `min_rnr_timer` is 0, the longest wait, and RNR retries are unlimited.
-    RnrTimerZero,
-    /// `timeout` is 0, which stands for infinity.
-    AckTimeoutInfinite,
-    /// All retries together take an hour or more.
-    AckTimeoutHours,
-    /// `retry_cnt` is 0.
-    RetryCntZero,
-    /// `rnr_retry` is 0.
-    RnrRetryZero,
-    /// A message arrived at a queue pair to which no receive has ever been posted.
-    ReceiveQueueEmpty,
-    /// `max_dest_rd_atomic` is 0, although the peer may READ or execute atomics.
-    RdAtomicZero,
-    /// A work request had more inline data than the queue pair accepts.
-    InlineLimit,
-    /// A completion queue is smaller than the queues in use that complete to it.
-    CqOverrun,
-    /// Packets were dropped because a ring in shared memory is required
-    /// ([`SharedMemory::Require`](crate::broker::SharedMemory::Require)), and there was none.
-    RingMissing,
+/// Defines the kinds of warnings, each with its name and consequence.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident $name:literal $consequence:literal)*) => {
+        /// Kind of a [`Warning`].
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[non_exhaustive]
+        pub enum WarningKind { $($(#[$doc])* $kind,)* }
+
+        impl WarningKind {
+            /// Returns all kinds.
+            pub fn all() -> impl Iterator<Item = WarningKind> {
+                [$(WarningKind::$kind),*].into_iter()
+            }
+
+            /// Returns the name, such as `retry-cnt-zero`.
+            pub fn name(self) -> &'static str {
+                match self { $(WarningKind::$kind => $name,)* }
+            }
+
+            /// Returns the consequence of the configuration, and the remedy.
+            pub fn consequence(self) -> &'static str {
+                match self { $(WarningKind::$kind => $consequence,)* }
+            }
+        }
+    };
 }
 
-/// Name and consequence of each kind, in the order of [`WarningKind`].
-const TABLE: [(WarningKind, &str, &str); 10] = [
-    (
-        WarningKind::RnrTimerZero,
-        "rnr-timer-zero",
-        "code 0 stands for 655.36 ms, so a message without a receive stalls the connection that long, without \
-         end: choose a code from 1 to 31",
-    ),
-    (
-        WarningKind::AckTimeoutInfinite,
-        "ack-timeout-infinite",
-        "code 0 stands for infinity, so a lost packet or a dead peer may never be noticed: choose a code from \
-         1 to 31",
-    ),
-    (
-        WarningKind::AckTimeoutHours,
-        "ack-timeout-hours",
-        "a dead peer is noticed only after that time: lower timeout or retry_cnt",
-    ),
-    (
-        WarningKind::RetryCntZero,
-        "retry-cnt-zero",
-        "a single lost packet fails the connection: choose a retry_cnt from 1 to 7",
-    ),
-    (
-        WarningKind::RnrRetryZero,
-        "rnr-retry-zero",
-        "a message for which the peer has no receive yet fails the connection: choose an rnr_retry from 1 to 7",
-    ),
-    (
-        WarningKind::ReceiveQueueEmpty,
-        "receive-queue-empty",
-        "messages of the peer are refused until a receive is posted: post receives before RTR",
-    ),
-    (
-        WarningKind::RdAtomicZero,
-        "rd-atomic-zero",
-        "READs and atomics of the peer fail: raise max_dest_rd_atomic",
-    ),
-    (
-        WarningKind::InlineLimit,
-        "inline-limit",
-        "such work requests are rejected: raise max_inline_data, or use registered memory",
-    ),
-    (
-        WarningKind::CqOverrun,
-        "cq-overrun",
-        "a completion may be lost, which moves the QP to the error state: create a larger completion queue",
-    ),
-    (
-        WarningKind::RingMissing,
-        "ring-missing",
-        "connections to that process fail: start it with shared memory too, as the same user, or choose shared \
-         memory `auto`",
-    ),
-];
-
-impl WarningKind {
-    /// Returns all kinds.
-    pub fn all() -> impl Iterator<Item = WarningKind> {
-        TABLE.iter().map(|(kind, ..)| *kind)
-    }
-
-    /// Returns the name, such as `retry-cnt-zero`.
-    pub fn name(self) -> &'static str {
-        TABLE[self as usize].1
-    }
-
-    /// Returns the consequence of the configuration, and the remedy.
-    pub fn consequence(self) -> &'static str {
-        TABLE[self as usize].2
-    }
+kinds! {
+    /// `min_rnr_timer` is 0, the longest wait, and RNR retries are unlimited.
+    RnrTimerZero "rnr-timer-zero"
+        "code 0 stands for 655.36 ms, so a message without a receive stalls the connection that long, \
+         without end: choose a code from 1 to 31"
+    /// `timeout` is 0, which stands for infinity.
+    AckTimeoutInfinite "ack-timeout-infinite"
+        "code 0 stands for infinity, so a lost packet or a dead peer may never be noticed: choose a \
+         code from 1 to 31"
+    /// All retries together take an hour or more.
+    AckTimeoutHours "ack-timeout-hours"
+        "a dead peer is noticed only after that time: lower timeout or retry_cnt"
+    /// `retry_cnt` is 0.
+    RetryCntZero "retry-cnt-zero"
+        "a single lost packet fails the connection: choose a retry_cnt from 1 to 7"
+    /// `rnr_retry` is 0.
+    RnrRetryZero "rnr-retry-zero"
+        "a message for which the peer has no receive yet fails the connection: choose an rnr_retry \
+         from 1 to 7"
+    /// A message arrived at a queue pair to which no receive has ever been posted.
+    ReceiveQueueEmpty "receive-queue-empty"
+        "messages of the peer are refused until a receive is posted: post receives before RTR"
+    /// `max_dest_rd_atomic` is 0, although the peer may READ or execute atomics.
+    RdAtomicZero "rd-atomic-zero"
+        "READs and atomics of the peer fail: raise max_dest_rd_atomic"
+    /// A work request had more inline data than the queue pair accepts.
+    InlineLimit "inline-limit"
+        "such work requests are rejected: raise max_inline_data, or use registered memory"
+    /// A completion queue is smaller than the queues in use that complete to it.
+    CqOverrun "cq-overrun"
+        "a completion may be lost, which moves the QP to the error state: create a larger completion \
+         queue"
+    /// Packets were dropped because a ring in shared memory is required
+    /// ([`SharedMemory::Require`](crate::broker::SharedMemory::Require)), and there was none.
+    RingMissing "ring-missing"
+        "connections to that process fail: start it with shared memory too, as the same user, or \
+         choose shared memory `auto`"
 }
 
 /// Warning of a configuration.
@@ -150,7 +115,7 @@ struct State {
 impl Warnings {
     /// Raises a warning unless its kind has been raised. The caller holds no lock, because callbacks run.
     #[cold]
-    fn raise(&self, kind: WarningKind, detail: impl FnOnce() -> String) {
+    pub fn raise(&self, kind: WarningKind, detail: impl FnOnce() -> String) {
         let bit = 1 << kind as u32;
         if self.raised.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
             return;
@@ -231,24 +196,6 @@ impl Warnings {
         self.raised.load(Ordering::Relaxed) & 1 << kind as u32 != 0
     }
 
-    /// Warns that a message has arrived at a queue pair without a receive.
-    pub fn raise_receive_queue_empty(&self, qp: Qpn) {
-        let detail = || format!("a message has arrived at QP {qp}, to which no receive has been posted");
-        self.raise(WarningKind::ReceiveQueueEmpty, detail);
-    }
-
-    /// Warns of packets that were dropped because a ring is required.
-    pub fn check_rings(&self, dropped: u64) {
-        if dropped > 0 {
-            let detail = || {
-                format!(
-                    "{dropped} packets to another process of this host were dropped, as there is no ring to it"
-                )
-            };
-            self.raise(WarningKind::RingMissing, detail);
-        }
-    }
-
     /// Returns the warnings raised so far.
     pub fn all(&self) -> Vec<Warning> {
         self.state.lock().warnings.clone()
@@ -261,17 +208,5 @@ impl Warnings {
         let raised = state.warnings.clone();
         drop(state);
         raised.iter().for_each(|warning| callback(warning));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn table_is_in_the_order_of_the_kinds() {
-        for (index, kind) in WarningKind::all().enumerate() {
-            assert_eq!(kind as usize, index);
-        }
     }
 }

@@ -255,7 +255,7 @@ pub enum Checksums {
 }
 
 /// Appends an Ethernet header.
-pub fn append_ethernet(out: &mut Vec<u8>, dst: Mac, src: Mac, ether_type: EtherType) {
+pub(crate) fn append_ethernet(out: &mut Vec<u8>, dst: Mac, src: Mac, ether_type: EtherType) {
     out.extend_from_slice(&Ethernet2Header { destination: dst.0, source: src.0, ether_type }.to_bytes());
 }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use urxe::verbs::faults::{
-    Call, CallEffect, CallFault, CallFaults, Fault, ObjectChange, ObjectFault, Occurrence, PortSpeed, Trigger,
+    Call, CallEffect, CallFault, CallFaults, Fault, ObjectChange, ObjectFault, PortSpeed, Trigger, When,
 };
 use urxe::verbs::{AsyncEvent, CqId, Gid, Qpn, RKey, SrqId};
 
@@ -22,24 +22,26 @@ fn call_faults_round_trip_through_text() {
         let fault: Fault = text.parse().unwrap();
         assert_eq!(fault.to_string(), text);
         let Fault::Call(call) = fault else { panic!("{fault:?} is no fault on calls") };
-        (call.effect(), call.occurrence(), call.matches(Call::ibv_create_cq), call.matches(Call::ibv_reg_mr))
+        (call.effect(), call.when(), call.matches(Call::ibv_create_cq), call.matches(Call::ibv_reg_mr))
     };
     let nomem = CallEffect::Error(libc::ENOMEM);
     let two_ms = CallEffect::Slow(Duration::from_millis(2));
-    assert_eq!(parse("call:ibv_create_cq=ENOMEM"), (nomem, Occurrence::All, true, false));
-    assert_eq!(parse("call:ibv_create_cq=12@2"), (nomem, Occurrence::Nth(2), true, false));
-    assert_eq!(parse("call:ibv_reg_mr=ENOMEM@every:3"), (nomem, Occurrence::Every(3), false, true));
-    assert_eq!(
-        parse("call:ibv_reg_mr=ENOMEM,when=p:0.1"),
-        (nomem, Occurrence::Probability(0.1), false, true)
-    );
-    assert_eq!(parse("call:ibv_create_*=ENOMEM@1"), (nomem, Occurrence::Nth(1), true, false));
-    assert_eq!(parse("call:*=slow@4,by=2ms"), (two_ms, Occurrence::Nth(4), true, true));
+    const EACH: When = When::Range { first: 1, last: None };
+    assert_eq!(parse("call:ibv_create_cq=ENOMEM"), (nomem, EACH, true, false));
+    assert_eq!(parse("call:ibv_create_cq=12@2"), (nomem, When::Nth(2), true, false));
+    assert_eq!(parse("call:ibv_reg_mr=ENOMEM@every:3"), (nomem, When::Every(3), false, true));
+    assert_eq!(parse("call:ibv_reg_mr=ENOMEM,when=p:0.1"), (nomem, When::Probability(0.1), false, true));
+    assert_eq!(parse("call:ibv_create_*=ENOMEM@1"), (nomem, When::Nth(1), true, false));
+    assert_eq!(parse("call:*=slow@4,by=2ms"), (two_ms, When::Nth(4), true, true));
     for effect in [nomem, two_ms, CallEffect::Error(4000)] {
-        for occurrence in
-            [Occurrence::All, Occurrence::Nth(2), Occurrence::Every(3), Occurrence::Probability(0.5)]
-        {
-            let fault = CallFault::new(Call::rdma_connect, effect, occurrence);
+        for when in [
+            EACH,
+            When::Nth(2),
+            When::Range { first: 2, last: Some(4) },
+            When::Every(3),
+            When::Probability(0.5),
+        ] {
+            let fault = CallFault::new(Call::rdma_connect, effect, when);
             assert_eq!(fault.to_string().parse(), Ok(fault));
         }
     }

@@ -23,6 +23,7 @@ mod model;
 mod pcaps;
 mod simulated_network;
 mod tracing_events;
+mod typed_queue_pairs;
 mod verbs_api;
 mod verbs_fabric;
 mod verbs_memory;

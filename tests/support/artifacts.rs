@@ -2,14 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-/// Returns the newest of the files `name` that Cargo has compiled with this executable's profile. Cargo writes libraries and
-/// programs to PROFILE/deps, or from 1.101 on to PROFILE/build/PACKAGE/HASH/out, and links those that it was asked for to PROFILE.
+/// Returns the newest of the files `name` that Cargo has compiled with this executable's profile.
 pub fn built(name: &str) -> Option<PathBuf> {
+    newest(output_directories().into_iter().chain([profile()]).map(|dir| dir.join(name)))
+}
+
+/// Returns the newest Rust library of a crate, and the directories with the libraries that it depends on.
+pub fn rust_library(name: &str) -> (PathBuf, Vec<PathBuf>) {
+    let (prefix, directories) = (format!("lib{name}-"), output_directories());
+    let is_library = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| extension == "rlib")
+            && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+    };
+    let library = newest(directories.iter().flat_map(|dir| entries(dir)).filter(is_library));
+    (library.unwrap_or_else(|| panic!("{name} is not built")), directories)
+}
+
+/// Returns the directories to which Cargo writes libraries and programs: PROFILE/deps, or from 1.101 on
+/// PROFILE/build/PACKAGE/HASH/out. It links those that it was asked for to PROFILE.
+fn output_directories() -> Vec<PathBuf> {
     let profile = profile();
-    let outputs =
-        entries(&profile.join("build")).flat_map(|package| entries(&package)).map(|hash| hash.join("out"));
-    let files = outputs.chain([profile.join("deps"), profile.clone()]).map(|dir| dir.join(name));
-    files.filter(|path| path.is_file()).max_by_key(|path| path.metadata().unwrap().modified().unwrap())
+    let packages = entries(&profile.join("build")).flat_map(|package| entries(&package));
+    packages.map(|hash| hash.join("out")).chain([profile.join("deps")]).collect()
+}
+
+fn newest(paths: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
+    let files = paths.filter(|path| path.is_file());
+    files.max_by_key(|path| path.metadata().unwrap().modified().unwrap())
 }
 
 /// Returns the directory of the profile, TARGET/PROFILE.

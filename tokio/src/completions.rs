@@ -44,24 +44,36 @@ impl AsyncCq {
     /// [`WaitError::Overflow`] once completions were lost; [`WaitError::Idle`] in virtual time;
     /// [`WaitError::Runtime`].
     pub async fn wait_any(&mut self) -> Result<Completion, WaitError> {
-        let (cq, channel) = (&self.cq, &self.channel);
+        self.wait_until(|| self.take()).await?
+    }
+
+    /// Waits until `take` returns a value. `take` must call [`take`](Self::take) until that returns `None`,
+    /// or find that there has been no event since.
+    pub(crate) async fn wait_until<R>(&self, take: impl FnMut() -> Option<R>) -> Result<R, WaitError> {
+        self.waiter.wait(self.channel.as_fd(), self.cq.context().virtual_fabric(), take).await
+    }
+
+    /// Takes a completion, or requests an event for the next one.
+    pub(crate) fn take(&self) -> Option<Result<Completion, WaitError>> {
         let mut out = Vec::with_capacity(1);
-        let mut poll = || match cq.poll(1, &mut out) {
+        let mut poll = || match self.cq.poll(1, &mut out) {
             Ok(0) => None,
             Ok(_) => out.pop().map(Ok),
             Err(overflow) => Some(Err(WaitError::from(overflow))),
         };
-        let take = || {
-            if let Some(result) = poll() {
-                return Some(result);
-            }
-            // Events from before are of no use; the request below is for the completions from now on.
-            while channel.next_event().is_some() {}
-            cq.req_notify(Notify::Any);
-            // A completion between the first poll and the request raises no event.
-            poll()
-        };
-        self.waiter.wait(channel.as_fd(), cq.context().virtual_fabric(), take).await?
+        if let Some(result) = poll() {
+            return Some(result);
+        }
+        // Events from before are of no use; the request below is for the completions from now on.
+        while self.take_event() {}
+        self.cq.req_notify(Notify::Any);
+        // A completion between the first poll and the request raises no event.
+        poll()
+    }
+
+    /// Takes an event of the completion queue, and reports whether there was one.
+    pub(crate) fn take_event(&self) -> bool {
+        self.channel.next_event().is_some()
     }
 
     /// Waits for a completion, and returns it if it is successful.

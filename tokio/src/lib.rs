@@ -1,17 +1,20 @@
-//! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and connections, based on tokio's
-//! `AsyncFd`.
+//! Asynchronous counterparts of the blocking waits of [`urxe::verbs`] for completions, events and
+//! connections, based on tokio's `AsyncFd`; futures for work requests, and byte streams.
 //!
 //! | blocking | here |
 //! | --- | --- |
 //! | [`Cq::wait`](urxe::verbs::Cq::wait) | [`AsyncCq::wait`] |
 //! | [`CompletionChannel::get_event`](urxe::verbs::CompletionChannel::get_event) | [`AsyncCompletionChannel::get_event`] |
+//! | [`Qp::post_send`](urxe::verbs::Qp::post_send), [`Qp::post_recv`](urxe::verbs::Qp::post_recv), and a wait for the completion | [`AsyncQp`]: a future for each verb |
 //! | [`Context::wait_event`](urxe::verbs::Context::wait_event) | [`EventStream::next`] |
 //! | [`EventChannel::get_event`](urxe::verbs::cm::EventChannel::get_event) | [`AsyncEventChannel::get_event`] |
+//! | sends and receives over a session | [`RdmaStream`]: tokio's `AsyncRead` and `AsyncWrite` |
 //! | [`Listener`](urxe::verbs::cm::Listener), [`Incoming::accept`](urxe::verbs::cm::Incoming::accept), [`ConnectionManager::connect`](urxe::verbs::cm::ConnectionManager::connect) | [`AsyncListener`], [`AsyncSession::accept`], [`AsyncSession::connect`] |
 //!
 //! **Timeouts** are those of tokio: `tokio::time::timeout(limit, cq.wait())`. They and `select!` drop pending
 //! futures, so every wait is cancel-safe unless its documentation says otherwise: a completion or event is
-//! taken only in the poll that returns it, and a dropped future takes none.
+//! taken only in the poll that returns it, and a dropped future takes none. A work request that [`AsyncQp`]
+//! has posted takes effect even if its future is dropped.
 //!
 //! **In real time** a wait needs a tokio runtime with I/O, and panics outside of one. While tasks wait, the
 //! background thread of the NIC receives packets and serves timers.
@@ -45,10 +48,14 @@
 mod completions;
 mod connections;
 mod events;
+mod requests;
+mod stream;
 mod waiter;
 mod watched_fd;
 
 pub use completions::{AsyncCompletionChannel, AsyncCq};
 pub use connections::{AsyncEventChannel, AsyncListener, AsyncSession};
 pub use events::EventStream;
+pub use requests::AsyncQp;
+pub use stream::RdmaStream;
 use waiter::Waiter;

@@ -1,7 +1,11 @@
 //! Waits of asynchronous tasks: on a descriptor in real time, or by advancing the clock in virtual time.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::pin::pin;
+use std::sync::OnceLock;
+use std::task::Poll;
 
 use urxe::verbs::{Fabric, WaitError};
 
@@ -11,18 +15,19 @@ use crate::watched_fd::WatchedFd;
 /// [`WaitError::Idle`]. If tasks wake each other in a chain, each task in the chain needs one such run.
 const IDLE_TURNS: u32 = 64;
 
-/// State of one task that waits for one source of events.
+/// State of the tasks that wait for one source of events.
 #[derive(Debug, Default)]
 pub struct Waiter {
     /// Registration of the source's descriptor, created by the first wait in real time.
-    watched: Option<WatchedFd>,
+    watched: OnceLock<WatchedFd>,
 }
 
 impl Waiter {
     /// Waits until `take` returns a value. A future dropped before completion has taken nothing. `fd` must
-    /// become readable whenever `take` may return a value.
+    /// become readable whenever `take` may return a value. If several tasks wait, each calls its `take` after
+    /// `fd` has become readable, so a task that takes what another waits for must wake the other.
     pub async fn wait<R>(
-        &mut self,
+        &self,
         fd: BorrowedFd<'_>,
         fabric: Option<Fabric>,
         mut take: impl FnMut() -> Option<R>,
@@ -37,13 +42,26 @@ impl Waiter {
             if let Some(taken) = take() {
                 return Ok(taken);
             }
-            let watched = match &mut self.watched {
+            let watched = match self.watched.get() {
                 Some(watched) => watched,
-                unregistered => unregistered.insert(WatchedFd::new(fd).map_err(error)?),
+                None => {
+                    let new = WatchedFd::new(fd).map_err(error)?;
+                    self.watched.get_or_init(|| new)
+                }
             };
             watched.readable().await.map_err(error)?;
         }
     }
+}
+
+/// Polls two futures, `first` before `second`, until one of them is ready.
+pub async fn first_of<R>(first: impl Future<Output = R>, second: impl Future<Output = R>) -> R {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    poll_fn(|task| match first.as_mut().poll(task) {
+        Poll::Ready(result) => Poll::Ready(result),
+        Poll::Pending => second.as_mut().poll(task),
+    })
+    .await
 }
 
 /// Advances virtual time until `take` returns a value, and runs the other tasks before each step.

@@ -116,9 +116,8 @@ fn client_and_server_complete_the_recorded_handshakes() {
         assert_eq!(client(&mut replay, &c, count).unwrap(), s);
         assert!(replay.events.is_empty());
         let mut replay = Replay { events: recording(text), local: 'S' };
-        let server = Server::accept(&mut replay, count).unwrap();
-        assert_eq!(server.remote(), c);
-        server.reply(&s).unwrap();
+        assert_eq!(recv_addresses(&mut replay, count).unwrap(), c);
+        reply(&mut replay, &s, count).unwrap();
         assert!(replay.events.is_empty());
     }
 }
@@ -131,7 +130,10 @@ fn truncated_handshake_fails_with_a_closed_or_timed_out_error() {
         // Every position in the first and last addresses and in the final message, and some positions
         // between.
         for n in (0..all.len()).filter(|n| *n < 110 || *n > all.len() - 110 || n.is_multiple_of(97)) {
-            let run = |end| Server::accept(ScriptedPeer(&all[..n], end), count).and_then(|s| s.reply(&local));
+            let run = |end| {
+                let mut peer = ScriptedPeer(&all[..n], end);
+                recv_addresses(&mut peer, count).and_then(|_| reply(&mut peer, &local, count))
+            };
             let e = run(None).unwrap_err();
             assert!(matches!(e, HandshakeError::Closed { got, .. } if got == n % ADDRESS_LEN), "{n}: {e}");
             let e = run(Some(ErrorKind::TimedOut)).unwrap_err();
@@ -163,13 +165,14 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
     for (text, count, qps) in RECORDINGS {
         let mut all = sent_bytes(text, 'C');
         *all.last_mut().unwrap() = b'!';
-        let server = Server::accept(ScriptedPeer(&all, None), count).unwrap();
-        let e = server.reply(&addresses(text, 'S', qps)).unwrap_err();
+        let mut peer = ScriptedPeer(&all, None);
+        recv_addresses(&mut peer, count).unwrap();
+        let e = reply(&mut peer, &addresses(text, 'S', qps), count).unwrap_err();
         assert_eq!(e.to_string(), "ping-pong \"done\": not \"done\" in \"done!\"");
     }
     let mut all = sent_bytes(SRQ, 'C');
     all[200 * ADDRESS_LEN] = b'?';
-    let e = Server::accept(ScriptedPeer(&all, None), SRQ_ADDRESSES).err().unwrap();
+    let e = recv_addresses(&mut ScriptedPeer(&all, None), SRQ_ADDRESSES).unwrap_err();
     assert!(matches!(&e, HandshakeError::Malformed { bytes, .. } if bytes.starts_with('?')), "{e}");
 }
 
@@ -184,6 +187,6 @@ fn handshake_with_an_unsupported_number_of_queue_pairs_fails() {
     let remote = client(&mut ScriptedPeer(&full, None), &[one; SRQ_ADDRESSES], SRQ_ADDRESSES).unwrap();
     assert_eq!(remote, [one; SRQ_ADDRESSES]);
     let zeros = encode(&Endpoint { qpn: Qpn::new(0), ..one });
-    let e = Server::accept(ScriptedPeer(&zeros, None), 1).unwrap_err();
+    let e = recv_addresses(&mut ScriptedPeer(&zeros, None), 1).unwrap_err();
     assert!(e.to_string().contains("the QP number is 0"), "{e}");
 }

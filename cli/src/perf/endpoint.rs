@@ -165,23 +165,20 @@ impl PerfEndpoint {
         &self,
         chunk: &Chunk,
         posted: u64,
-        spin: &mut Spin,
+        spin: &mut Spin<'_>,
         times: &mut Histogram<u64>,
     ) -> Result<Duration, CliError> {
         let begin = Instant::now();
         match (self.params.measure, self.params.verb) {
             (Measure::Bw, _) => self.send_all(chunk, spin)?,
-            (Measure::Lat, Verb::Send | Verb::Write) => {
-                self.take_turns(chunk, true, posted, spin, Some(times))?
-            }
-            (Measure::Lat, Verb::Read | Verb::Atomic) => self.measure_round_trips(chunk, spin, times)?,
+            (Measure::Lat, _) => self.take_turns(chunk, true, posted, spin, Some(times))?,
         }
         Ok(begin.elapsed())
     }
 
     /// Performs the server's part of a chunk. Returns at once for one-sided operations, except for the WRITEs
     /// in a latency test, which both sides send.
-    pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
+    pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
         match (self.params.measure, self.params.verb) {
             (Measure::Bw, Verb::Send) => self.receive_all(chunk, posted, spin),
             (Measure::Lat, Verb::Send | Verb::Write) => self.take_turns(chunk, false, posted, spin, None),
@@ -202,7 +199,7 @@ impl PerfEndpoint {
     }
 
     /// Sends a chunk of messages on each queue pair and waits for all of them to complete.
-    fn send_all(&self, chunk: &Chunk, spin: &mut Spin) -> Result<(), CliError> {
+    fn send_all(&self, chunk: &Chunk, spin: &mut Spin<'_>) -> Result<(), CliError> {
         let (n, depth) = (chunk.messages, u64::from(self.params.depth));
         let interval = (depth / 2).clamp(1, self.params.cq_mod.into());
         let sges: Vec<[Sge; 1]> =
@@ -236,7 +233,7 @@ impl PerfEndpoint {
     }
 
     /// Receives a chunk of messages on each queue pair. `posted` receives per queue pair are already posted.
-    fn receive_all(&self, chunk: &Chunk, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
+    fn receive_all(&self, chunk: &Chunk, posted: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
         let mut posted = vec![posted; self.qps.len()];
         let mut remaining = chunk.messages * self.qps.len() as u64;
         let mut completions = Vec::with_capacity(BATCH);
@@ -255,13 +252,14 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Exchanges the SENDs or WRITEs of a chunk with the peer, in turns. This side begins if `first` is set.
+    /// Exchanges the messages of a chunk with the peer, in turns: SENDs or WRITEs of both sides, or READs or atomics and their
+    /// responses. This side begins if `first` is set.
     fn take_turns(
         &self,
         chunk: &Chunk,
         first: bool,
         mut posted: u64,
-        spin: &mut Spin,
+        spin: &mut Spin<'_>,
         mut times: Option<&mut Histogram<u64>>,
     ) -> Result<(), CliError> {
         let mut turns = Turns::new(self, chunk);
@@ -277,38 +275,21 @@ impl PerfEndpoint {
             if !first {
                 turns.send(k)?;
             }
-            if self.params.verb == Verb::Write {
-                turns.poll_if_signaled(k, spin)?;
-            } else if posted < chunk.messages {
-                self.post_receive(chunk.size, 0)?;
-                posted += 1;
+            match self.params.verb {
+                Verb::Write => turns.poll_if_signaled(k, spin)?,
+                Verb::Send if posted < chunk.messages => {
+                    self.post_receive(chunk.size, 0)?;
+                    posted += 1;
+                }
+                _ => {}
             }
         }
         turns.wait_for_completions(spin)
     }
-
-    /// Performs a chunk of READs or atomics one at a time, and records the duration of each.
-    fn measure_round_trips(
-        &self,
-        chunk: &Chunk,
-        spin: &mut Spin,
-        times: &mut Histogram<u64>,
-    ) -> Result<(), CliError> {
-        let sges = self.sges(self.source_at(0), chunk.size);
-        let entry = &self.qps[0];
-        let mut completions = Vec::with_capacity(BATCH);
-        for k in 0..chunk.messages {
-            let begin = Instant::now();
-            entry.qp.post_send(&self.request(entry, &sges, k, true))?;
-            spin.poll(&self.cq, 1, &mut completions)?;
-            times.saturating_record(begin.elapsed().as_nanos() as u64);
-        }
-        Ok(())
-    }
 }
 
-/// Messages that the two sides send in turns on the first queue pair. The last byte of a WRITE is the message
-/// number modulo 256; the receiver polls for it.
+/// Messages that the two sides send in turns on the first queue pair, or READs or atomics one at a time. The last byte of a WRITE
+/// is the message number modulo 256; the receiver polls for it.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,
@@ -346,7 +327,8 @@ impl Turns<'_> {
             let last = endpoint.source_at(0) + self.chunk.size - 1;
             endpoint.mr.write(last, &[self.marker(k)])?;
         }
-        let is_signaled = k - self.signaled == self.interval || k == self.chunk.messages;
+        let is_due = k - self.signaled == self.interval || k == self.chunk.messages;
+        let is_signaled = is_due || !endpoint.params.verb.is_pingpong();
         if is_signaled {
             self.signaled = k;
         }
@@ -354,8 +336,8 @@ impl Turns<'_> {
         Ok(entry.qp.post_send(&endpoint.request(entry, &self.sges, k, is_signaled))?)
     }
 
-    /// Waits for message `k` from the peer.
-    fn receive(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
+    /// Waits for message `k` from the peer, or for the response to it.
+    fn receive(&mut self, k: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
         let (endpoint, size) = (self.endpoint, self.chunk.size);
         if self.is_write() {
             let (last, marker) = (endpoint.target_at(0) + size - 1, self.marker(k));
@@ -369,12 +351,15 @@ impl Turns<'_> {
                     return check_length(wc, size);
                 }
                 self.done = wc.wr_id;
+                if !endpoint.params.verb.is_pingpong() {
+                    return Ok(());
+                }
             }
         }
     }
 
     /// Polls the completions of WRITEs if message `k` was signaled.
-    fn poll_if_signaled(&mut self, k: u64, spin: &mut Spin) -> Result<(), CliError> {
+    fn poll_if_signaled(&mut self, k: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
         if self.signaled == k {
             spin.try_poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
             self.done = self.completions.last().map_or(self.done, |wc| wc.wr_id);
@@ -383,7 +368,7 @@ impl Turns<'_> {
     }
 
     /// Waits for the last message to complete.
-    fn wait_for_completions(&mut self, spin: &mut Spin) -> Result<(), CliError> {
+    fn wait_for_completions(&mut self, spin: &mut Spin<'_>) -> Result<(), CliError> {
         while self.done < self.chunk.messages {
             spin.poll(&self.endpoint.cq, BATCH, &mut self.completions)?;
             let sends = self.completions.iter().filter(|wc| wc.opcode != WcOpcode::Recv);

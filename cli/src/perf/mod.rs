@@ -122,8 +122,7 @@ impl PerfArgs {
     }
 
     fn runner<'a>(&'a self, context: &'a urxe::verbs::Context, interrupt: &'a Interrupt) -> Runner<'a> {
-        let (connect, timeout) = (self.link.connect_options(), self.oob.peer_timeout());
-        Runner { context, link: &self.link, connect, interrupt, timeout }
+        Runner { context, link: &self.link, interrupt, timeout: self.oob.peer_timeout() }
     }
 
     fn plan(&self) -> Result<Plan, CliError> {

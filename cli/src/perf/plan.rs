@@ -110,8 +110,10 @@ pub enum Amount {
 #[derive(Debug)]
 pub struct Chunks {
     amount: Amount,
-    done: u64,
-    spent: Duration,
+    /// Number of messages done per queue pair.
+    pub done: u64,
+    /// Time spent.
+    pub spent: Duration,
     first: u64,
 }
 
@@ -150,16 +152,6 @@ impl Chunks {
         self.spent += elapsed;
     }
 
-    /// Returns the number of messages done per queue pair.
-    pub fn done(&self) -> u64 {
-        self.done
-    }
-
-    /// Returns the time spent.
-    pub fn spent(&self) -> Duration {
-        self.spent
-    }
-
     /// Returns the completed fraction of the amount, from 0 to 1.
     pub fn fraction(&self) -> f64 {
         match self.amount {
@@ -190,11 +182,11 @@ mod tests {
             total += n;
             p.record(n, Duration::from_micros(n * 100));
         }
-        assert_eq!((total, p.done()), (10_000, 10_000));
+        assert_eq!((total, p.done), (10_000, 10_000));
         let mut p = Chunks::new(Amount::Duration(Duration::from_secs(2)), 100);
         while let Some(n) = p.next() {
             p.record(n, Duration::from_micros(n * 100));
         }
-        assert!((19_900..20_200).contains(&p.done()), "{}", p.done());
+        assert!((19_900..20_200).contains(&p.done), "{}", p.done);
     }
 }

@@ -97,22 +97,20 @@ pub fn histogram() -> Histogram<u64> {
 /// Report of a run: prints each result as it is added, or all results as one JSON object at the end.
 pub struct Report {
     json: bool,
-    params: Params,
-    link: String,
-    mtu: usize,
-    outcomes: Vec<Outcome>,
+    document: Document,
     /// Whether the line of progress is shown.
     shows_progress: bool,
 }
 
+/// JSON document of `urxe perf --json`.
 #[derive(Serialize)]
-struct Json<'a> {
+struct Document {
     verb: Verb,
     measure: Measure,
-    link: &'a str,
+    link: String,
     qps: u32,
     path_mtu: usize,
-    results: &'a [Outcome],
+    results: Vec<Outcome>,
     /// Whether packets took rings in shared memory, unless these are off.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared_memory: Option<bool>,
@@ -144,7 +142,9 @@ impl Report {
                 ),
             }
         }
-        Report { json, params, link: link.into(), mtu, outcomes: Vec::new(), shows_progress: false }
+        let (link, results, shared_memory, faults) = (link.to_owned(), Vec::new(), None, None);
+        let document = Document { verb, measure, link, qps, path_mtu: mtu, results, shared_memory, faults };
+        Report { json, document, shows_progress: false }
     }
 
     /// Updates the line of progress, which appears on a terminal if the run takes longer than a second.
@@ -180,23 +180,18 @@ impl Report {
                 ),
             }
         }
-        self.outcomes.push(o);
+        self.document.results.push(o);
     }
 
     /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
-    pub fn finish(self, shared_memory: Option<bool>, faults: Option<FaultReport>) -> Result<(), CliError> {
+    pub fn finish(
+        mut self,
+        shared_memory: Option<bool>,
+        faults: Option<FaultReport>,
+    ) -> Result<(), CliError> {
         if self.json {
-            let all = Json {
-                verb: self.params.verb,
-                measure: self.params.measure,
-                link: &self.link,
-                qps: self.params.qps,
-                path_mtu: self.mtu,
-                results: &self.outcomes,
-                shared_memory,
-                faults,
-            };
-            json::print(&all)?;
+            (self.document.shared_memory, self.document.faults) = (shared_memory, faults);
+            json::print(&self.document)?;
         } else if let Some(has_used_rings) = shared_memory {
             println!("{}", rings_line(has_used_rings));
         }

@@ -35,8 +35,6 @@ pub struct Runner<'a> {
     pub context: &'a Context,
     /// Link options used to open the NIC.
     pub link: &'a LinkArgs,
-    /// Options used to connect the queue pairs.
-    pub connect: ConnectOptions,
     /// Flag that Ctrl-C sets.
     pub interrupt: &'a Interrupt,
     /// Timeout when waiting for the peer.
@@ -48,12 +46,12 @@ impl Runner<'_> {
         self.link.mtu.unwrap_or(self.context.query_port().active_mtu)
     }
 
-    fn spin(&self) -> Spin {
-        Spin::new(self.interrupt, self.timeout).explain(self.link.nic.explain)
+    fn spin(&self) -> Spin<'_> {
+        Spin::new(self.interrupt, self.timeout, &self.link.nic)
     }
 
     fn connect_options(&self, sgid_index: u8, mtu: Mtu) -> ConnectOptions {
-        self.connect.sgid_index(sgid_index).mtu(mtu)
+        self.link.connect_options().sgid_index(sgid_index).mtu(mtu)
     }
 
     /// Runs the client.
@@ -104,13 +102,13 @@ impl Runner<'_> {
         let mut chunks = Chunks::new(plan.amount, first.max(16));
         let (mut times, mut spin) = (histogram(), self.spin());
         let outcome = |chunks: &Chunks, times: &_| match measure {
-            Measure::Bw => Outcome::bandwidth(size, chunks.done() * u64::from(qps), chunks.spent()),
+            Measure::Bw => Outcome::bandwidth(size, chunks.done * u64::from(qps), chunks.spent),
             Measure::Lat => {
-                Outcome::latency(size, times, chunks.spent(), if verb.is_pingpong() { 2.0 } else { 1.0 })
+                Outcome::latency(size, times, chunks.spent, if verb.is_pingpong() { 2.0 } else { 1.0 })
             }
         };
-        while let Some(n) = chunks.next().filter(|_| !self.interrupt.is_set() || chunks.done() == 0) {
-            let chunk = Chunk { size: size as usize, done: chunks.done(), messages: n };
+        while let Some(n) = chunks.next().filter(|_| !self.interrupt.is_set() || chunks.done == 0) {
+            let chunk = Chunk { size: size as usize, done: chunks.done, messages: n };
             let fresh = chunk.done == 0;
             if fresh {
                 endpoint.prepare(chunk.size)?;
@@ -123,13 +121,13 @@ impl Runner<'_> {
                 other => return Err(unexpected(&other)),
             }
             let elapsed = endpoint.run_client(&chunk, posted, &mut spin, &mut times);
-            if elapsed.is_err() && self.interrupt.is_set() && chunks.done() > 0 {
+            if elapsed.is_err() && self.interrupt.is_set() && chunks.done > 0 {
                 report.add(outcome(&chunks, &times));
             }
             chunks.record(n, elapsed?);
-            report.progress(size, chunks.fraction(), chunks.spent());
+            report.progress(size, chunks.fraction(), chunks.spent);
         }
-        self.check(control, plan.params, endpoint, size, chunks.done())?;
+        self.check(control, plan.params, endpoint, size, chunks.done)?;
         Ok(outcome(&chunks, &times))
     }
 

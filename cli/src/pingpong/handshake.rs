@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use super::{Pingpong, QKEY, Service};
 use crate::CliError;
 use crate::oob::handshake_error;
-use crate::oob_handshake::{self, SRQ_ADDRESSES, Server};
+use crate::oob_handshake::{self, SRQ_ADDRESSES};
 use urxe::verbs::{AddressVector, Endpoint, Gid};
 
 impl Pingpong<'_> {
@@ -25,11 +25,13 @@ impl Pingpong<'_> {
     }
 
     /// Receives a client's addresses, connects the queue pairs to them, and sends the local addresses.
-    pub(super) fn connect_to_client(&mut self, stream: TcpStream) -> Result<(), CliError> {
-        let server = Server::accept(stream, self.addresses()).map_err(|e| handshake_error("nothing", e))?;
-        let (sgid_index, locals) = self.local_addresses(Some(server.remote()[0].gid))?;
-        self.connect(sgid_index, server.remote())?;
-        server.reply(&locals).map_err(|e| handshake_error(&sent(&locals), e))
+    pub(super) fn connect_to_client(&mut self, mut stream: TcpStream) -> Result<(), CliError> {
+        let count = self.addresses();
+        let remotes = oob_handshake::recv_addresses(&mut stream, count);
+        let remotes = remotes.map_err(|e| handshake_error("nothing", e))?;
+        let (sgid_index, locals) = self.local_addresses(Some(remotes[0].gid))?;
+        self.connect(sgid_index, &remotes)?;
+        oob_handshake::reply(&mut stream, &locals, count).map_err(|e| handshake_error(&sent(&locals), e))
     }
 
     /// Returns the number of addresses that each side sends.

@@ -15,13 +15,13 @@ use serde::Serialize;
 use super::Serve;
 use super::peer::{Peer, SLOTS};
 use crate::interrupt::Interrupt;
-use crate::link::{FaultReport, LinkArgs, rings_line};
+use crate::link::{FaultReport, rings_line};
 use crate::{CliError, json, oob_handshake};
 use urxe::host::primary_address;
 use urxe::middleware::faults::Direction;
 use urxe::verbs::{
     Access, CompletionChannel, ConnectOptions, Context, Cq, CqOptions, Endpoint, Mr, Mtu, Notify, Pd, Qpn,
-    WaitError, WcStatus,
+    WcStatus,
 };
 
 /// Maximum sleep of the main loop, which limits the delay in noticing Ctrl-C.
@@ -34,13 +34,9 @@ struct Shared {
     context: Context,
     pd: Pd,
     cq: Cq,
-    link: LinkArgs,
+    args: Serve,
     /// Connection options common to all peers.
     connect: ConnectOptions,
-    max_message: usize,
-    max_peers: usize,
-    timeout: Duration,
-    json: bool,
     state: Mutex<State>,
 }
 
@@ -62,14 +58,14 @@ pub struct Server {
     /// Memory region that peers access. The field only keeps it registered.
     _region: Mr,
     listener: TcpListener,
-    one_shot: bool,
 }
 
 impl Server {
     /// Opens the NIC, listens for handshakes, connects the peers given by `--peer`, and prints the parameters
     /// that other peers need to connect.
-    pub fn start(args: &Serve) -> Result<Server, CliError> {
-        let print = |line: &str| print_line(args.json, line);
+    pub fn start(args: Serve) -> Result<Server, CliError> {
+        let json = args.json;
+        let print = |line: &str| print_line(json, line);
         let listener = listen(args.port)?;
         let context = args.link.open()?;
         let pd = context.alloc_pd()?;
@@ -105,23 +101,12 @@ impl Server {
         print(&format!(
             "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
         ))?;
-        let shared = Arc::new(Shared {
-            context,
-            pd,
-            cq,
-            link: args.link.clone(),
-            connect,
-            max_message: args.message,
-            max_peers: args.qps as usize,
-            timeout: args.timeout,
-            json: args.json,
-            state: Mutex::default(),
-        });
-        for peer in &args.peers {
+        let shared = Arc::new(Shared { context, pd, cq, args, connect, state: Mutex::default() });
+        for peer in &shared.args.peers {
             shared.connect(peer.0, "--peer")?;
         }
         print("waiting for peers; Ctrl-C stops the server")?;
-        Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
+        Ok(Server { shared, channel, _region: region, listener })
     }
 
     /// Serves until Ctrl-C; with `--one-shot`, only until the first peer is done.
@@ -137,7 +122,7 @@ impl Server {
             if let (_, Some(cause)) = self.shared.context.link_state() {
                 return Err(CliError::Failed(format!("the link was lost: {cause}")));
             }
-            if self.one_shot && self.is_done(&mut idle_timer)? {
+            if self.shared.args.one_shot && self.is_done(&mut idle_timer)? {
                 break;
             }
         }
@@ -188,8 +173,8 @@ impl Server {
             // once the retries are exhausted.
             return Ok(elapsed > IDLE_TIMEOUT && unacked == 0);
         }
-        if elapsed > self.shared.timeout {
-            let (timeout, name) = (self.shared.timeout, &self.shared.context.link_info().name);
+        if elapsed > self.shared.args.timeout {
+            let (timeout, name) = (self.shared.args.timeout, &self.shared.context.link_info().name);
             return Err(CliError::Failed(format!(
                 "no packet from {} QP {} within {timeout:?}: {name} has sent nothing, as the peer sends \
                  first; check the address, QPN and PSN of the peer, and that no firewall blocks UDP port \
@@ -211,12 +196,12 @@ impl Server {
         let (link, _) = context.link_state();
         let nic = context.counters();
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
-        let shared_memory = self.shared.link.has_used_rings(context);
-        let faults = self.shared.link.fault_report();
+        let shared_memory = self.shared.args.link.has_used_rings(context);
+        let faults = self.shared.args.link.fault_report();
         if let Some(faults) = &faults {
             faults.warn();
         }
-        if self.shared.json {
+        if self.shared.args.json {
             return json::print(&Summary {
                 peers: *connected,
                 echoed_sends: *echoes,
@@ -241,7 +226,7 @@ impl Server {
             faults.lines().try_for_each(|line| print(&format!("  {line}")))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {
-            let f = self.shared.link.fault_counts(direction);
+            let f = self.shared.args.link.fault_counts(direction);
             if f != Default::default() {
                 print(&format!(
                     "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed, {} marked, \
@@ -313,18 +298,18 @@ impl State {
 impl Shared {
     /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
-        let result = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
-        result.and_then(|()| stream.set_write_timeout(Some(self.timeout))).map_err(|source| {
+        let result =
+            stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.args.timeout)));
+        result.and_then(|()| stream.set_write_timeout(Some(self.args.timeout))).map_err(|source| {
             CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
         })?;
-        let server = oob_handshake::Server::accept(&mut stream, 1)?;
-        let remote = server.remote()[0];
+        let remote = oob_handshake::recv_addresses(&mut stream, 1)?[0];
         if remote.gid.is_unset() {
             let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
             return Err(CliError::Failed(reason.into()));
         }
         let local = self.connect(remote, &from.to_string())?;
-        if let Err(e) = server.reply(&[local]) {
+        if let Err(e) = oob_handshake::reply(&mut stream, &[local], 1) {
             // The handshake did not complete, so the client cannot use the queue pair.
             let _ = self.state.lock().peers.remove(&local.qpn);
             return Err(e.into());
@@ -335,24 +320,24 @@ impl Shared {
     /// Connects a queue pair to a peer and returns the local endpoint. If `--qps` peers are already
     /// connected, disconnects the one that has been idle longest.
     fn connect(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
-        let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
+        let (index, _) = self.args.link.gid_for(&self.context, Some(remote.gid.ip()))?;
         let options = self.connect.sgid_index(index);
         let mut state = self.state.lock();
         let number = state.connected + 1;
-        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.max_message, &options)?;
+        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.args.message, &options)?;
         let local = peer.local(index);
         state.connected = number;
-        if state.peers.len() >= self.max_peers
+        if state.peers.len() >= self.args.qps as usize
             && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last_active).map(|(qpn, _)| *qpn)
             && let Some(oldest) = state.peers.remove(&qpn)
         {
             state.add_totals(&oldest);
-            print_line(self.json, &format!("peer {} evicted by a new peer", oldest.number))?;
+            print_line(self.args.json, &format!("peer {} evicted by a new peer", oldest.number))?;
         }
         state.peers.insert(local.qpn, peer);
         drop(state);
         print_line(
-            self.json,
+            self.args.json,
             &format!(
                 "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
                 remote.gid.ip(),
@@ -368,7 +353,7 @@ impl Shared {
 
     fn handle_completions(&self) -> Result<(), CliError> {
         let mut out = Vec::with_capacity(SLOTS);
-        while self.cq.poll(SLOTS, &mut out).map_err(WaitError::from)? > 0 {
+        while self.cq.poll(SLOTS, &mut out)? > 0 {
             let mut state = self.state.lock();
             for wc in out.drain(..) {
                 // Completions of a peer that was removed already are ignored.
@@ -376,7 +361,7 @@ impl Shared {
                 if let Err(reason) = peer.complete(&wc)
                     && let Some(peer) = state.peers.remove(&wc.qpn)
                 {
-                    self.link.nic.explain(&self.cq, &wc);
+                    self.args.link.nic.explain(&self.cq, &wc);
                     state.add_totals(&peer);
                     let mut failure = format!("peer {} disconnected: {reason}", peer.number);
                     if wc.status == WcStatus::WrFlushErr

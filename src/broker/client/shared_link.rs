@@ -18,7 +18,7 @@ use crate::host::unix_sockets::SocketNames;
 use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
 use crate::link::{
     ClaimError, HostMemory, Link, LinkCounters, LinkInfo, LinkSpec, MemoryPath, Multicast, Multihomed,
-    NicEvent, NicObserver, PortState, SharedAddress, boxed, default_address,
+    NicEvent, NicObserver, PortState, SharedAddress, boxed, default_address, own_capabilities,
 };
 use crate::nic::QpnPartition;
 use crate::rings::{Rings, Route, SharedMemory, can_have_rings};
@@ -291,20 +291,10 @@ impl Link for SharedUdpLink {
         Some(&mut self.inner)
     }
 
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
-
-    fn shared_address(&mut self) -> Option<&mut dyn SharedAddress> {
-        Some(self)
-    }
+    own_capabilities!(port_state: PortState, shared_address: SharedAddress, nic_observer: NicObserver);
 
     fn host_memory(&mut self) -> Option<HostMemory<'_>> {
         Some(HostMemory::new(self))
-    }
-
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        Some(self)
     }
 }
 

@@ -35,7 +35,7 @@ pub struct GsiListener {
 impl GsiListener {
     pub fn open(bind_addr: &BindAddr, socket: &OwnedFd) -> Result<GsiListener, UdpLinkError> {
         let (ip, options) = (bind_addr.ip(), bind_addr.options());
-        let failed = |what| move |source: io::Error| UdpLinkError::System { ip, what, source };
+        let failed = |what| UdpLinkError::system::<io::Error>(ip, what);
         let socket = socket.try_clone().map_err(failed("duplicating a socket"))?;
         // Each packet may be for a different process.
         udp::stop_coalescing(&socket).map_err(failed("disabling GRO"))?;

@@ -26,11 +26,8 @@ impl ServedAddress {
         let ip = bind_addr.ip();
         let sockets = steer::bind_group(ip, &bind_addr.options(), QpnPartition::COUNT)?;
         let keepalive = FdKeepalive::new(&sockets);
-        let keepalive = keepalive.map_err(|source| UdpLinkError::System {
-            ip,
-            what: "creating the keepalive descriptor",
-            source,
-        })?;
+        let keepalive =
+            keepalive.map_err(UdpLinkError::system::<io::Error>(ip, "creating the keepalive descriptor"))?;
         let gsi_listener = GsiListener::open(&bind_addr, &sockets[0])?;
         Ok(ServedAddress { bind_addr, sockets, keepalive, gsi_listener })
     }

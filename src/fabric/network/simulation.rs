@@ -73,7 +73,7 @@ impl Simulation {
         let port = self.with(|state, fabric| {
             let direction = find(state, a, b)?;
             state.set_now(fabric.now());
-            state.set_up(direction as u32, up, &fabric.0.touched);
+            state.set_up(direction as u32, up, &fabric.0.queue);
             Ok::<_, TopologyError>(match (a, b) {
                 (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
                 _ => None,

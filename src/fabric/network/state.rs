@@ -14,8 +14,8 @@ use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
 use crate::burst::TxBurst;
-use crate::fabric::agenda::TouchedPorts;
 use crate::fabric::inbox::{Delivery, INBOX_LIMIT};
+use crate::fabric::port_queue::PortQueue;
 use crate::fabric::port_shared::PortShared;
 use crate::sys::rng::SimRng;
 use crate::transport::{EgressRoom, Instant};
@@ -238,7 +238,7 @@ impl State {
 
     /// Processes the events up to `limit`, or up to the first nanosecond in which one of them affects a NIC.
     /// Returns the time of the last one; `None` if there was none.
-    pub fn run(&mut self, limit: Instant, touched: &TouchedPorts) -> Option<Instant> {
+    pub fn run(&mut self, limit: Instant, touched: &PortQueue) -> Option<Instant> {
         let mut end = limit.0.saturating_mul(1000);
         let mut last = None;
         while let Some(Reverse(event)) = self.events.peek().copied()
@@ -271,7 +271,7 @@ impl State {
         now: Instant,
         burst: &TxBurst<'_>,
         targets: &[u32],
-        touched: &TouchedPorts,
+        touched: &PortQueue,
     ) {
         self.set_now(now);
         let uplink = self.hosts[host as usize].uplink;
@@ -317,7 +317,7 @@ impl State {
     }
 
     /// Starts to send the next frame in a direction, unless one is being sent or none may be.
-    fn start(&mut self, direction: u32, touched: &TouchedPorts) {
+    fn start(&mut self, direction: u32, touched: &PortQueue) {
         let d = &mut self.directions[direction as usize];
         if d.output.busy || !d.edge.up {
             return;
@@ -351,7 +351,7 @@ impl State {
 
     /// Does what has to be done when a packet leaves its queue: the NIC may send more, or the switch marks
     /// the packet and has more memory.
-    fn leave(&mut self, direction: u32, mut packet: Packet, touched: &TouchedPorts) -> Packet {
+    fn leave(&mut self, direction: u32, mut packet: Packet, touched: &PortQueue) -> Packet {
         let priority = packet.priority();
         let d = &mut self.directions[direction as usize];
         let queue = &mut d.output.queues[priority];
@@ -380,7 +380,7 @@ impl State {
     }
 
     /// Releases a packet's memory in a switch, and resumes its input if it may continue.
-    fn release(&mut self, switch: usize, packet: &Packet, touched: &TouchedPorts) {
+    fn release(&mut self, switch: usize, packet: &Packet, touched: &PortQueue) {
         let (input, priority) = (packet.input, packet.priority());
         let Switch { config, used, .. } = &mut self.switches[switch];
         let Some(account) = self.directions.get_mut(input as usize).and_then(|d| d.input.as_mut()) else {
@@ -392,7 +392,7 @@ impl State {
     }
 
     /// Sends a pause or resume frame to the other end of the wire on which `input` arrives.
-    fn send_pause(&mut self, input: u32, priority: usize, pause: bool, touched: &TouchedPorts) {
+    fn send_pause(&mut self, input: u32, priority: usize, pause: bool, touched: &PortQueue) {
         let back = input ^ 1;
         self.counters.pauses += u64::from(pause);
         let frame = PriorityPause { priority: priority as u8, pause };
@@ -400,7 +400,7 @@ impl State {
         self.start(back, touched);
     }
 
-    fn arrive(&mut self, direction: u32, touched: &TouchedPorts) {
+    fn arrive(&mut self, direction: u32, touched: &PortQueue) {
         let d = &mut self.directions[direction as usize];
         let to = d.edge.to;
         match d.in_flight.pop_front() {
@@ -428,7 +428,7 @@ impl State {
     }
 
     /// Queues a packet in a switch for the next wire on its path.
-    fn forward(&mut self, switch: usize, input: u32, mut packet: Packet, touched: &TouchedPorts) {
+    fn forward(&mut self, switch: usize, input: u32, mut packet: Packet, touched: &PortQueue) {
         let Some(direction) = self.routes.next(switch, packet.host, &packet.flow, self.seed) else {
             self.counters.unroutable += 1;
             return self.buffers.put(packet.data);
@@ -458,7 +458,7 @@ impl State {
     }
 
     /// Passes a packet to its host's NIC.
-    fn deliver(&mut self, packet: Packet, touched: &TouchedPorts) {
+    fn deliver(&mut self, packet: Packet, touched: &PortQueue) {
         let Packet { flow, index, data, host, .. } = packet;
         let Some(port) = &self.hosts[host as usize].port else {
             self.counters.unroutable += 1;
@@ -480,15 +480,15 @@ impl State {
         self.notify(host as usize, touched);
     }
 
-    fn notify(&mut self, host: usize, touched: &TouchedPorts) {
+    fn notify(&mut self, host: usize, touched: &PortQueue) {
         if let Some(port) = &self.hosts[host].port {
-            touched.add(port);
+            touched.push(port);
             self.affects_nic = true;
         }
     }
 
     /// Takes both directions of a wire down or up. Frames on the wire and in the queues before it are lost.
-    pub fn set_up(&mut self, direction: u32, up: bool, touched: &TouchedPorts) {
+    pub fn set_up(&mut self, direction: u32, up: bool, touched: &PortQueue) {
         for direction in [direction, direction ^ 1] {
             let d = &mut self.directions[direction as usize];
             if d.edge.up == up {

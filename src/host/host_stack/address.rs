@@ -36,17 +36,12 @@ pub enum IfAddrError {
 impl IfAddr {
     /// Reports whether `ip` is in this address's network.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        match (self.ip, ip) {
-            (IpAddr::V4(own), IpAddr::V4(ip)) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
-                (own.to_bits() ^ ip.to_bits()) & mask == 0
-            }
-            (IpAddr::V6(own), IpAddr::V6(ip)) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix)).unwrap_or(0);
-                (own.to_bits() ^ ip.to_bits()) & mask == 0
-            }
-            _ => false,
-        }
+        let (difference, width) = match (self.ip, ip) {
+            (IpAddr::V4(own), IpAddr::V4(ip)) => (u128::from(own.to_bits() ^ ip.to_bits()), 32),
+            (IpAddr::V6(own), IpAddr::V6(ip)) => (own.to_bits() ^ ip.to_bits(), 128),
+            _ => return false,
+        };
+        difference.unbounded_shr(width - u32::from(self.prefix)) == 0
     }
 
     /// Reports whether `ip` is the broadcast address of this address's IPv4 network. Networks with a prefix

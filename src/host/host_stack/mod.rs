@@ -83,7 +83,8 @@ pub struct HostStack {
     config: HostStackConfig,
     neighbours: Neighbours,
     groups: Groups,
-    outbox: FrameQueue,
+    /// Frames to send.
+    pub(crate) outbox: FrameQueue,
     /// Frames whose next hop is not yet resolved.
     unresolved_queue: UnresolvedQueue,
     unresolved: u64,
@@ -233,7 +234,7 @@ impl HostStack {
     }
 
     /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the
-    /// frame, with any destination MAC. Once the next hop is resolved, [`poll_transmit`](Self::poll_transmit)
+    /// frame, with any destination MAC. Once the next hop is resolved, [`outbox`](Self::outbox)
     /// returns the frame; if the resolution fails, the frame is dropped and counted as unresolved. If there
     /// is no route or no room, counts it at once and returns false without calling `write`.
     pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
@@ -267,16 +268,6 @@ impl HostStack {
             }
         }
         true
-    }
-
-    /// Returns the next frame to send, if any; [`transmitted`](Self::transmitted) then removes it.
-    pub fn poll_transmit(&self) -> Option<&[u8]> {
-        self.outbox.front()
-    }
-
-    /// Removes the frame that [`poll_transmit`](Self::poll_transmit) returned, once it has been sent.
-    pub fn transmitted(&mut self) {
-        self.outbox.pop();
     }
 
     /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if

@@ -47,9 +47,9 @@ fn ip(s: &str) -> IpAddr {
 
 fn drain(s: &mut HostStack) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
-    while let Some(frame) = s.poll_transmit() {
+    while let Some(frame) = s.outbox.front() {
         out.push(frame.to_vec());
-        s.transmitted();
+        s.outbox.pop();
     }
     out
 }

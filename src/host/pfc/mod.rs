@@ -63,7 +63,7 @@ pub(crate) struct Pfc {
     /// and packets sent just before the pause.
     held: [FrameQueue; PRIORITIES],
     /// Pause frames to send, and frames that are no longer held back.
-    outbox: FrameQueue,
+    pub outbox: FrameQueue,
     received: [u64; PRIORITIES],
     sent: [u64; PRIORITIES],
 }
@@ -156,15 +156,6 @@ impl Pfc {
         }
     }
 
-    /// Returns the next frame to send, if any; [`pop`](Self::pop) then removes it.
-    pub fn front(&self) -> Option<&[u8]> {
-        self.outbox.front()
-    }
-
-    pub fn pop(&mut self) {
-        self.outbox.pop();
-    }
-
     /// Returns the time at which [`handle_timeout`](Self::handle_timeout) and [`update`](Self::update) must next
     /// be called.
     pub fn next_deadline(&self) -> Option<Instant> {
@@ -205,9 +196,9 @@ mod tests {
 
     fn outbox(pfc: &mut Pfc) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
-        while let Some(frame) = pfc.front() {
+        while let Some(frame) = pfc.outbox.front() {
             frames.push(frame.to_vec());
-            pfc.pop();
+            pfc.outbox.pop();
         }
         frames
     }
@@ -222,7 +213,7 @@ mod tests {
             assert!(pfc.hold(&flow(priority), |out| out.push(frame)));
         }
         pfc.handle_timeout(Instant(5119));
-        assert_eq!(pfc.front(), None);
+        assert_eq!(pfc.outbox.front(), None);
         pfc.on_frame(Instant(5119), &PauseFrame::new(1 << 3, 0));
         assert_eq!(outbox(&mut pfc), [[1], [3]]);
         pfc.handle_timeout(Instant(5120));

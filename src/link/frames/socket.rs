@@ -29,8 +29,14 @@ pub(super) struct Socket {
 #[derive(Debug)]
 enum Kind {
     Dgram { socket: UnixDatagram, remote: PathBuf, connected: bool },
-    Listen { listener: UnixListener, stream: Option<UnixStream> },
-    Connect { path: PathBuf, stream: Option<UnixStream> },
+    Stream { origin: Origin, stream: Option<UnixStream> },
+}
+
+/// Where the connections of a stream come from.
+#[derive(Debug)]
+enum Origin {
+    Listener(UnixListener),
+    Path(PathBuf),
 }
 
 impl Socket {
@@ -47,12 +53,14 @@ impl Socket {
                 remove_stale(path, |p| UnixStream::connect(p).map(drop))?;
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
-                (Kind::Listen { listener, stream: None }, Some(path.clone()), 4 * MAX_FRAME)
+                let kind = Kind::Stream { origin: Origin::Listener(listener), stream: None };
+                (kind, Some(path.clone()), 4 * MAX_FRAME)
             }
             FramesWire::Connect(path) => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_nonblocking(true)?;
-                (Kind::Connect { path: path.clone(), stream: Some(stream) }, None, 4 * MAX_FRAME)
+                let kind = Kind::Stream { origin: Origin::Path(path.clone()), stream: Some(stream) };
+                (kind, None, 4 * MAX_FRAME)
             }
         };
         Ok(Socket { kind, bound, buffer: vec![0; room], filled: 0 })
@@ -62,22 +70,22 @@ impl Socket {
     pub fn is_connected(&self) -> bool {
         match &self.kind {
             Kind::Dgram { .. } => true,
-            Kind::Listen { stream, .. } | Kind::Connect { stream, .. } => stream.is_some(),
+            Kind::Stream { stream, .. } => stream.is_some(),
         }
     }
 
     /// Reports whether this is a connecting side that has lost its connection.
     pub fn wants_reconnect(&self) -> bool {
-        matches!(self.kind, Kind::Connect { stream: None, .. })
+        matches!(self.kind, Kind::Stream { origin: Origin::Path(_), stream: None })
     }
 
     /// Returns the descriptor to poll: the connection's, or the listener's while there is no connection.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             Kind::Dgram { socket, .. } => Some(socket.as_fd()),
-            Kind::Listen { stream: Some(s), .. } => Some(s.as_fd()),
-            Kind::Listen { listener, .. } => Some(listener.as_fd()),
-            Kind::Connect { stream, .. } => stream.as_ref().map(|s| s.as_fd()),
+            Kind::Stream { stream: Some(stream), .. } => Some(stream.as_fd()),
+            Kind::Stream { origin: Origin::Listener(listener), .. } => Some(listener.as_fd()),
+            Kind::Stream { origin: Origin::Path(_), stream: None } => None,
         }
     }
 
@@ -97,26 +105,18 @@ impl Socket {
 
     /// Accepts or establishes a connection if there is none. Returns whether there is a new connection.
     pub fn connect(&mut self) -> bool {
-        let new = match &mut self.kind {
-            Kind::Listen { listener, stream: stream @ None } => {
-                *stream = listener.accept().ok().map(|(s, _)| s);
-                stream
-            }
-            Kind::Connect { path, stream: stream @ None } => {
-                *stream = UnixStream::connect(path).ok();
-                stream
-            }
-            _ => return false,
+        let Kind::Stream { origin, stream: stream @ None } = &mut self.kind else { return false };
+        let new = match origin {
+            Origin::Listener(listener) => listener.accept().map(|(stream, _)| stream),
+            Origin::Path(path) => UnixStream::connect(path),
         };
-        if new.as_ref().is_some_and(|s| s.set_nonblocking(true).is_err()) {
-            *new = None;
-        }
+        *stream = new.and_then(|new| new.set_nonblocking(true).map(|()| new)).ok();
         self.filled = 0;
-        new.is_some()
+        stream.is_some()
     }
 
     fn disconnect(&mut self) {
-        if let Kind::Listen { stream, .. } | Kind::Connect { stream, .. } = &mut self.kind {
+        if let Kind::Stream { stream, .. } = &mut self.kind {
             *stream = None;
         }
         self.filled = 0;
@@ -129,9 +129,7 @@ impl Socket {
             Kind::Dgram { socket, remote, connected } => {
                 return send_datagrams(socket, remote, connected, tx);
             }
-            Kind::Listen { stream: Some(stream), .. } | Kind::Connect { stream: Some(stream), .. } => {
-                send_stream(stream, tx).is_err()
-            }
+            Kind::Stream { stream: Some(stream), .. } => send_stream(stream, tx).is_err(),
             _ => true,
         };
         if !lost {
@@ -150,7 +148,7 @@ impl Socket {
                 receive_datagrams(socket, &mut self.buffer, rx, max);
                 Ok(())
             }
-            Kind::Listen { stream: Some(stream), .. } | Kind::Connect { stream: Some(stream), .. } => {
+            Kind::Stream { stream: Some(stream), .. } => {
                 receive_stream(stream, &mut self.buffer, &mut self.filled, rx, max)
             }
             _ => Ok(()),

@@ -89,6 +89,16 @@ fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
     p
 }
 
+/// Returns instructions that reject all frames but those to a MAC address.
+fn require_destination(mac: Mac) -> Block {
+    let [a, b, c, d, e, f] = mac.0;
+    let mut p = vec![load(BPF_W, 0)];
+    require(&mut p, u32::from_be_bytes([a, b, c, d]));
+    p.push(load(BPF_H, 4));
+    require(&mut p, u16::from_be_bytes([e, f]).into());
+    p
+}
+
 /// Returns the socket filter for one shard of a NIC on an Ethernet interface. Requests to the host stack
 /// itself go to the first shard only, since they are for no queue pair; replies and multicast packets go to
 /// all shards. Pause frames go to the first shard, if `takes_pauses` is set.
@@ -99,11 +109,7 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
         // this kind except in a fanout group before Linux 6.10, see below.
         p.push(load_ancillary(SKF_AD_PKTTYPE));
         if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![reject()]);
-        let [a, b, c, d, e, f] = PauseFrame::DESTINATION.0;
-        let mut pause = vec![load(BPF_W, 0)];
-        require(&mut pause, u32::from_be_bytes([a, b, c, d]));
-        pause.push(load(BPF_H, 4));
-        require(&mut pause, u16::from_be_bytes([e, f]).into());
+        let mut pause = require_destination(PauseFrame::DESTINATION);
         pause.push(accept());
         p.push(load(BPF_H, 12));
         if_eq(&mut p, MAC_CONTROL.into(), pause);
@@ -120,14 +126,9 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
     match recipient {
         Recipient::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![reject()]),
         Recipient::HostStack(mac, _) => {
-            let [a, b, c, d, e, f] = mac.0;
-            let mut own = vec![load(BPF_W, 0)];
-            require(&mut own, u32::from_be_bytes([a, b, c, d]));
-            own.push(load(BPF_H, 4));
-            require(&mut own, u16::from_be_bytes([e, f]).into());
             p.push(load(BPF_B, 0));
             p.push(mask(1));
-            if_eq(&mut p, 0, own);
+            if_eq(&mut p, 0, require_destination(mac));
         }
     }
     p.push(load(BPF_H, 12));

@@ -25,6 +25,7 @@ use super::loopback::Loopback;
 use super::options::MIN_MTU;
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
+use crate::host::frame_queue::FrameQueue;
 use crate::host::host_stack::{FrameOutcome, HostStack, IfAddr};
 use crate::host::link_state::LinkStateMonitor;
 use crate::host::pfc::{Pfc, PfcLink, SharedPfc};
@@ -136,17 +137,11 @@ impl Neighbours {
         }
     }
 
-    fn outbox(&self) -> Option<&[u8]> {
+    /// Frames to send.
+    fn outbox(&mut self) -> &mut FrameQueue {
         match self {
-            Neighbours::Kernel(k) => k.outbox.front(),
-            Neighbours::HostStack(s) => s.poll_transmit(),
-        }
-    }
-
-    fn pop_outbox(&mut self) {
-        match self {
-            Neighbours::Kernel(k) => k.outbox.pop(),
-            Neighbours::HostStack(s) => s.transmitted(),
+            Neighbours::Kernel(k) => &mut k.outbox,
+            Neighbours::HostStack(s) => &mut s.outbox,
         }
     }
 
@@ -298,15 +293,13 @@ impl PacketLink {
             socket.accept_group(PauseFrame::DESTINATION).map_err(failed("receive pause frames"))?;
         }
         let info = LinkInfo {
-            name: format!("packet {name}"),
-            addresses,
             mac: mac.0,
             vlan: vlan.map(|tag| tag.id),
             mtu: mtu.unwrap_or(interface_mtu).min(interface_mtu),
-            src_port: None,
             burst: BurstLimits::SEGMENTED,
             window: socket.window(),
             speed: speed.unwrap_or(DEFAULT_SPEED),
+            ..LinkInfo::new(format!("packet {name}"), addresses)
         };
         let properties = PfcLink {
             mac,
@@ -384,14 +377,14 @@ impl PacketLink {
         }
         let is_paused = self.pfc.as_ref().is_some_and(|pfc| pfc.is_paused(&flow));
         match self.neighbours.resolve(now, flow.dst) {
-            Some(to) if is_paused => self.hold_burst(to, burst),
+            Some(to) if is_paused => self.keep_back(Some(to), burst),
             // Bursts of tagged frames are not passed as super-packets: the tag is part of the frame, and not
             // all devices parse beyond it.
             Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
                 self.add_super_packet(to, index, burst)
             }
             Some(to) => self.add_packets(to, index, burst),
-            None => self.queue_unresolved_burst(burst),
+            None => self.keep_back(None, burst),
         }
     }
 
@@ -428,24 +421,18 @@ impl PacketLink {
         }
     }
 
-    /// Queues the packets of a burst until the next hop's MAC is known.
-    fn queue_unresolved_burst(&mut self, burst: &TxBurst<'_>) {
-        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
+    /// Keeps the packets of a burst back: until their priority is resumed or, without `to`, until the next hop's MAC is
+    /// known.
+    fn keep_back(&mut self, to: Option<Mac>, burst: &TxBurst<'_>) {
+        let (flow, macs, tag) = (burst.flow, (to.unwrap_or_default(), self.mac), self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            self.neighbours.queue_unresolved(flow.dst, |out| {
-                frame::append_tagged_frame(out, (Mac::default(), own), tag, &flow, id, packet);
-            });
-        }
-    }
-
-    /// Holds the packets of a burst back until their priority is resumed.
-    fn hold_burst(&mut self, to: Mac, burst: &TxBurst<'_>) {
-        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
-        let Some(pfc) = &mut self.pfc else { return };
-        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write =
-                |out: &mut Vec<u8>| frame::append_tagged_frame(out, (to, own), tag, &flow, id, packet);
-            self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
+            let write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            match &mut self.pfc {
+                Some(pfc) if to.is_some() => {
+                    self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
+                }
+                _ => _ = self.neighbours.queue_unresolved(flow.dst, write),
+            }
         }
     }
 
@@ -498,23 +485,20 @@ impl PacketLink {
     /// control.
     fn flush_outbox(&mut self) -> io::Result<()> {
         const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac([0; 6]) };
-        while self.neighbours.outbox().is_some() {
+        loop {
             self.batch.clear();
-            while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
-                self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
-                self.neighbours.pop_outbox();
+            let of_pfc = self.pfc.as_mut().map(|pfc| &mut pfc.outbox);
+            for outbox in [Some(self.neighbours.outbox()), of_pfc].into_iter().flatten() {
+                while let (Some(bytes), false) = (outbox.front(), self.batch.is_full()) {
+                    self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                    outbox.pop();
+                }
+            }
+            if self.batch.info.is_empty() {
+                return Ok(());
             }
             self.send_batch()?;
         }
-        while let Some(pfc) = self.pfc.as_mut().filter(|pfc| pfc.front().is_some()) {
-            self.batch.clear();
-            while let (Some(bytes), false) = (pfc.front(), self.batch.is_full()) {
-                self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
-                pfc.pop();
-            }
-            self.send_batch()?;
-        }
-        Ok(())
     }
 
     /// Carries out a pause frame.
@@ -643,7 +627,8 @@ impl Link for PacketLink {
         let mut packets = self.local.deliver(64, sink);
         if let Some(mut contents) = self.shard_group.as_ref().and_then(ShardGroup::take) {
             packets += contents.bursts.deliver(usize::MAX, sink);
-            while let Some(frame) = contents.frames.front() {
+            while let Some((&(shape, checksums), bytes)) = contents.frames.front_tagged() {
+                let frame = RxFrame { bytes, shape, checksums, unusable: false };
                 packets += self.handle_frame(now, Origin::ShardGroup(frame), sink);
                 contents.frames.pop();
             }
@@ -670,13 +655,7 @@ impl Link for PacketLink {
         [self.socket.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 }
 
 impl Multicast for PacketLink {

@@ -3,7 +3,7 @@
 //! links that need them. Only the last member to leave a multicast group reports that to the network.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -51,38 +51,21 @@ pub(super) struct InboxContents {
     /// Bursts that other links have sent to multicast groups.
     pub bursts: Loopback,
     /// Frames that other links have received and that this link needs.
-    pub frames: Frames,
-}
-
-/// Queue of frames, each with the metadata that the kernel supplied.
-#[derive(Debug, Default)]
-pub(super) struct Frames {
-    bytes: FrameQueue,
-    heads: VecDeque<(Shape, Checksums)>,
+    pub frames: FrameQueue<(Shape, Checksums)>,
 }
 
 /// Maximum total size of queued frames, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-impl Frames {
-    /// Appends a frame; returns false if there is no room.
-    fn push(&mut self, frame: &RxFrame<'_>) -> bool {
-        let fits = self.bytes.byte_len() + frame.bytes.len() <= MAX_BYTES;
+impl InboxContents {
+    /// Queues a frame; returns false if there is no room.
+    fn push_frame(&mut self, frame: &RxFrame<'_>) -> bool {
+        let fits = self.frames.byte_len() + frame.bytes.len() <= MAX_BYTES;
         if fits {
-            self.bytes.push(frame.bytes);
-            self.heads.push_back((frame.shape, frame.checksums));
+            let tag = (frame.shape, frame.checksums);
+            self.frames.push_tagged(tag, |out| out.extend_from_slice(frame.bytes));
         }
         fits
-    }
-
-    pub fn front(&self) -> Option<RxFrame<'_>> {
-        let (shape, checksums) = *self.heads.front()?;
-        Some(RxFrame { bytes: self.bytes.front()?, shape, checksums, unusable: false })
-    }
-
-    pub fn pop(&mut self) {
-        self.bytes.pop();
-        self.heads.pop_front();
     }
 }
 
@@ -166,7 +149,7 @@ impl ShardGroup {
             FrameAudience::AllOthers => u64::MAX,
             FrameAudience::Members(group) => self.members(group),
         };
-        self.push_to(to, |contents| contents.frames.push(received)) as u64
+        self.push_to(to, |contents| contents.push_frame(received)) as u64
     }
 
     /// Returns the members of a multicast group, as a bit set of links.

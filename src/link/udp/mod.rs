@@ -19,15 +19,14 @@ pub(crate) mod steer;
 mod tests;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use port_conflict::PortOwner;
 
-use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
+use super::{JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
 use crate::nic::ShardId;
@@ -103,6 +102,16 @@ pub enum UdpLinkError {
         /// The operating system's error.
         source: io::Error,
     },
+}
+
+impl UdpLinkError {
+    /// Returns a function that makes the error of a failed system call.
+    pub(crate) fn system<E: Into<io::Error>>(
+        ip: IpAddr,
+        what: &'static str,
+    ) -> impl FnOnce(E) -> UdpLinkError {
+        move |source| UdpLinkError::System { ip, what, source: source.into() }
+    }
 }
 
 /// Bind address of a socket.
@@ -187,23 +196,18 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let system =
-            |e: Errno| UdpLinkError::System { ip, what: "creating an epoll instance", source: e.into() };
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+            .map_err(UdpLinkError::system(ip, "creating an epoll instance"))?;
         let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
         let link_state = link_state.filter(|_| !opened.locals.is_empty());
         Ok(UdpLink {
             info: LinkInfo {
-                name: format!("udp {ip}"),
-                addresses,
-                mac: [0; 6],
-                vlan: None,
                 mtu: opened.mtu,
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
                 window: window(opened.rcvbuf, options),
-                speed: DEFAULT_SPEED,
+                ..LinkInfo::new(format!("udp {ip}"), addresses)
             },
             local: Local {
                 ip,
@@ -252,31 +256,6 @@ impl UdpLink {
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> io::Result<usize> {
         self.receiver.receive(socket, &self.local, sink)
-    }
-
-    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
-    /// binding an address.
-    ///
-    /// # Errors
-    /// The error of the failed system call.
-    pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
-        socket::probe(options)
-    }
-
-    /// Binds UDP port 4791 on all IPv4 addresses of this machine.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_any_v4(options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::bind(Ipv4Addr::UNSPECIFIED.into(), options)
-    }
-
-    /// Binds UDP port 4791 on all IPv6 addresses of this machine.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_any_v6(options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::bind(Ipv6Addr::UNSPECIFIED.into(), options)
     }
 }
 
@@ -341,13 +320,7 @@ impl Link for UdpLink {
         vec![self.socket.as_fd(), self.epoll.0.as_fd()]
     }
 
-    fn multicast(&mut self) -> Option<&mut dyn Multicast> {
-        Some(self)
-    }
-
-    fn port_state(&mut self) -> Option<&mut dyn PortState> {
-        Some(self)
-    }
+    own_capabilities!(multicast: Multicast, port_state: PortState);
 }
 
 impl Multicast for UdpLink {

@@ -9,7 +9,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
-use super::{UdpLinkError, UdpOptions};
+use super::{UdpLink, UdpLinkError, UdpOptions};
 use crate::host::socket_calls::{get_option, interface_mtu, set_option};
 use crate::host::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
@@ -87,7 +87,7 @@ pub(super) struct BoundSocket {
 /// Opens a socket and binds it to `ip`. With `shared`, the socket joins the reuseport group of sockets that
 /// this process has already bound.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
-    let fail = |what| move |source| UdpLinkError::System { ip, what, source };
+    let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
     let locals = locals(ip, options.interface.as_deref());
     if options.interface.is_some() && locals.is_empty() {
         return Err(UdpLinkError::NotLocal { ip });
@@ -113,7 +113,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
-        _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
+        _ => fail("binding UDP port 4791")(source),
     })?;
     let mtu = smallest_mtu(&socket, &locals);
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
@@ -122,17 +122,13 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
 /// Adopts a socket that another process has bound to `ip`: resets its header fields to the defaults, and
 /// reads its properties.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<BoundSocket, UdpLinkError> {
-    set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(|source| UdpLinkError::System {
-        ip,
-        what: "setting socket options",
-        source,
-    })?;
+    let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
+    set_ip_fields(&socket, ip.is_ipv4(), IpFields::DEFAULT).map_err(fail("setting socket options"))?;
     let read = |level, name| get_option::<libc::c_int>(&socket, level, name);
     // Coalescing is not changed: the processes that share the address decide about it.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
-    let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer size", source };
-    let rcvbuf = rcvbuf.map_err(failed)? as usize;
+    let rcvbuf = rcvbuf.map_err(fail("reading the receive buffer size"))? as usize;
     let locals = locals(ip, options.interface.as_deref());
     let mtu = smallest_mtu(&socket, &locals);
     Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
@@ -173,21 +169,27 @@ pub struct UdpProbe {
     pub coalescing: bool,
 }
 
-/// Configures buffers and offloads of an unbound socket as [`open`] does, and returns the granted values.
-pub(super) fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
-    let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
-    let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
-    let requested = options.buffer.saturating_mul(RCVBUF_FACTOR);
-    let receive_buffer = set_receive_buffer(&socket, requested)?;
-    Ok(UdpProbe {
-        receive_buffer,
-        send_buffer: set_send_buffer(&socket, options.buffer)?,
-        requested_receive_buffer: requested.saturating_mul(2),
-        requested_send_buffer: options.buffer.saturating_mul(2),
-        window: super::window(receive_buffer, options),
-        segmentation,
-        coalescing,
-    })
+impl UdpLink {
+    /// Returns the buffer sizes and offloads that the kernel grants to a link with the given options, without
+    /// binding an address.
+    ///
+    /// # Errors
+    /// The error of the failed system call.
+    pub fn probe(options: &UdpOptions) -> io::Result<UdpProbe> {
+        let socket = new_socket(Ipv4Addr::LOCALHOST.into())?;
+        let (coalescing, segmentation) = (coalesces(&socket), segments(&socket));
+        let requested = options.buffer.saturating_mul(RCVBUF_FACTOR);
+        let receive_buffer = set_receive_buffer(&socket, requested)?;
+        Ok(UdpProbe {
+            receive_buffer,
+            send_buffer: set_send_buffer(&socket, options.buffer)?,
+            requested_receive_buffer: requested.saturating_mul(2),
+            requested_send_buffer: options.buffer.saturating_mul(2),
+            window: super::window(receive_buffer, options),
+            segmentation,
+            coalescing,
+        })
+    }
 }
 
 /// Discards the queued datagrams, which were meant for another process. The number is limited, so that the

@@ -3,7 +3,6 @@
 //! process, is in `broker/steering.rs`.
 #![forbid(unsafe_code)]
 
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
@@ -26,9 +25,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec
     Ok(all)
 }
 
-fn failed(ip: IpAddr, source: io::Error) -> UdpLinkError {
-    UdpLinkError::System { ip, what: "steering packets to several sockets", source }
-}
+const STEERING: &str = "steering packets to several sockets";
 
 /// Binds the sockets for a shared address: a reuseport group of `count` sockets.
 pub(crate) fn bind_group(
@@ -49,7 +46,7 @@ fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Boun
     if count == 1 {
         return Ok(vec![first]);
     }
-    socket::share(&first.socket).map_err(|source| failed(ip, source))?;
+    socket::share(&first.socket).map_err(UdpLinkError::system(ip, STEERING))?;
     let mut all = vec![first];
     for _ in 1..count {
         all.push(socket::open(ip, options, true)?);
@@ -76,5 +73,5 @@ fn by_shard(count: u32) -> [sock_filter; 3] {
 /// packet.
 pub(crate) fn attach(ip: IpAddr, socket: &OwnedFd, program: &[sock_filter]) -> Result<(), UdpLinkError> {
     set_program(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
-        .map_err(|source| failed(ip, source))
+        .map_err(UdpLinkError::system(ip, STEERING))
 }

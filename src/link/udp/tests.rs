@@ -1,6 +1,6 @@
 //! Tests of [`UdpLink`] over loopback, and over veth pairs in network namespaces.
 
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::thread;
@@ -482,7 +482,7 @@ fn link_local_address_sends_and_receives_on_its_interface() {
 #[test]
 fn wildcard_link_sends_from_and_receives_at_any_address() {
     in_namespace(&["10.9.0.1/32", "10.9.0.2/32"], || {
-        let mut any = UdpLink::bind_any_v4(&UdpOptions::default()).unwrap();
+        let mut any = UdpLink::bind(Ipv4Addr::UNSPECIFIED.into(), &UdpOptions::default()).unwrap();
         // The loopback address comes last.
         assert_eq!(any.info.addresses, [ip("10.9.0.1"), ip("10.9.0.2"), ip("127.0.0.1")]);
         let flow = Flow::new(ip("10.9.0.2"), ip("10.9.0.1"), ROCE_PORT);
@@ -493,7 +493,7 @@ fn wildcard_link_sends_from_and_receives_at_any_address() {
         assert_eq!((received.len(), received[0].packets.len(), received[0].flow), (1, 4, flow));
 
         // Wildcards of both families coexist, but a wildcard conflicts with a specific address.
-        UdpLink::bind_any_v6(&UdpOptions::default()).unwrap();
+        UdpLink::bind(Ipv6Addr::UNSPECIFIED.into(), &UdpOptions::default()).unwrap();
         let error = UdpLink::bind(ip("10.9.0.1"), &UdpOptions::default()).err().unwrap();
         assert!(matches!(error, UdpLinkError::InUse { owner: PortOwner::Process { .. }, .. }), "{error}");
     });

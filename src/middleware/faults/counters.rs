@@ -1,45 +1,32 @@
 //! Counters of fault rules.
 
 use std::fmt;
-use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::fault_rules::{Action, Direction, Rule};
+use crate::sys::counters::counters;
 
-/// Number of faults injected in one direction, by kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct FaultCounts {
-    /// Packets dropped.
-    pub dropped: u64,
-    /// Packets duplicated.
-    pub duplicated: u64,
-    /// Packets delivered after the packet that followed them.
-    pub reordered: u64,
-    /// Packets corrupted.
-    pub corrupted: u64,
-    /// Packets delayed.
-    pub delayed: u64,
-    /// Packets marked as having experienced congestion.
-    pub marked: u64,
-    /// Packets delivered again later.
-    pub replayed: u64,
-    /// Packets answered in place of their destination: by a NAK, an RNR NAK or a REJ.
-    pub answered: u64,
-}
-
-impl AddAssign for FaultCounts {
-    fn add_assign(&mut self, other: FaultCounts) {
-        self.dropped += other.dropped;
-        self.duplicated += other.duplicated;
-        self.reordered += other.reordered;
-        self.corrupted += other.corrupted;
-        self.delayed += other.delayed;
-        self.marked += other.marked;
-        self.replayed += other.replayed;
-        self.answered += other.answered;
+counters! {
+    /// Number of faults injected in one direction, by kind.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+    FaultCounts {
+        /// Packets dropped.
+        dropped,
+        /// Packets duplicated.
+        duplicated,
+        /// Packets delivered after the packet that followed them.
+        reordered,
+        /// Packets corrupted.
+        corrupted,
+        /// Packets delayed.
+        delayed,
+        /// Packets marked as having experienced congestion.
+        marked,
+        /// Packets delivered again later.
+        replayed,
+        /// Packets answered in place of their destination: by a NAK, an RNR NAK or a REJ.
+        answered,
     }
 }
 

@@ -26,10 +26,9 @@ pub use crate::fault_rules::{
 };
 
 use crate::burst::{RxBurst, TxQueue};
-use crate::link::{Link, LinkInfo, NicEvent, NicObserver, delegate_link_methods};
+use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
-use packet::Single;
 use pipeline::Pipeline;
 
 /// A link wrapper that injects faults by rule.
@@ -107,10 +106,6 @@ impl<L: Link> Faults<L> {
 }
 
 impl<L: Link> Link for Faults<L> {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.release_tx(now)?;
         if self.tx.is_idle() {
@@ -148,7 +143,7 @@ impl<L: Link> Link for Faults<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         self.release_tx(now)?;
         let Faults { inner, rx, counters, observer, .. } = self;
-        let mut released = rx.release(now, &mut |s| deliver(s, sink));
+        let mut released = rx.release(now, sink);
         released += inner.receive(now, &mut |burst| {
             if rx.is_idle() {
                 return sink(burst);
@@ -165,11 +160,9 @@ impl<L: Link> Link for Faults<L> {
         Ok(released)
     }
 
-    delegate_link_methods!(self => self.inner);
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs);
 
-    fn nic_observer(&mut self) -> Option<&mut dyn NicObserver> {
-        Some(self)
-    }
+    own_capabilities!(nic_observer: NicObserver);
 
     fn next_deadline(&self) -> Option<Instant> {
         let pipelines = [self.tx.next_deadline(), self.rx.next_deadline()];
@@ -211,10 +204,10 @@ fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
-/// Returns the packets of a burst, given as its concatenated bytes.
-fn packets_of(flow: Flow, segment: usize, data: &[u8], ident: IpIdent) -> impl Iterator<Item = Single<'_>> {
+/// Returns the packets of a burst as bursts of one packet, given as its concatenated bytes.
+fn packets_of(flow: Flow, segment: usize, data: &[u8], ident: IpIdent) -> impl Iterator<Item = RxBurst<'_>> {
     let packets = data.chunks(segment.max(1)).enumerate();
-    packets.map(move |(i, data)| Single { flow, ident: ident_of(ident, i as u16), data })
+    packets.map(move |(i, data)| RxBurst::new(flow, ident_of(ident, i as u16), data.len(), data))
 }
 
 /// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
@@ -245,20 +238,15 @@ fn receive_with_faults(
         }
         forward(first, i, sink);
         first = i + 1;
-        pipeline.apply(now, packet, verdict, &mut |s| deliver(s, sink));
+        pipeline.apply(now, packet, verdict, sink);
     }
     forward(first, verdicts.len(), sink);
     pipeline.verdicts = verdicts;
 }
 
 /// Appends one packet to a queue.
-fn push(queue: &mut TxQueue, s: Single<'_>) {
-    if let IpIdent::Exact { id, .. } = s.ident {
-        queue.push_raw(&s.flow, id, s.data);
+fn push(queue: &mut TxQueue, packet: RxBurst<'_>) {
+    if let IpIdent::Exact { id, .. } = packet.ident {
+        queue.push_raw(&packet.flow, id, packet.data);
     }
-}
-
-/// Delivers one packet to the NIC.
-fn deliver(s: Single<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) {
-    sink(RxBurst::new(s.flow, s.ident, s.data.len(), s.data));
 }

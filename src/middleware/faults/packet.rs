@@ -1,29 +1,18 @@
 //! Single packets, taken out of their bursts.
 
+use crate::burst::RxBurst;
 use crate::wire::{Flow, IpIdent, icrc};
 
-/// A single packet of a burst.
-#[derive(Clone, Copy)]
-pub(super) struct Single<'a> {
-    pub flow: Flow,
-    /// Unknown only for a packet that a UDP socket has received.
-    pub ident: IpIdent,
-    /// Bytes from BTH to ICRC.
-    pub data: &'a [u8],
-}
-
-impl Single<'_> {
-    /// Returns the packet's identification, if necessary the one for which its ICRC is correct. A packet whose ICRC is
-    /// wrong with every identification gets one of them.
-    pub fn exact_ident(&self) -> IpIdent {
-        match self.ident {
-            IpIdent::Unknown | IpIdent::Elided => {
-                let found = icrc::identify(&self.flow, 0, self.data);
-                let (id, flags) = found.unwrap_or((0, IpIdent::DONT_FRAGMENT));
-                IpIdent::Exact { id, flags }
-            }
-            exact => exact,
+/// Returns the identification of a single packet, if necessary the one for which its ICRC is correct. It is unknown only for a
+/// packet that a UDP socket has received. A packet whose ICRC is wrong with every identification gets one of them.
+pub(super) fn exact_ident(packet: &RxBurst<'_>) -> IpIdent {
+    match packet.ident {
+        IpIdent::Unknown | IpIdent::Elided => {
+            let found = icrc::identify(&packet.flow, 0, packet.data);
+            let (id, flags) = found.unwrap_or((0, IpIdent::DONT_FRAGMENT));
+            IpIdent::Exact { id, flags }
         }
+        exact => exact,
     }
 }
 
@@ -35,11 +24,11 @@ pub(super) struct HeldPacket {
 }
 
 impl HeldPacket {
-    pub fn new(s: &Single<'_>) -> HeldPacket {
-        HeldPacket { flow: s.flow, ident: s.ident, data: s.data.to_vec() }
+    pub fn new(packet: &RxBurst<'_>) -> HeldPacket {
+        HeldPacket { flow: packet.flow, ident: packet.ident, data: packet.data.to_vec() }
     }
 
-    pub fn single(&self) -> Single<'_> {
-        Single { flow: self.flow, ident: self.ident, data: &self.data }
+    pub fn single(&self) -> RxBurst<'_> {
+        RxBurst::new(self.flow, self.ident, self.data.len(), &self.data)
     }
 }

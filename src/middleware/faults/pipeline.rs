@@ -11,9 +11,10 @@ use super::answer::{self, Responders};
 use super::applied::Record;
 use super::counters::FaultCounters;
 use super::event::{FaultEvent, Observer};
-use super::packet::{HeldPacket, Single};
+use super::packet::{HeldPacket, exact_ident};
+use crate::burst::RxBurst;
 use crate::fault_rules::{
-    Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, When, is_acknowledged_request,
+    Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, is_acknowledged_request,
 };
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
@@ -40,12 +41,7 @@ impl ActiveRule {
             return false;
         }
         self.count += 1;
-        match self.rule.when {
-            When::Nth(n) => self.count == n,
-            When::Every(n) => n > 0 && self.count.is_multiple_of(n),
-            When::Probability(p) => self.rng.bernoulli(p),
-            When::Range { first, last } => self.count >= first && last.is_none_or(|last| self.count <= last),
-        }
+        self.rule.when.selects(self.count, |p| self.rng.bernoulli(p))
     }
 }
 
@@ -152,11 +148,11 @@ impl Pipeline {
     pub fn evaluate_rules(
         &mut self,
         now: Instant,
-        packet: Single<'_>,
+        packet: RxBurst<'_>,
         counters: &FaultCounters,
         observer: &mut Option<Observer>,
     ) -> Verdict {
-        let Single { flow, ident, data } = packet;
+        let RxBurst { flow, ident, data, .. } = packet;
         let mut verdict = Verdict::default();
         let request = self.responders.as_mut().and_then(|responders| {
             let request = Packet::parse(data).ok().filter(is_acknowledged_request)?;
@@ -219,20 +215,20 @@ impl Pipeline {
     pub fn apply(
         &mut self,
         now: Instant,
-        packet: Single<'_>,
+        packet: RxBurst<'_>,
         verdict: &Verdict,
-        emit: &mut dyn FnMut(Single<'_>),
+        emit: &mut dyn FnMut(RxBurst<'_>),
     ) {
         if verdict.drop {
             return;
         }
         let mut altered = std::mem::take(&mut self.altered);
-        let Single { mut flow, mut ident, data } = packet;
+        let RxBurst { mut flow, mut ident, data, .. } = packet;
         let data = if verdict.alterations.is_empty() {
             data
         } else {
             // Otherwise the receiver might find an identification for which the ICRC is correct again.
-            ident = packet.exact_ident();
+            ident = exact_ident(&packet);
             altered.clear();
             altered.extend_from_slice(data);
             for alteration in &verdict.alterations {
@@ -244,7 +240,7 @@ impl Pipeline {
             // The ICRC does not cover the traffic class.
             flow.traffic_class |= Ecn::Ce as u8;
         }
-        let packet = Single { flow, ident, data };
+        let packet = RxBurst::new(flow, ident, data.len(), data);
         // Copies continue at once, whatever happens to the packet itself.
         for _ in 0..verdict.copies {
             emit(packet);
@@ -265,7 +261,7 @@ impl Pipeline {
     }
 
     /// Holds a packet back for reordering, or emits it, followed by the packet held back, if any.
-    fn pass(&mut self, now: Instant, packet: Single<'_>, reorder: bool, emit: &mut dyn FnMut(Single<'_>)) {
+    fn pass(&mut self, now: Instant, packet: RxBurst<'_>, reorder: bool, emit: &mut dyn FnMut(RxBurst<'_>)) {
         if reorder && self.reorder_slot.is_none() {
             self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
             return;
@@ -282,9 +278,9 @@ impl Pipeline {
     }
 
     /// Emits the held-back packets that are due, and returns the number of packets emitted.
-    pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
+    pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let mut released = 0;
-        let mut emit = |packet: Single<'_>| {
+        let mut emit = |packet: RxBurst<'_>| {
             released += 1;
             emit(packet);
         };

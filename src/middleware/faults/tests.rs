@@ -365,10 +365,6 @@ struct HiddenCounter {
 }
 
 impl Link for HiddenCounter {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)
     }
@@ -384,7 +380,7 @@ impl Link for HiddenCounter {
         })
     }
 
-    delegate_link_methods!(self => self.inner);
+    delegate_link_methods!(self => self.inner, HostMemory::with_icrcs);
 }
 
 #[test]

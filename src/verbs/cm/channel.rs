@@ -172,23 +172,13 @@ impl EventChannel {
         })
     }
 
-    /// Waits like [`get_event`](Self::get_event), but until `take` returns an event. `take` is called
+    /// Waits like [`get_event`](Self::get_event), but until `take` returns a value. `take` is called
     /// whenever an event has been queued, and may leave events for other readers of the channel.
     ///
     /// # Errors
     /// The errors of [`get_event`](Self::get_event); [`WaitError::System`] if the system is out of
     /// descriptors.
-    pub fn get_event_by(
-        &self,
-        timeout: Option<Duration>,
-        take: impl FnMut() -> Option<CmEvent>,
-    ) -> Result<CmEvent, WaitError> {
-        self.wait_by(timeout, take)
-    }
-
-    /// Waits until `take` returns a value. `take` is called whenever an event has been queued, and may leave
-    /// events in the queue.
-    pub(super) fn wait_by<R>(
+    pub fn get_event_by<R>(
         &self,
         timeout: Option<Duration>,
         take: impl FnMut() -> Option<R>,
@@ -239,20 +229,10 @@ impl EventChannel {
     /// lock, because they own new ids, which are destroyed with them.
     #[must_use]
     pub(super) fn remove_events(&self, number: u64) -> Vec<QueuedEvent> {
-        self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
-    }
-
-    /// Moves an id's events to another channel.
-    pub(super) fn move_events(&self, number: u64, to: &EventChannel) {
-        self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
-            .into_iter()
-            .for_each(|e| to.push(e));
-    }
-
-    fn split_off(&self, predicate: impl Fn(&QueuedEvent) -> bool) -> Vec<QueuedEvent> {
+        let is_of = |e: &QueuedEvent| e.is_of(number) || e.listener() == Some(number);
         let mut queue = self.0.queue.lock();
         let (removed, rest): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut queue.events).into_iter().partition(predicate);
+            std::mem::take(&mut queue.events).into_iter().partition(is_of);
         queue.events = rest.into();
         self.on_removed(&queue);
         removed.iter().for_each(|_| self.decrement_count());

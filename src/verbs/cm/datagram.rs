@@ -32,13 +32,7 @@ impl State {
         let (header, data) = split_private_data(&request.private_data);
         let (service, av) = (request.service, request.from);
         let requested = IncomingRequest { device, connection, service, av, header, qp_type: QpType::Ud };
-        let param = EventParam::Datagram(Datagram {
-            private_data: data.to_vec(),
-            address: av,
-            qp_num: Qpn::default(),
-            qkey: QKey::default(),
-            group: None,
-        });
+        let param = EventParam::Datagram(Datagram::at(av, data));
         match self.create_request_id(&requested) {
             Ok((new, waiting, listener)) => self.report_request(new, waiting, listener, param),
             Err(refusal) => {
@@ -91,13 +85,8 @@ impl State {
         self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };
         if response.status != SidrStatus::Valid {
-            let param = Datagram {
-                private_data: response.private_data.to_vec(),
-                address: AddressVector::to(id.to.map(|to| to.dgid).unwrap_or_default()),
-                qp_num: Qpn::default(),
-                qkey: QKey::default(),
-                group: None,
-            };
+            let address = AddressVector::to(id.to.map(|to| to.dgid).unwrap_or_default());
+            let param = Datagram::at(address, &response.private_data);
             id.state = IdState::Ended;
             let status = response.status.code().into();
             return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(param));
@@ -105,13 +94,8 @@ impl State {
         id.remote_ece = response.ece;
         id.state = IdState::Connected;
         let Some(to) = id.to else { return };
-        let param = Datagram {
-            private_data: response.private_data.to_vec(),
-            address: AddressVector { traffic_class: id.tos, ..to },
-            qp_num: response.qpn,
-            qkey: response.qkey,
-            group: None,
-        };
+        let destination = Datagram::at(AddressVector { traffic_class: id.tos, ..to }, &response.private_data);
+        let param = Datagram { qp_num: response.qpn, qkey: response.qkey, ..destination };
         id.report(CmEventKind::Established, 0, EventParam::Datagram(param));
     }
 }

@@ -9,6 +9,7 @@ use crate::verbs::{ClaimError, CreateError, OpenError};
 
 /// Error returned by a connection manager call. Later failures are reported as events.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum IdError {
     /// The id's state does not permit the call.
@@ -109,18 +110,14 @@ pub enum IdError {
     #[error("the connection manager belongs to the parent process: create another after fork")]
     Inherited,
     /// The device's protocol layer rejected the call.
-    #[error(transparent)]
     Protocol(#[from] CmError),
     /// The device's QP1 could not be opened.
     #[error("cannot open QP1 of the device: {0}")]
     Device(#[from] CreateError),
     /// The device could not be reopened for the manager.
-    #[error(transparent)]
     Open(#[from] OpenError),
     /// A system call failed.
-    #[error(transparent)]
     System(#[from] io::Error),
     /// A fault on the call, which was not executed.
-    #[error(transparent)]
     Injected(InjectedError),
 }

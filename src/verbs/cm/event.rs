@@ -170,3 +170,11 @@ pub struct Datagram {
     /// Address of the multicast group, as passed when joining.
     pub group: Option<SocketAddr>,
 }
+
+impl Datagram {
+    /// Returns a destination without a queue pair, with private data from its program.
+    pub(super) fn at(address: AddressVector, private_data: &[u8]) -> Datagram {
+        let (private_data, qp_num, qkey) = (private_data.to_vec(), Qpn::default(), QKey::default());
+        Datagram { private_data, address, qp_num, qkey, group: None }
+    }
+}

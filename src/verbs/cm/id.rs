@@ -118,8 +118,16 @@ impl CmId {
     }
 
     /// Changes one of the id's options.
-    fn set(&self, f: impl FnOnce(&mut Id) -> Result<(), IdError>) -> Result<(), IdError> {
-        self.with_state(|state, number| f(state.id_mut(number)?))
+    fn set(&self, f: impl FnOnce(&mut Id)) -> Result<(), IdError> {
+        self.with_state(|state, number| state.id_mut(number).map(f))
+    }
+
+    /// Changes an option that only an unbound id accepts, by the call named `call`.
+    fn set_unbound(&self, call: &'static str, f: impl FnOnce(&mut Id)) -> Result<(), IdError> {
+        self.with_state(|state, number| {
+            state.id(number)?.require(call, &[IdState::Idle])?;
+            state.id_mut(number).map(f)
+        })
     }
 
     /// Returns the id's number, which is unique during its manager's lifetime.
@@ -225,7 +233,7 @@ impl CmId {
     /// [`WaitError::Idle`] if the id has ended; the errors of [`EventChannel::get_event_by`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
         let channel = self.channel().ok_or(WaitError::Idle)?;
-        channel.wait_by(timeout, || self.unless_device_removed(|| channel.try_request(self.number())))?
+        channel.get_event_by(timeout, || self.unless_device_removed(|| channel.try_request(self.number())))?
     }
 
     /// Returns the channel to which the id's events are delivered; `None` if the id has been destroyed.
@@ -344,20 +352,14 @@ impl CmId {
     /// # Errors
     /// [`IdError::Ended`], [`IdError::Inherited`].
     pub fn write_event(&self, status: i32, arg: u64) -> Result<(), IdError> {
-        self.set(|id| {
-            id.report(CmEventKind::User, status, EventParam::User(arg));
-            Ok(())
-        })
+        self.set(|id| id.report(CmEventKind::User, status, EventParam::User(arg)))
     }
 
     /// Reports the outcome of a name resolution by the C library: status 0, or the code of `getaddrinfo`.
     #[doc(hidden)]
     pub fn report_addrinfo(&self, status: i32) -> Result<(), IdError> {
         let kind = if status == 0 { CmEventKind::AddrInfoResolved } else { CmEventKind::AddrInfoError };
-        self.set(|id| {
-            id.report(kind, status, EventParam::None);
-            Ok(())
-        })
+        self.set(|id| id.report(kind, status, EventParam::None))
     }
 
     /// Moves the id and its pending events to another event channel.
@@ -384,10 +386,7 @@ impl CmId {
     /// Detaches the queue pair, whose state transitions the manager then no longer performs.
     pub fn detach_qp(&self) {
         // An id that has ended has no queue pair.
-        let _ = self.set(|id| {
-            id.qp = None;
-            Ok(())
-        });
+        let _ = self.set(|id| id.qp = None);
     }
 
     /// Returns the number of the attached queue pair, even if that queue pair no longer exists.
@@ -409,10 +408,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] if the id has ended.
     pub fn set_tos(&self, tos: u8) -> Result<(), IdError> {
-        self.set(|id| {
-            id.tos = tos;
-            Ok(())
-        })
+        self.set(|id| id.tos = tos)
     }
 
     /// Sets whether the port may be shared with other ids that also set this option
@@ -421,11 +417,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] once the id is bound.
     pub fn set_reuse_addr(&self, on: bool) -> Result<(), IdError> {
-        self.set(|id| {
-            id.require("set_reuse_addr", &[IdState::Idle])?;
-            id.reuse_addr = on;
-            Ok(())
-        })
+        self.set_unbound("set_reuse_addr", |id| id.reuse_addr = on)
     }
 
     /// Sets whether an id bound to :: excludes IPv4 (`RDMA_OPTION_ID_AFONLY`).
@@ -433,11 +425,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] once the id is bound.
     pub fn set_af_only(&self, on: bool) -> Result<(), IdError> {
-        self.set(|id| {
-            id.require("set_af_only", &[IdState::Idle])?;
-            id.af_only = on;
-            Ok(())
-        })
+        self.set_unbound("set_af_only", |id| id.af_only = on)
     }
 
     /// Sets the queue pair's local ACK timeout to 4.096 µs * 2^`code` (`RDMA_OPTION_ID_ACK_TIMEOUT`).
@@ -448,10 +436,7 @@ impl CmId {
         if code > 31 {
             return Err(IdError::Value { name: "the ACK timeout", value: code.into() });
         }
-        self.set(|id| {
-            id.ack_timeout = Some(AckTimeout::new(code));
-            Ok(())
-        })
+        self.set(|id| id.ack_timeout = Some(AckTimeout::new(code)))
     }
 
     /// Sets the enhanced connection establishment (ECE) options that the id sends when it connects or
@@ -460,10 +445,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] if the id has ended.
     pub fn set_ece(&self, ece: Ece) -> Result<(), IdError> {
-        self.set(|id| {
-            id.ece = ece;
-            Ok(())
-        })
+        self.set(|id| id.ece = ece)
     }
 
     /// Returns the ECE options sent by the peer.

@@ -50,13 +50,9 @@ impl State {
         let device = &self.devices[index];
         let own = id.to.map(|to| to.sgid_index);
         let of = |sgid_index| {
-            EventParam::Datagram(Datagram {
-                private_data: Vec::new(),
-                address: AddressVector { sgid_index, traffic_class: id.tos, ..AddressVector::to(gid) },
-                qp_num: Qpn::MULTICAST,
-                qkey: UDP_QKEY,
-                group: Some(group),
-            })
+            let address = AddressVector { sgid_index, traffic_class: id.tos, ..AddressVector::to(gid) };
+            let (qp_num, qkey, group) = (Qpn::MULTICAST, UDP_QKEY, Some(group));
+            EventParam::Datagram(Datagram { qp_num, qkey, group, ..Datagram::at(address, &[]) })
         };
         let bound = || device.gid_index(id.local?.ip());
         let of_its_version = |own: &u8| device.gid(*own).ip().is_ipv4() == ip.is_ipv4();

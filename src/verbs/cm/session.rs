@@ -11,16 +11,14 @@ use crate::verbs::{Context, CreateError, Qp, WaitError};
 
 /// Reason why a session could not be established or ended.
 #[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 #[non_exhaustive]
 pub enum SessionError {
     /// A call failed.
-    #[error(transparent)]
     Id(#[from] IdError),
     /// The queue pair could not be created.
-    #[error(transparent)]
     Create(#[from] CreateError),
     /// The wait for the peer failed or timed out.
-    #[error(transparent)]
     Wait(#[from] WaitError),
     /// The peer has rejected the connection.
     #[error("the peer rejected the connection: {reason}")]
@@ -89,7 +87,7 @@ impl Listener {
     /// [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time; [`WaitError::System`] if the system is
     /// out of descriptors.
     pub fn next(&self, timeout: Duration) -> Result<Incoming, WaitError> {
-        self.channel.wait_by(Some(timeout), || self.try_next())?
+        self.channel.get_event_by(Some(timeout), || self.try_next())?
     }
 
     /// Returns the channel of the listener's events.

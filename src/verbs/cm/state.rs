@@ -360,7 +360,7 @@ impl State {
         let id = self.id_mut(number)?;
         let from = std::mem::replace(&mut id.channel, to.clone());
         if !from.is(to) {
-            from.move_events(number, to);
+            from.remove_events(number).into_iter().for_each(|event| to.push(event));
         }
         Ok(())
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::Call;
 use super::call_table::CallSet;
 use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
-use super::{Call, Occurrence};
-use crate::fault_rules::{RuleError, duration, hint};
+use crate::fault_rules::{RuleError, When, duration, hint, when};
 use crate::sys::rng::splitmix64;
 use crate::transport::InjectedError;
 
@@ -29,13 +29,13 @@ pub enum CallEffect {
 
 /// A fault on calls of the C library or of the Rust API, which have the same names.
 ///
-/// In text: `call:NAME=ERRNO[@N|@every:N|@p:X]`, or `call:NAME=slow,by=2ms` with the same selection after
+/// In text: `call:NAME=ERRNO[@N|@N..M|@every:N|@p:X]`, or `call:NAME=slow,by=2ms` with the same selection after
 /// `slow`; `,when=N` is equivalent to `@N`. NAME is a function of libibverbs or librdmacm, or a prefix of such
 /// names followed by `*`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CallFault {
     effect: CallEffect,
-    occurrence: Occurrence,
+    when: When,
     calls: CallSet,
     /// The textual form; if the fault was parsed, as it was written.
     text: String,
@@ -43,13 +43,8 @@ pub struct CallFault {
 
 impl CallFault {
     /// Creates a fault on one kind of call.
-    pub fn new(call: Call, effect: CallEffect, occurrence: Occurrence) -> CallFault {
-        let at = match occurrence {
-            Occurrence::All => String::new(),
-            Occurrence::Nth(n) => format!("@{n}"),
-            Occurrence::Every(n) => format!("@every:{n}"),
-            Occurrence::Probability(p) => format!("@p:{p}"),
-        };
+    pub fn new(call: Call, effect: CallEffect, when: When) -> CallFault {
+        let at = if when == When::EACH { String::new() } else { format!("@{when}") };
         let name = call.name();
         let text = match effect {
             CallEffect::Error(number) => match ERRNOS.iter().find(|(_, known)| *known == number) {
@@ -58,7 +53,7 @@ impl CallFault {
             },
             CallEffect::Slow(by) => format!("call:{name}=slow{at},by={}ns", by.as_nanos()),
         };
-        CallFault { effect, occurrence, calls: CallSet::from_iter([call]), text }
+        CallFault { effect, when, calls: CallSet::from_iter([call]), text }
     }
 
     /// Returns the effect.
@@ -67,8 +62,8 @@ impl CallFault {
     }
 
     /// Returns the selection among the calls.
-    pub fn occurrence(&self) -> Occurrence {
-        self.occurrence
+    pub fn when(&self) -> When {
+        self.when
     }
 
     /// Reports whether the fault's name or group of names includes the call.
@@ -96,14 +91,14 @@ fn parse(text: &str) -> Result<CallFault, String> {
     let mut fields = text.strip_prefix("call:").ok_or(expected)?.split(',');
     let (name, effect) = fields.next().and_then(|first| first.split_once('=')).ok_or(expected)?;
     let (effect, mut when) = match effect.split_once('@') {
-        Some((effect, when)) => (effect, Some(when.parse()?)),
+        Some((effect, when)) => (effect, Some(self::when(when, "call")?)),
         None => (effect, None),
     };
     let mut by = None;
     for field in fields {
         match field.split_once('=') {
             Some(("by", value)) => by = Some(duration(value)?),
-            Some(("when", value)) if when.is_none() => when = Some(value.parse()?),
+            Some(("when", value)) if when.is_none() => when = Some(self::when(value, "call")?),
             Some(("when", _)) => return Err("'when' repeats the part after '@': give one of them".into()),
             Some((key, _)) => return Err(format!("unknown key '{key}': expected when or by")),
             None => return Err(format!("'{field}' is not of the form KEY=VALUE")),
@@ -119,7 +114,7 @@ fn parse(text: &str) -> Result<CallFault, String> {
             format!("unknown error '{effect}': write a name such as ENOMEM, a number, or slow{hint}")
         })?),
     };
-    Ok(CallFault { effect, occurrence: when.unwrap_or(Occurrence::All), calls, text: text.to_owned() })
+    Ok(CallFault { effect, when: when.unwrap_or(When::EACH), calls, text: text.to_owned() })
 }
 
 /// Returns the set of calls with the name `text` or, if it ends with `*`, with names that begin with it.
@@ -200,7 +195,9 @@ impl CallFaults {
         let mut verdict = CallVerdict::default();
         for active in self.faults.iter().filter(|active| active.fault.matches(call)) {
             let n = active.matched.fetch_add(1, Ordering::Relaxed) + 1;
-            if !active.fault.occurrence.selects(n, active.seed) {
+            // Random decisions depend on the seed and the number alone.
+            let draw = |p| ((splitmix64(active.seed, n) >> 11) as f64) / ((1u64 << 53) as f64) < p;
+            if !active.fault.when.selects(n, draw) {
                 continue;
             }
             active.struck.fetch_add(1, Ordering::Relaxed);

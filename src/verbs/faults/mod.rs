@@ -22,7 +22,6 @@ mod device;
 mod errno_table;
 mod injector;
 mod object;
-mod occurrence;
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,12 +34,12 @@ pub use count::FaultCount;
 pub use device::DeviceFaultCounters;
 pub(super) use device::DeviceFaults;
 pub(super) use injector::Injector;
-pub use occurrence::Occurrence;
 
 pub use crate::driver::{ObjectChange, ObjectFault, Trigger};
 pub use crate::nic::PortSpeed;
 
-use crate::fault_rules::{Rule, RuleError, When};
+pub use crate::fault_rules::When;
+use crate::fault_rules::{Rule, RuleError};
 
 /// A fault of any kind.
 #[derive(Clone, Debug)]
@@ -57,11 +56,12 @@ pub enum Fault {
 impl Fault {
     /// Reports whether the fault applies with a probability, so that its effects depend on a seed.
     pub fn is_random(&self) -> bool {
-        match self {
-            Fault::Packet(rule) => matches!(rule.when, When::Probability(_)),
-            Fault::Call(call) => matches!(call.occurrence(), Occurrence::Probability(_)),
-            Fault::Object(_) => false,
-        }
+        let when = match self {
+            Fault::Packet(rule) => rule.when,
+            Fault::Call(call) => call.when(),
+            Fault::Object(_) => return false,
+        };
+        matches!(when, When::Probability(_))
     }
 
     /// Returns the packet rules among `faults`, in order.

@@ -22,10 +22,14 @@ const KINDS: [(&str, &str); 8] = [
     ("event", "event:NAME@5ms, followed by ,qp=NUMBER, ,cq=NUMBER or ,srq=NUMBER for an object's event"),
 ];
 
+/// Splits a text into the kind of an object, with which it should begin, and the rest.
+fn split_kind(text: &str) -> (&str, &str) {
+    text.split_at(text.find([':', '=', '@']).unwrap_or(text.len()))
+}
+
 /// Reports whether `text` begins with the kind of an object.
 pub(super) fn is_object(text: &str) -> bool {
-    let end = text.find([':', '=', '@']).unwrap_or(text.len());
-    KINDS.iter().any(|(kind, _)| *kind == &text[..end])
+    KINDS.iter().any(|(kind, _)| *kind == split_kind(text).0)
 }
 
 impl ObjectFault {
@@ -70,13 +74,13 @@ impl FromStr for ObjectFault {
 }
 
 fn parse(text: &str) -> Result<ObjectFault, String> {
-    let end = text.find([':', '=', '@']).unwrap_or(text.len());
-    let Some((kind, form)) = KINDS.iter().find(|(kind, _)| *kind == &text[..end]) else {
+    let (found, rest) = split_kind(text);
+    let Some((kind, form)) = KINDS.iter().find(|(kind, _)| *kind == found) else {
         let kinds = KINDS.map(|(kind, _)| kind).join(", ");
-        return Err(format!("'{}' is no kind of object: expected one of {kinds}", &text[..end]));
+        return Err(format!("'{found}' is no kind of object: expected one of {kinds}"));
     };
     let expected = || format!("expected {form}");
-    let (object, at) = text[end..].rsplit_once('@').ok_or_else(expected)?;
+    let (object, at) = rest.rsplit_once('@').ok_or_else(expected)?;
     let (at, subject) = match at.split_once(',') {
         Some((at, subject)) if *kind == "event" => (at, Some(subject)),
         Some(_) => return Err(expected()),

@@ -153,7 +153,7 @@ impl Endpoints {
             for cq in [&self.a.cq, &self.b.cq] {
                 let mut poll = cq.start_poll();
                 while let Some(wc) = poll.next_poll().unwrap() {
-                    assert_eq!((wc.status(), wc.completion_timestamp() > 0), (WcStatus::Success, true));
+                    assert_eq!((wc.status, wc.completion_timestamp() > 0), (WcStatus::Success, true));
                     pending -= 1;
                 }
             }

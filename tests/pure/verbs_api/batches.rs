@@ -88,7 +88,7 @@ fn keys_are_registered_used_and_invalidated_in_one_batch() {
     assert_eq!(&dst.to_vec()[..24], b"at once!through a window");
     let mut poll = b.cq.start_poll();
     let wc = poll.next_poll().unwrap().unwrap();
-    assert_eq!((wc.invalidated_rkey(), wc.wc_flags(), wc.imm()), (Some(rkey), WcFlags::WITH_INV, None));
+    assert_eq!((wc.invalidated, wc.wc_flags(), wc.imm), (Some(rkey), WcFlags::WITH_INV, None));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::*;
 fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
     let (mut poll, mut found) = (cq.start_poll(), Vec::new());
     while let Some(wc) = poll.next_poll().unwrap() {
-        found.push((wc.wr_id(), wc.status(), wc.completion_timestamp()));
+        found.push((wc.wr_id, wc.status, wc.completion_timestamp()));
     }
     poll.end_poll();
     found
@@ -84,13 +84,13 @@ fn extended_poll_returns_every_completion_field() {
     let mut poll = b.cq.start_poll();
     assert!(poll.current().is_none());
     let wc = poll.next_poll().unwrap().unwrap();
-    assert_eq!((wc.wr_id(), wc.status(), wc.opcode()), (1, WcStatus::Success, WcOpcode::Recv));
-    assert_eq!((wc.byte_len(), wc.imm(), wc.pkey_index(), wc.vendor_err()), (5, Some(99), 0, 0));
-    assert_eq!((wc.qpn(), wc.src_qpn()), (b.qp.qpn(), a.qp.qpn()));
+    assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, WcStatus::Success, WcOpcode::Recv));
+    assert_eq!((wc.byte_len, wc.imm, wc.pkey_index, wc.vendor_err), (5, Some(99), 0, 0));
+    assert_eq!((wc.qpn, wc.src_qpn), (b.qp.qpn(), a.qp.qpn()));
     assert_eq!(wc.wc_flags(), WcFlags::WITH_IMM);
     // In virtual time the wall clock is the fabric's clock.
     assert_eq!((wc.completion_timestamp(), wc.completion_wallclock_ns()), (10_000, 10_000));
-    assert_eq!(poll.current().map(|wc| wc.wr_id()), Some(1));
+    assert_eq!(poll.current().map(|wc| wc.wr_id), Some(1));
     assert!(poll.next_poll().unwrap().is_none() && poll.current().is_none());
     let bits = [WcFlags::GRH, WcFlags::WITH_IMM, WcFlags::WITH_INV].map(|flag| flag.bits());
     assert_eq!(bits, [1, 2, 8]);
@@ -107,7 +107,7 @@ fn posting_between_start_poll_and_end_poll_succeeds() {
     a.cq.wait(TIMEOUT).unwrap();
     let mut poll = b.cq.start_poll();
     for id in 1..4 {
-        assert_eq!(poll.next_poll().unwrap().unwrap().wr_id(), id - 1);
+        assert_eq!(poll.next_poll().unwrap().unwrap().wr_id, id - 1);
         // The receive completes on the queue that is being polled, on this thread.
         a.qp.post_send(&SendWr::send(id, &[])).unwrap();
         a.cq.wait(TIMEOUT).unwrap();
@@ -153,7 +153,7 @@ fn cq_overflow_ends_the_poll_round() {
     qp.modify(&QpAttr::new(QpState::Err)).unwrap();
     (0..2).for_each(|id| qp.post_recv(&RecvWr::new(id, &[])).unwrap());
     let mut poll = cq.start_poll();
-    assert_eq!(poll.next_poll().unwrap().map(|wc| wc.wr_id()), Some(0));
+    assert_eq!(poll.next_poll().unwrap().map(|wc| wc.wr_id), Some(0));
     assert_eq!(poll.next_poll().map(|_| ()), Err(CqOverflow { capacity: 1 }));
     assert_eq!(b.context.next_event(), Some(AsyncEvent::CqError(cq.id())));
 }

@@ -1,7 +1,9 @@
-//! Tests of the futures: delivery, dropped futures, connections, virtual time. Uses
+//! Tests of the futures: delivery, dropped futures, connections, requests, streams, virtual time. Uses
 //! the fabric, and UDP sockets on loopback addresses.
 
 mod connections;
+mod requests;
+mod stream;
 mod virtual_time;
 
 use std::future::Future;

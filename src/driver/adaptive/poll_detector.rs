@@ -17,7 +17,7 @@ const DISTRUSTED_BACKOFF: (Duration, Duration) = (DISTRUSTED_POLL_GAP, TIMER_GRA
 /// Detector of an application's polling: whether and for how long it has been polling, and whether it polls
 /// for received packets.
 #[derive(Default)]
-pub(super) struct PollDetector {
+pub struct PollDetector {
     /// Time of the first check in the current series that has found the application polling.
     since: Option<Instant>,
     /// Whether the background thread last backed off for a trusted application.

@@ -11,7 +11,7 @@ const STILL_CROWDED: u32 = 8;
 
 /// Detector of a crowded core, on which another thread runs each time that the background thread yields.
 #[derive(Default)]
-pub(super) struct CrowdedCore {
+pub struct CrowdedCore {
     /// Time until which the core counts as crowded.
     until: Instant,
     /// Duration of the latest back-off.
