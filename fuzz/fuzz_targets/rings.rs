@@ -47,10 +47,12 @@ const MIN_PACKET: u64 = 16;
 /// Bit of a record's third word: the packets have no ICRCs.
 const ELIDES_ICRCS: u32 = 1 << 16;
 
-/// Bit of a record's third word: payloads are left out, and three more words follow.
-const LEAVES_OUT: u32 = 1 << 17;
+/// Bit of a record's third word: payloads are apart from the packets, and three more words follow.
+const IS_GATHERED: u32 = 1 << 17;
 const LONG_HEADER_LEN: u64 = 24;
 const DESCRIPTOR_LEN: u64 = 24;
+/// Number that stands for the record itself in place of that of a memory.
+const RECORD: u64 = 0;
 /// Length of the header of shared memory, which begins with the epoch.
 const SHARED_HEADER: u64 = 64 << 10;
 const EPOCH: u32 = 5;
@@ -214,12 +216,12 @@ impl ToVictim {
         }
     }
 
-    /// Appends a record with payloads left out, most often according to the protocol.
+    /// Appends a gathered record, most often according to the protocol.
     fn append_long(&mut self, p: &mut Input<'_>) {
         let payload = 4 * (1 + u32::from(p.u8())) * (1 + p.below(3) as u32);
         let segment = MIN_PACKET as u32 + payload;
         let count = 1 + p.below(4) as u32;
-        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        let (mut bytes, mut behind, mut words) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..count {
             // The pad count in the second byte is 0.
             bytes.extend([4, 0]);
@@ -227,12 +229,21 @@ impl ToVictim {
             if p.chance(4) {
                 bytes.extend((0..payload).map(|n| n as u8));
             } else {
-                let (at, offset) = (segment * n + 12, u32::from(p.u16()) % 9000);
-                words.push([at, payload, 1, u32::from(p.u8() % 4), offset, 0]);
+                let (at, id) = (segment * n + 12, u32::from(p.u8() % 4));
+                let is_behind = u64::from(id) == RECORD;
+                let offset = if is_behind { behind.len() as u32 } else { u32::from(p.u16()) % 9000 };
+                words.push([at, payload, 1, id, offset, 0]);
+                behind.extend((0..if is_behind { payload } else { 0 }).map(|n| n as u8));
             }
             bytes.extend([0; ICRC_LEN]);
         }
-        let fields = u32::from(p.u16()) | ELIDES_ICRCS | LEAVES_OUT;
+        // The payloads in the record are behind the bytes of the packets.
+        words
+            .iter_mut()
+            .filter(|word| u64::from(word[3]) == RECORD)
+            .for_each(|word| word[4] += bytes.len() as u32);
+        bytes.extend(behind);
+        let fields = u32::from(p.u16()) | ELIDES_ICRCS | IS_GATHERED;
         let epoch = if p.chance(8) { EPOCH + 1 } else { EPOCH };
         let header =
             [count * segment, 4791 << 16 | segment, fields, bytes.len() as u32, words.len() as u32, epoch];
@@ -253,7 +264,7 @@ impl ToVictim {
         }
     }
 
-    /// Returns the packets of a record with payloads left out, without ICRCs, and the length of the record. The packets are
+    /// Returns the packets of a gathered record, without ICRCs, and the length of the record. The packets are
     /// `None` if they are no longer valid. `None` if the reader must refuse the record.
     fn expect_long(&self, available: u64) -> Option<(Option<Vec<u8>>, u64)> {
         let word = |at: u64| {
@@ -269,13 +280,21 @@ impl ToVictim {
             return None;
         }
         let stored = self.memory.data(self.tail.wrapping_add(LONG_HEADER_LEN), stored as usize);
-        // For each byte that is left out, its value.
+        // For each byte that is apart from its packet, its value.
         let mut left_out: Vec<Option<u8>> = vec![None; len as usize];
-        let mut end_of_last = 0;
+        let (mut end_of_last, mut is_shared, mut apart) = (0, false, 0);
         for n in 0..count {
             let at = descriptors + n * DESCRIPTOR_LEN;
             let [start, part, parts, id, low, high] = [0, 4, 8, 12, 16, 20].map(|word_at| word(at + word_at));
-            let (_, data) = self.shared.iter().find(|(of, _)| u64::from(*of) == id)?;
+            let data = if id == RECORD {
+                &stored
+            } else {
+                &self.shared.iter().find(|(of, _)| u64::from(*of) == id)?.1
+            };
+            match id {
+                RECORD => apart += part * parts,
+                _ => is_shared |= parts > 0,
+            }
             for k in 0..parts {
                 let (from, offset) = (start + k * segment, (high << 32 | low) + k * part);
                 let is_inside = from + part <= len && part > 0 && from >= end_of_last;
@@ -289,14 +308,13 @@ impl ToVictim {
                 end_of_last = from + part;
             }
         }
-        let is_used = !left_out.iter().all(Option::is_none);
-        if left_out.iter().filter(|byte| byte.is_none()).count() != stored.len() {
+        if left_out.iter().filter(|byte| byte.is_none()).count() as u64 + apart != stored.len() as u64 {
             return None;
         }
         let mut stored = stored.into_iter();
         let packets: Vec<u8> =
             left_out.iter().map(|byte| byte.unwrap_or_else(|| stored.next().expect("a byte"))).collect();
-        // What is left out of a packet is contiguous, and ends where the payload ends.
+        // What is apart from a packet is contiguous, and ends where the payload ends.
         for (packet, left_out) in packets.chunks(segment as usize).zip(left_out.chunks(segment as usize)) {
             let Some(last) = left_out.iter().rposition(Option::is_some) else { continue };
             let first = left_out.iter().position(Option::is_some).expect("there is a last");
@@ -306,7 +324,7 @@ impl ToVictim {
                 return None;
             }
         }
-        Some(((!is_used || epoch == u64::from(EPOCH)).then_some(packets), record_len))
+        Some(((!is_shared || epoch == u64::from(EPOCH)).then_some(packets), record_len))
     }
 
     /// Appends a record according to the protocol.
@@ -367,7 +385,7 @@ impl ToVictim {
             let (len, segment) = (u64::from(word(0)), u64::from(word(4) & 0xffff));
             let record_len = (RECORD_HEADER_LEN + len).next_multiple_of(ALIGN);
             let (traffic_class, hop_limit) = (word(8) as u8, (word(8) >> 8) as u8);
-            if word(8) & LEAVES_OUT != 0 {
+            if word(8) & IS_GATHERED != 0 {
                 let Some((packets, record_len)) = self.expect_long(head.wrapping_sub(self.tail)) else {
                     return (bursts, false);
                 };
@@ -413,6 +431,8 @@ struct FromVictim {
     head: u64,
     /// The last position of the reader that the writer has accepted.
     tail: u64,
+    /// Whether the position that the victim may have looked at was ever invalid.
+    was_invalid: bool,
 }
 
 struct Victim {
@@ -613,13 +633,18 @@ impl Victim {
             _ => None,
         });
         let memory = Memory(memory.expect("memory"));
-        Some(FromVictim { memory, connection, head: 0, tail: 0 })
+        Some(FromVictim { memory, connection, head: 0, tail: 0, was_invalid: false })
     }
 
     /// Sends packets into a ring, and compares what the victim writes with the model. Returns false if the victim has
     /// closed the ring.
     fn check_writer(&mut self, ring: &mut FromVictim, p: &mut Input<'_>) -> bool {
         let tail = ring.memory.read_u64(TAIL);
+        if !is_open(&ring.connection) {
+            // The victim looks at the position of a full ring when it receives.
+            assert!(ring.was_invalid, "a ring with a valid position is not closed");
+            return false;
+        }
         let dropped = self.link.counters().tx_dropped;
         self.send(p);
         let is_intact = self.link.counters().tx_dropped == dropped;
@@ -638,6 +663,7 @@ impl Victim {
         } else {
             assert!(head - ring.tail <= CAPACITY, "the ring has room");
         }
+        ring.was_invalid |= !is_tail_valid;
         ring.head = head;
         // A writer that finds no room has looked at the position, and closes the ring if that is invalid.
         is_intact || is_tail_valid

@@ -1,9 +1,8 @@
 //! Bursts of packets: framing that no queue pair owns.
 //!
 //! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link passes
-//! received packets to the NIC as an [`RxBurst`]. Payloads may stay in the sender's memory until the receiver copies
-//! them to their destination: those of packets to a NIC of the same process ([`DirectPackets`]), and those that a
-//! ring refers to (`LeftOut`).
+//! received packets to the NIC as an [`RxBurst`]. A burst is a gather list of bytes and of payloads in user memory
+//! (`Piece`). These can stay where they are until the receiver copies them to their destination ([`GatheredPackets`]).
 #![forbid(unsafe_code)]
 
 /// Defines a method that is public only for the tests and benchmarks of the workspace, because its types are private.
@@ -18,18 +17,17 @@ macro_rules! internal {
     };
 }
 
-mod by_reference;
 mod copier;
-mod direct;
+mod gathered;
 mod received;
 mod rx_burst;
 mod tx_burst;
 mod tx_queue;
 
-pub(crate) use by_reference::LeftOut;
 #[cfg(feature = "unstable-internals")]
 pub use copier::Copier;
-pub use direct::DirectPackets;
+pub(crate) use copier::Piece;
+pub use gathered::GatheredPackets;
 pub(crate) use received::ReceivedPayload;
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use rx_burst::RxBurst;

@@ -1,6 +1,5 @@
 //! Payloads of received packets, in a link's buffer, or still in the sender's memory or in a ring.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::memory::{CopySource, Faulted, HostSlice, PeerMemory};
@@ -32,8 +31,8 @@ impl PayloadSource<'_> {
         match self {
             PayloadSource::Packet(_) => false,
             PayloadSource::Sender(payloads, packet) => {
-                let slices = payloads.slices_of(packet..packet + 1);
-                slices.iter().any(|slice| slice.probe().is_err()) || !payloads.are_valid()
+                let mut parts = payloads.parts(payloads.start(packet), payloads.len_of(packet));
+                parts.any(|part| part.probe().is_err()) || !payloads.are_valid()
             }
         }
     }
@@ -42,17 +41,18 @@ impl PayloadSource<'_> {
 /// Payloads in the sender's memory, or in a ring, of consecutive packets.
 #[derive(Debug, Default)]
 pub struct SenderPayloads {
-    slices: Vec<HostSlice>,
-    /// For each packet, the end of its slices; it has none if it contains its payload.
+    /// The payloads one after the other, in slices of memory. Each has the end of its bytes in that sequence.
+    slices: Vec<(usize, HostSlice)>,
+    /// For each packet, the end of its payload in that sequence. A packet that contains its payload has none there.
     ends: Vec<usize>,
-    /// Memory of another process in which the slices are, with the epoch in which they are valid. Empty if the sender is in
-    /// this process, or if the slices are in a ring.
-    memory: Vec<(Arc<PeerMemory>, u32)>,
+    /// Memory of another process in which slices are, and the epoch in which they are valid.
+    memory: Vec<Arc<PeerMemory>>,
+    epoch: u32,
 }
 
 impl SenderPayloads {
     /// Removes all packets.
-    pub(crate) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.slices.clear();
         self.ends.clear();
         self.memory.clear();
@@ -60,37 +60,39 @@ impl SenderPayloads {
 
     /// Adds a slice of the payload of the packet that [`end_packet`](Self::end_packet) ends.
     #[inline]
-    pub(crate) fn add(&mut self, slice: HostSlice) {
-        self.slices.push(slice);
+    pub(super) fn add(&mut self, slice: HostSlice) {
+        let end = self.len() + slice.len();
+        if let Some((before, last)) = self.slices.last_mut()
+            && let Some(longer) = last.join(slice)
+        {
+            (*before, *last) = (end, longer);
+        } else {
+            self.slices.push((end, slice));
+        }
     }
 
-    /// Adds `len` bytes of another process's memory like [`add`](Self::add), which are valid in the given epoch. Returns
-    /// false if they exceed the memory.
-    pub(crate) fn add_of_peer(
-        &mut self,
-        memory: &Arc<PeerMemory>,
-        offset: u64,
-        len: u32,
-        epoch: u32,
-    ) -> bool {
-        let Some(slice) = memory.slice(offset, len) else { return false };
-        let is_last = |(last, of): &(Arc<PeerMemory>, u32)| Arc::ptr_eq(last, memory) && *of == epoch;
-        if !self.memory.last().is_some_and(is_last) {
-            self.memory.push((memory.clone(), epoch));
+    /// Keeps memory of another process mapped, in which slices are that are valid in the given epoch.
+    pub(super) fn keep_mapped(&mut self, memory: &Arc<PeerMemory>, epoch: u32) {
+        self.epoch = epoch;
+        if !self.memory.iter().any(|known| Arc::ptr_eq(known, memory)) {
+            self.memory.push(memory.clone());
         }
-        self.add(slice);
-        true
     }
 
     /// Ends a packet, whose payload consists of the slices added since the last one.
-    pub(crate) fn end_packet(&mut self) {
-        self.ends.push(self.slices.len());
+    #[inline]
+    pub(super) fn end_packet(&mut self) {
+        self.ends.push(self.len());
+    }
+
+    fn len(&self) -> usize {
+        self.slices.last().map_or(0, |(end, _)| *end)
     }
 
     /// Reports whether the bytes copied from the slices so far are valid: the sender has not withdrawn the payloads.
     #[inline]
     fn are_valid(&self) -> bool {
-        self.memory.iter().all(|(memory, epoch)| memory.is_in(*epoch))
+        self.memory.iter().all(|memory| memory.is_in(self.epoch))
     }
 
     /// Returns the source of the payload of packet `index`.
@@ -105,33 +107,35 @@ impl SenderPayloads {
     /// Returns the length of the payload of packet `index`; 0 if it is not among them.
     #[inline]
     pub fn len_of(&self, index: usize) -> usize {
-        self.slices_of(index..index + 1).iter().map(|slice| slice.len()).sum()
+        self.ends[index] - self.start(index)
     }
 
-    /// Returns the slices of consecutive packets.
-    #[inline]
-    fn slices_of(&self, packets: Range<usize>) -> &[HostSlice] {
-        &self.slices[self.start(packets.start)..self.start(packets.end)]
-    }
-
-    /// Returns the index of a packet's first slice.
+    /// Returns the start of a packet's payload in the sequence of all payloads.
     #[inline]
     fn start(&self, packet: usize) -> usize {
         packet.checked_sub(1).map_or(0, |before| self.ends[before])
     }
 
-    /// Fills `target` with the payload of packet `index` from `offset` on. If this fails, part of it may have been stored.
-    fn store(&self, index: usize, offset: usize, target: HostSlice) -> Result<(), Faulted> {
-        store_slices(self.slices_of(index..index + 1), offset, target)?;
-        self.are_valid().then_some(()).ok_or(Faulted)
+    /// Iterates over the slices with the `len` bytes of the sequence from `start` on.
+    fn parts(&self, start: usize, len: usize) -> impl Iterator<Item = HostSlice> {
+        let first = self.slices.partition_point(|(end, _)| *end <= start);
+        let (mut at, end) = (start, start + len);
+        self.slices[first..].iter().map_while(move |(slice_end, slice)| {
+            let from = (at < end).then(|| slice.len() - (slice_end - at))?;
+            let rest = slice.split_at(from).1;
+            let part = rest.split_at(rest.len().min(end - at)).0;
+            at += part.len();
+            Some(part)
+        })
     }
 
-    /// Fills `target`, which is as long, with the payloads of consecutive packets like [`store`](Self::store).
-    fn store_all(&self, packets: Range<usize>, target: HostSlice) -> Result<(), Faulted> {
+    /// Fills `target` with the bytes of the sequence from the given offset in the payload of packet `index` on. If this fails,
+    /// part of it may have been stored.
+    fn store(&self, index: usize, offset: usize, target: HostSlice) -> Result<(), Faulted> {
         let mut rest = target;
-        for slice in joined(self.slices_of(packets)) {
-            let (now, later) = rest.split_at(slice.len());
-            now.store_host(slice)?;
+        for part in self.parts(self.start(index) + offset, target.len()) {
+            let (now, later) = rest.split_at(part.len());
+            now.store_host(part)?;
             rest = later;
         }
         self.are_valid().then_some(()).ok_or(Faulted)
@@ -139,10 +143,10 @@ impl SenderPayloads {
 
     /// Copies the payload of packet `index` to `out`, which is as long.
     pub(super) fn load(&self, index: usize, out: &mut [u8]) -> Result<(), Faulted> {
-        let mut rest = out;
-        for slice in self.slices_of(index..index + 1) {
-            let (now, later) = rest.split_at_mut(slice.len());
-            slice.load(now)?;
+        let mut rest = &mut *out;
+        for part in self.parts(self.start(index), rest.len()) {
+            let (now, later) = rest.split_at_mut(part.len());
+            part.load(now)?;
             rest = later;
         }
         self.are_valid().then_some(()).ok_or(Faulted)
@@ -224,7 +228,7 @@ impl PayloadRun<'_> {
     pub fn store_to(&self, target: HostSlice, each: usize) -> Result<(), Faulted> {
         let (count, mut rest) = (target.len() / each, target);
         match self.sender {
-            Some((payloads, first)) => payloads.store_all(first..first + count, target)?,
+            Some((payloads, first)) => payloads.store(first, 0, target)?,
             None => {
                 for packet in self.packets.chunks_exact(self.segment).take(count) {
                     let (now, later) = rest.split_at(each);
@@ -235,37 +239,4 @@ impl PayloadRun<'_> {
         }
         Ok(())
     }
-}
-
-/// Iterates over slices, with those joined that follow one another in memory.
-fn joined(slices: &[HostSlice]) -> impl Iterator<Item = HostSlice> {
-    let mut slices = slices.iter().copied().peekable();
-    std::iter::from_fn(move || {
-        let mut first = slices.next()?;
-        while let Some(longer) = slices.peek().and_then(|next| first.join(*next)) {
-            first = longer;
-            slices.next();
-        }
-        Some(first)
-    })
-}
-
-/// Fills `target` with the bytes of `slices` from `offset` on.
-fn store_slices(slices: &[HostSlice], mut offset: usize, target: HostSlice) -> Result<(), Faulted> {
-    let mut rest = target;
-    for slice in slices {
-        if offset >= slice.len() {
-            offset -= slice.len();
-            continue;
-        }
-        let from = slice.split_at(std::mem::take(&mut offset)).1;
-        let len = from.len().min(rest.len());
-        let (now, later) = rest.split_at(len);
-        now.store_host(from.split_at(len).0)?;
-        rest = later;
-        if rest.is_empty() {
-            break;
-        }
-    }
-    Ok(())
 }

@@ -2,9 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::copier::{Copier, Filled, FilledRing, PacketBuffer, Stored};
-use crate::memory::{Faulted, HostSlice};
-use crate::wire::{Flow, Opcode, Qpn};
+use super::copier::{Copier, Piece, Stored};
+use crate::wire::{Flow, Opcode, Qpn, Transport};
 
 /// Maximum size of the bursts that a link accepts.
 ///
@@ -57,6 +56,13 @@ pub(super) fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
     BurstLimits::dest_group(dest) | unacknowledged
 }
 
+/// Reports whether the peer acknowledges packets with the given opcode: requests of RC and XRC.
+#[inline]
+pub(super) fn is_acknowledged(opcode: Opcode) -> bool {
+    let row = opcode.row();
+    matches!(row.transport, Transport::Rc | Transport::Xrc) && row.operation.is_request()
+}
+
 /// Returns the destination of the first packet; QP0 if there is none.
 pub(super) fn dest_of_first(packets: &[u8]) -> Qpn {
     /// Offset of the BTH word whose low bytes are the destination QPN.
@@ -105,8 +111,8 @@ impl<'a> TxBurst<'a> {
     /// Reports whether the burst is for QP1: packets to it are bursts of their own.
     pub(crate) fn is_for_gsi(&self) -> bool {
         match self.pieces.first() {
-            Some(Stored::Arena { start, .. }) if self.dest_group() == 0 => {
-                dest_of_first(&self.arena[*start as usize..]) == Qpn::GSI
+            Some(Piece::Inline(range)) if self.dest_group() == 0 => {
+                dest_of_first(&self.arena[range.start as usize..]) == Qpn::GSI
             }
             _ => false,
         }
@@ -123,22 +129,16 @@ impl<'a> TxBurst<'a> {
         self.stored().filter(|_| self.defers_icrcs)
     }
 
-    /// Reports whether the ICRCs are deferred.
-    pub(super) fn defers_icrcs(&self) -> bool {
-        self.defers_icrcs
-    }
-
-    /// Iterates over the slices of user memory.
-    pub(super) fn host_pieces(&self) -> impl Iterator<Item = HostSlice> + use<'a> {
-        self.pieces.iter().filter_map(|piece| match piece {
-            Stored::Host(slice) => Some(*slice),
-            Stored::Arena { .. } => None,
-        })
+    /// Iterates over the gather list of the packets.
+    #[inline]
+    pub(crate) fn pieces(&self) -> impl ExactSizeIterator<Item = Piece<&'a [u8]>> + Clone + use<'a> {
+        let arena = self.arena;
+        self.pieces.iter().map(|piece| piece.in_arena(arena))
     }
 
     fn stored(&self) -> Option<&'a [u8]> {
-        match *self.pieces {
-            [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
+        match self.pieces {
+            [Piece::Inline(range)] => Some(&self.arena[range.start as usize..range.end as usize]),
             _ => None,
         }
     }
@@ -153,44 +153,11 @@ impl<'a> TxBurst<'a> {
 
     /// Appends the bytes of all packets to `out`, with packet `i` at `i * segment` of the appended bytes.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
-        self.copy_all(out);
-    }
-
-    /// Copies the bytes of all packets to `out`, with packet `i` at `i * segment`.
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`bytes`](Self::bytes).
-    pub(crate) fn copy_to_slice(&self, out: &mut [u8]) {
-        self.copy_all(&mut Filled::new(out));
-    }
-
-    /// Copies the bytes of all packets to `out`, which is part of a ring, with packet `i` at `i * segment`, but
-    /// [without ICRCs](crate::wire::IpIdent::Elided). Returns false if the ICRCs are not deferred, or if user memory cannot be read.
-    ///
-    /// # Panics
-    /// If `out` is shorter than [`bytes`](Self::bytes).
-    pub(crate) fn copy_eliding_icrcs(&self, out: HostSlice) -> bool {
-        let mut copy = FilledRing::new(out);
-        self.defers_icrcs && self.copy_pieces(&mut copy).is_ok() && !copy.has_faulted()
-    }
-
-    /// Appends all pieces to `out`, and stops at user memory that cannot be read. Deferred ICRCs are left out: they are 0.
-    pub(super) fn copy_pieces(&self, out: &mut impl PacketBuffer) -> Result<(), Faulted> {
-        self.pieces.iter().try_for_each(|piece| match *piece {
-            Stored::Host(slice) => out.put_host(slice, None),
-            Stored::Arena { start, len } => {
-                out.put(&self.arena[start as usize..][..len as usize]);
-                Ok(())
-            }
-        })
-    }
-
-    fn copy_all(&self, out: &mut impl PacketBuffer) {
         match self.as_bytes() {
-            Some(bytes) => out.put(bytes),
+            Some(bytes) => out.extend_from_slice(bytes),
             None => {
                 let mut copier = self.copier();
-                while copier.copy_packet(out) {}
+                while copier.copy_next(out) {}
             }
         }
     }

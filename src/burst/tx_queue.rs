@@ -4,8 +4,8 @@ mod train;
 
 use std::ops::Range;
 
-use super::copier::Stored;
-use super::tx_burst::{BurstLimits, TxBurst, dest_of_first, group_of};
+use super::copier::{Piece, Stored};
+use super::tx_burst::{BurstLimits, TxBurst, dest_of_first, group_of, is_acknowledged};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
@@ -291,8 +291,9 @@ impl TxQueue {
             let start = self.take(header_len);
             emit(headers, pad, &mut self.arena[start..start + header_len]);
             self.add_arena_piece(start);
+            let is_acknowledged = is_acknowledged(headers.bth.opcode);
             let slices = slices.iter().filter(|s| !s.is_empty());
-            self.pieces.extend(slices.map(|slice| Stored::Host(*slice)));
+            self.pieces.extend(slices.map(|slice| Piece::Host { slice: *slice, is_acknowledged }));
             let tail = self.take(pad + ICRC_LEN);
             self.arena[tail..self.used].fill(0);
             self.add_arena_piece(tail);
@@ -368,8 +369,10 @@ impl TxQueue {
     /// Deferred ICRCs are computed.
     pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
         let TxBurst { flow, segment, packets, bytes, group, .. } = *burst;
-        let start = self.take(bytes);
-        burst.copy_to_slice(&mut self.arena[start..self.used]);
+        let start = self.used;
+        self.arena.truncate(start);
+        burst.copy_to(&mut self.arena);
+        self.used = self.arena.len();
         self.packets += packets;
         self.bytes += bytes;
         // Closed, because its packets keep their indices.
@@ -384,7 +387,7 @@ impl TxQueue {
             closed: true,
             defers_icrcs: false,
         });
-        self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
+        self.pieces.push(Piece::Inline(start as u32..self.used as u32));
     }
 
     /// Counts a packet as part of the last burst or, if it does not fit there, of a new one. Returns the
@@ -433,12 +436,12 @@ impl TxQueue {
     /// Adds the arena bytes from `start` on to the last burst, merging them with the burst's last piece if
     /// they are adjacent.
     fn add_arena_piece(&mut self, start: usize) {
-        let len = (self.used - start) as u32;
+        let (start, end) = (start as u32, self.used as u32);
         let first = self.bursts.last().map_or(0, |b| b.first_piece);
         let joined = self.pieces.len() > first;
         match self.pieces.last_mut() {
-            Some(Stored::Arena { start: s, len: l }) if joined && (*s + *l) as usize == start => *l += len,
-            _ => self.pieces.push(Stored::Arena { start: start as u32, len }),
+            Some(Piece::Inline(range)) if joined && range.end == start => range.end = end,
+            _ => self.pieces.push(Piece::Inline(start..end)),
         }
     }
 

@@ -12,7 +12,7 @@ use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{BurstShape, FabricCounters, Path, Run};
 use super::port_shared::PortShared;
-use crate::burst::{BurstLimits, DirectPackets, RxBurst, TxBurst, TxQueue};
+use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
     DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
     own_capabilities,
@@ -53,7 +53,7 @@ pub struct FabricPort {
     /// Scratch buffer for packets delivered directly with ICRCs.
     scratch: Vec<u8>,
     /// Scratch buffer for packets delivered directly without ICRCs.
-    direct: DirectPackets,
+    direct: GatheredPackets,
     /// Scratch buffer for the deliveries received in a turn.
     batch: Vec<Delivery>,
     runs: Vec<Run>,
@@ -87,7 +87,7 @@ impl FabricPort {
             paths: Vec::new(),
             free_buffers: BufferPool::default(),
             scratch: Vec::new(),
-            direct: DirectPackets::default(),
+            direct: GatheredPackets::default(),
             batch: Vec::new(),
             runs: Vec::new(),
             counters: LinkCounters::default(),
@@ -251,7 +251,7 @@ fn deliver_direct(
     port: &PortShared,
     elides_icrcs: bool,
     scratch: &mut Vec<u8>,
-    packets: &mut DirectPackets,
+    packets: &mut GatheredPackets,
 ) -> bool {
     // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
     // returns false.

@@ -108,7 +108,7 @@ impl ShareableMemory {
     /// Allocates at least `len` zero bytes, and registers them. [`unregister`](Self::unregister) must be called before the
     /// memory is dropped.
     pub(super) fn allocate(len: usize) -> io::Result<Arc<ShareableMemory>> {
-        static IDS: AtomicU32 = AtomicU32::new(0);
+        static IDS: AtomicU32 = AtomicU32::new(1);
         let len = len.checked_next_multiple_of(HEADER).and_then(|len| len.checked_add(HEADER));
         let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
         let fd = memfd::create("urxe region", len)?;
@@ -136,7 +136,7 @@ impl ShareableMemory {
         self.mapping.data()
     }
 
-    /// Returns the number of the memory, which no other memory of this process ever has.
+    /// Returns the number of the memory, at least 1, which no other memory of this process ever has.
     pub fn id(&self) -> u32 {
         self.id
     }

@@ -543,7 +543,7 @@ impl Table {
             return Ok(HostSlice::EMPTY);
         }
         if let Some(region) = self.plain_region(lkey, by) {
-            return self.mapped(lkey, addr, slice(&region.extent, lkey.0, addr, len.into(), needed)?);
+            return self.part(&region.extent, lkey, addr, len.into(), needed);
         }
         self.local_slow_path(by, lkey, addr, len, needed)
     }
@@ -566,7 +566,7 @@ impl Table {
             return null.run(lkey.0, addr, len, needed);
         }
         let extent = self.region(lkey, by)?;
-        self.mapped(lkey, addr, slice(&extent, lkey.0, addr, len.into(), needed)?)
+        self.part(&extent, lkey, addr, len.into(), needed)
     }
 
     /// Returns the extent that a peer may access through `rkey`.
@@ -593,11 +593,11 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
-        if let Some(region) = self.plain_region(LKey(rkey.0), by) {
-            return self.mapped(LKey(rkey.0), va, slice(&region.extent, rkey.0, va, len.into(), needed)?);
+        let key = LKey(rkey.0);
+        if let Some(region) = self.plain_region(key, by) {
+            return self.part(&region.extent, key, va, len.into(), needed);
         }
-        let extent = self.remote_extent(rkey, by)?;
-        self.mapped(LKey(rkey.0), va, slice(&extent, rkey.0, va, len.into(), needed)?)
+        self.part(&self.remote_extent(rkey, by)?, key, va, len.into(), needed)
     }
 
     /// Returns all memory that a peer may access through `rkey`, whatever its length. The slice is empty for
@@ -612,14 +612,31 @@ impl Table {
             extent.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        self.mapped(LKey(rkey.0), extent.iova, slice(&extent, rkey.0, extent.iova, extent.len, needed)?)
+        self.part(&extent, LKey(rkey.0), extent.iova, extent.len, needed)
     }
 
-    /// Returns the slice at `va` of the region or window of `key` if none of it was unmapped after the registration.
+    /// Returns the `len` bytes at `va` of the region or window of `key` after checking, in this order, the range, the
+    /// permissions, and the mapping: of on-demand regions now, of others whether any of it was unmapped after the
+    /// registration.
     #[inline]
-    fn mapped(&self, key: LKey, va: u64, slice: HostSlice) -> Result<HostSlice, AccessError> {
-        if is_any_unmapped() && self.is_unmapped(key, &slice) {
-            return Err(AccessError::NotMapped { key: key.0, addr: va, len: slice.len() as u64 });
+    fn part(
+        &self,
+        extent: &Extent,
+        key: LKey,
+        va: u64,
+        len: u64,
+        needed: Access,
+    ) -> Result<HostSlice, AccessError> {
+        let start = extent.find(key.0, va, len)?;
+        extent.permit(key.0, needed)?;
+        // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
+        // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
+        let slice = unsafe { HostSlice::from_raw(start, len as usize) };
+        let writes = needed.allows_remote_modification() || needed.allows(Access::LOCAL_WRITE);
+        if extent.access.allows(Access::ON_DEMAND) && !slice.populate(writes)
+            || is_any_unmapped() && self.is_unmapped(key, &slice)
+        {
+            return Err(AccessError::NotMapped { key: key.0, addr: va, len });
         }
         Ok(slice)
     }
@@ -650,22 +667,6 @@ impl Table {
         let slice = self.remote(by, rkey, va, 8, needed)?;
         Ok(slice.is_word().then_some(slice))
     }
-}
-
-/// Returns a part of an extent after checking, in this order, the range, the permissions and, for on-demand
-/// regions, the mapping.
-#[inline]
-fn slice(extent: &Extent, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
-    let start = extent.find(key, va, len)?;
-    extent.permit(key, needed)?;
-    // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
-    // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
-    let slice = unsafe { HostSlice::from_raw(start, len as usize) };
-    let writes = needed.allows_remote_modification() || needed.allows(Access::LOCAL_WRITE);
-    if extent.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
-        return Err(AccessError::NotMapped { key, addr: va, len });
-    }
-    Ok(slice)
 }
 
 #[cfg(test)]

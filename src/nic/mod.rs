@@ -421,19 +421,13 @@ impl Nic {
         qpn: Qpn,
         wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
-        if self.failed {
-            return Ok(Err(PostListError { index: 0, error: PostError::DeviceFatal }));
-        }
-        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
-        let port = &self.config.port;
-        let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
-        let result = wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
-            let posted = entry.qp.post_send(wr.borrow(), path, &mut self.state.out);
-            posted.map_err(|error| PostListError { index, error })
-        });
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-        self.schedule.schedule_pending(entry);
-        Ok(result)
+        self.post(qpn, |qp, port, out| {
+            let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
+            wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
+                let posted = qp.post_send(wr.borrow(), path, out);
+                posted.map_err(|error| PostListError { index, error })
+            })
+        })
     }
 
     /// Posts a list of send work requests, either all of them or none.
@@ -445,13 +439,21 @@ impl Nic {
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
+        self.post(qpn, |qp, port, out| qp.post_send_all(wrs, |av, src, dst| port.flow(av, src, dst), out))
+    }
+
+    /// Posts sends to a queue pair, and schedules it.
+    #[inline(always)]
+    fn post(
+        &mut self,
+        qpn: Qpn,
+        post: impl FnOnce(&mut QueuePair, &PortAddresses, &mut Vec<Output>) -> Result<(), PostListError>,
+    ) -> Result<Result<(), PostListError>, UnknownQp> {
         if self.failed {
             return Ok(Err(PostListError { index: 0, error: PostError::DeviceFatal }));
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
-        let port = &self.config.port;
-        let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
-        let result = entry.qp.post_send_all(wrs, path, &mut self.state.out);
+        let result = post(&mut entry.qp, &self.config.port, &mut self.state.out);
         self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)

@@ -7,101 +7,75 @@ use crate::sys::setters::setters;
 use crate::transport::{AckRequests, CnpScope, EarlySends, Quirks};
 use crate::wire::NakCode;
 
-/// Limits of a NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Limits {
-    /// Maximum number of queue pairs.
-    pub max_qp: u32,
-    /// Maximum number of work requests per queue.
-    pub max_qp_wr: u32,
-    /// Maximum number of scatter/gather elements per work request.
-    pub max_sge: u32,
-    /// Maximum number of inline bytes per work request.
-    pub max_inline: u32,
-    /// Maximum number of shared receive queues.
-    pub max_srq: u32,
-    /// Maximum number of receives per shared receive queue.
-    pub max_srq_wr: u32,
-    /// Maximum number of scatter/gather elements per receive in a shared receive queue.
-    pub max_srq_sge: u32,
-    /// Maximum number of completion queues.
-    pub max_cq: u32,
-    /// Maximum number of entries per completion queue.
-    pub max_cqe: u32,
-    /// Number of completion vectors: threads that deliver completion queue events.
-    pub num_comp_vectors: u32,
-    /// Maximum number of memory regions and windows in total.
-    pub max_mr: u32,
-    /// Maximum length of a memory region in bytes.
-    pub max_mr_size: u64,
-    /// Size of the device memory in bytes.
-    pub max_dm_size: u64,
-    /// Maximum number of protection domains.
-    pub max_pd: u32,
-    /// Maximum number of partition keys per port.
-    pub max_pkeys: u16,
-    /// Maximum number of multicast groups that queue pairs can be attached to at a time.
-    pub max_mcast_grp: u32,
-    /// Maximum number of queue pairs attached to one multicast group.
-    pub max_mcast_qp_attach: u32,
-    /// Maximum number of attachments of queue pairs to multicast groups, across all groups.
-    pub max_total_mcast_qp_attach: u32,
-    /// Maximum number of READs and atomics in flight per queue pair, in each direction.
-    pub max_qp_rd_atom: u32,
+setters! {
+    /// Limits of a NIC.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct Limits {
+        /// Maximum number of queue pairs.
+        pub max_qp: u32,
+        /// Maximum number of work requests per queue.
+        pub max_qp_wr: u32,
+        /// Maximum number of scatter/gather elements per work request.
+        pub max_sge: u32,
+        /// Maximum number of inline bytes per work request.
+        pub max_inline: u32,
+        /// Maximum number of shared receive queues.
+        pub max_srq: u32,
+        /// Maximum number of receives per shared receive queue.
+        pub max_srq_wr: u32,
+        /// Maximum number of scatter/gather elements per receive in a shared receive queue.
+        pub max_srq_sge: u32,
+        /// Maximum number of completion queues.
+        pub max_cq: u32,
+        /// Maximum number of entries per completion queue.
+        pub max_cqe: u32,
+        /// Number of completion vectors: threads that deliver completion queue events.
+        pub num_comp_vectors: u32,
+        /// Maximum number of memory regions and windows in total.
+        pub max_mr: u32,
+        /// Maximum length of a memory region in bytes.
+        pub max_mr_size: u64,
+        /// Size of the device memory in bytes.
+        pub max_dm_size: u64,
+        /// Maximum number of protection domains.
+        pub max_pd: u32,
+        /// Maximum number of partition keys per port.
+        pub max_pkeys: u16,
+        /// Maximum number of multicast groups that queue pairs can be attached to at a time.
+        pub max_mcast_grp: u32,
+        /// Maximum number of queue pairs attached to one multicast group.
+        pub max_mcast_qp_attach: u32,
+        /// Maximum number of attachments of queue pairs to multicast groups, across all groups.
+        pub max_total_mcast_qp_attach: u32,
+        /// Maximum number of READs and atomics in flight per queue pair, in each direction.
+        pub max_qp_rd_atom: u32,
+    }
 }
 
-/// Personality of a NIC: the limits and quirks of a device class.
-///
-/// [`DEFAULT`](Self::DEFAULT) applies unless another is chosen
-/// ([`ContextOptions`](crate::verbs::ContextOptions), `--personality`, `URXE_PERSONALITY`). The table lists
-/// all differences:
-///
-#[doc = include_str!("personality.md")]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Personality {
-    /// Name of the personality.
-    pub name: &'static str,
-    /// Limits of the NIC.
-    pub limits: Limits,
-    /// Speed that the port reports unless a fault changes it. It does not affect the rate at which packets are sent.
-    pub port_speed: PortSpeed,
-    /// Minimum local ACK timeout, which applies even if a queue pair is configured with a shorter one.
-    pub min_timeout: Duration,
-    /// Quirks of the device.
-    pub quirks: Quirks,
+setters! {
+    /// Personality of a NIC: the limits and quirks of a device class.
+    ///
+    /// [`DEFAULT`](Self::DEFAULT) applies unless another is chosen
+    /// ([`ContextOptions`](crate::verbs::ContextOptions), `--personality`, `URXE_PERSONALITY`). The table lists
+    /// all differences:
+    ///
+    #[doc = include_str!("personality.md")]
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct Personality {
+        /// Name of the personality.
+        pub name: &'static str,
+        /// Limits of the NIC.
+        pub limits: Limits,
+        /// Speed that the port reports unless a fault changes it. It does not affect the rate at which packets are sent.
+        pub port_speed: PortSpeed,
+        /// Minimum local ACK timeout, which applies even if a queue pair is configured with a shorter one.
+        pub min_timeout: Duration,
+        /// Quirks of the device.
+        pub quirks: Quirks,
+    }
 }
-
-setters!(Limits {
-    max_qp: u32,
-    max_qp_wr: u32,
-    max_sge: u32,
-    max_inline: u32,
-    max_srq: u32,
-    max_srq_wr: u32,
-    max_srq_sge: u32,
-    max_cq: u32,
-    max_cqe: u32,
-    num_comp_vectors: u32,
-    max_mr: u32,
-    max_mr_size: u64,
-    max_dm_size: u64,
-    max_pd: u32,
-    max_pkeys: u16,
-    max_mcast_grp: u32,
-    max_mcast_qp_attach: u32,
-    max_total_mcast_qp_attach: u32,
-    max_qp_rd_atom: u32
-});
-
-setters!(Personality {
-    name: &'static str,
-    limits: Limits,
-    port_speed: PortSpeed,
-    min_timeout: Duration,
-    quirks: Quirks
-});
 
 impl Personality {
     /// Conformance to the specification with generous limits, except that posted work requests are checked as
@@ -255,116 +229,5 @@ impl Personality {
     /// Returns the personality called `name`.
     pub fn named(name: &str) -> Option<Personality> {
         Personality::ALL.into_iter().find(|p| p.name == name)
-    }
-
-    /// Returns the names and values of all limits and quirks, which are the rows of the table in this type's
-    /// documentation.
-    pub fn properties(&self) -> Vec<(&'static str, String)> {
-        fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
-            (name, value.to_string())
-        }
-        let words = |name, is: bool, yes: &str, no: &str| of(name, if is { yes } else { no });
-        let (l, h) = (&self.limits, &self.quirks);
-        vec![
-            of("QPs", l.max_qp),
-            of("work requests of a queue", l.max_qp_wr),
-            of("SGEs of a work request", l.max_sge),
-            of("inline bytes", l.max_inline),
-            of("SRQs", l.max_srq),
-            of("receives of an SRQ", l.max_srq_wr),
-            of("SGEs of such a receive", l.max_srq_sge),
-            of("CQs", l.max_cq),
-            of("entries of a CQ", l.max_cqe),
-            of("completion vectors", l.num_comp_vectors),
-            of("regions and windows", l.max_mr),
-            of("bytes of a region", if l.max_mr_size == u64::MAX { "2^64 - 1" } else { "2^47" }),
-            of("bytes of device memory", l.max_dm_size),
-            of("PDs", l.max_pd),
-            of("P_Keys", l.max_pkeys),
-            of("multicast groups", l.max_mcast_grp),
-            of("QPs of a group", l.max_mcast_qp_attach),
-            of("attachments to groups", l.max_total_mcast_qp_attach),
-            of("READs and atomics in flight", l.max_qp_rd_atom),
-            of("speed of the port", self.port_speed),
-            of("least ACK timeout", format!("{} ms", self.min_timeout.as_millis())),
-            words("end-to-end credits", h.credits, "used", "not used"),
-            words("MigReq in packets", h.mig_req, "1", "0"),
-            words("ACK for several requests", h.coalesces_acks, "yes", "no"),
-            of(
-                "NAK of a message longer than its receive",
-                match h.too_long {
-                    NakCode::InvalidRequest => "invalid request",
-                    _ => "remote operational error",
-                },
-            ),
-            words("SEND with a packet of the wrong length", h.checks_send_length, "refused", "accepted"),
-            words("READs beyond max_dest_rd_atomic", h.checks_depth, "refused", "answered"),
-            words("ICRC of a FLUSH covers its headers", h.flush_icrc_twice, "twice", "once"),
-            words("IBV_WC_GRH", h.grh_on_every_receive, "every receive", "UD"),
-            words("ibv_req_notify_cq behind a completion", h.reports_missed_completions, "event", "no event"),
-            words(
-                "region of length 0 at a page boundary",
-                h.empty_regions_at_page_boundaries,
-                "registered",
-                "EINVAL",
-            ),
-            words("atomic with more than 8 bytes of SGEs", h.long_atomics, "8 are used", "EINVAL"),
-            words(
-                "operation that the service lacks (READ on UD, ...), AH of another PD",
-                h.late_refusals,
-                "LOC_QP_OP_ERR",
-                "EINVAL",
-            ),
-            of(
-                "send posted in RESET, INIT, RTR",
-                match h.early_sends {
-                    EarlySends::Refused => "EINVAL",
-                    EarlySends::Held => "leaves with the next post in RTS",
-                    EarlySends::RefusedAndHeld => "EINVAL, yet leaves with the next post in RTS",
-                },
-            ),
-            words("receive posted in RESET", h.early_receives, "used from RTR on", "EINVAL"),
-            words("failed send of UC or UD: state", h.send_queue_errors, "SQE", "ERR"),
-            words("packets of a long WRITE", h.equal_packets, "WRITE Only each", "First, Middle, Last"),
-            words("requests of a READ of 8 packets", h.equal_packets, "one for two packets", "one"),
-            words("requests behind a lost one", h.selective_repeat, "kept", "dropped"),
-            words(
-                "last packet is lost: sent again after",
-                h.tail_loss_probes,
-                "a tail loss probe",
-                "the ACK timeout",
-            ),
-            of(
-                "AckReq at the end of a message",
-                match h.ack_requests {
-                    AckRequests::Needed => "if signaled, or the queue fills up",
-                    AckRequests::Signaled => "if signaled, or nothing is posted behind",
-                    AckRequests::Messages => "always",
-                },
-            ),
-            of(
-                "AckReq within a message",
-                match h.ack_requests {
-                    AckRequests::Needed => "each 64 packets",
-                    AckRequests::Signaled => "each 256 packets",
-                    AckRequests::Messages => "each 66 packets",
-                },
-            ),
-            words(
-                "slot of an unsignaled work request is free",
-                h.send_slots_until_polled,
-                "when a later one is polled",
-                "when it is acknowledged",
-            ),
-            of(
-                "least time between CNPs applies to",
-                match h.cnp_scope {
-                    Some(CnpScope::Qp) => "each QP",
-                    Some(CnpScope::AddressPair) => "each pair of addresses",
-                    Some(CnpScope::Port) => "the port",
-                    None => "no CNPs are sent",
-                },
-            ),
-        ]
     }
 }

@@ -109,21 +109,8 @@ impl Connection {
 
     /// Returns a SEND completion with the given status and no data, as a template for other completions.
     pub fn completion(&self, wr_id: u64, status: WcStatus) -> Completion {
-        Completion {
-            wr_id,
-            status,
-            opcode: WcOpcode::Send,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            qpn: self.qpn,
-            src_qpn: self.dest_qpn,
-            vendor_err: 0,
-            solicited: true,
-            grh: false,
-            over_ipv4: false,
-            pkey_index: 0,
-        }
+        let completion = Completion::new(wr_id, self.qpn, WcOpcode::Send, status);
+        Completion { src_qpn: self.dest_qpn, solicited: true, ..completion }
     }
 
     /// Sets the path to the peer.

@@ -15,7 +15,8 @@ use std::time::Duration;
 use super::Instant;
 use super::connection::Connection;
 use crate::wire::{
-    Aeth, Bth, Flow, HeaderSet, Headers, Opcode, Operation, PKey, Position, Psn, Qpn, Syndrome, Transport,
+    Aeth, Bth, Flow, Gid, HeaderSet, Headers, Opcode, Operation, PKey, Position, Psn, Qpn, Syndrome,
+    Transport,
 };
 
 /// Number of records of a NIC. Queue pairs whose numbers are equal modulo this number share a record.
@@ -124,10 +125,7 @@ fn packet(record: &[u64; RECORD_WORDS], now: Instant) -> Option<(Flow, Headers)>
 }
 
 fn words_of(ip: IpAddr) -> [u64; 2] {
-    let bits = match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
-        IpAddr::V6(ip) => ip.to_bits(),
-    };
+    let bits = u128::from_be_bytes(Gid::from(ip).0);
     [(bits >> 64) as u64, bits as u64]
 }
 

@@ -45,7 +45,7 @@ mod work;
 
 #[cfg(feature = "unstable-internals")]
 pub use crate::burst::{
-    BurstLimits, Copier, DirectPackets, PayloadRun, PayloadSource, PeerPath, RxBurst, SenderPayloads,
+    BurstLimits, Copier, GatheredPackets, PayloadRun, PayloadSource, PeerPath, RxBurst, SenderPayloads,
     TxBurst, TxQueue,
 };
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};

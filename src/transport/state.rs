@@ -80,23 +80,23 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Address of a peer, and the path of packets to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub struct AddressVector {
-    /// GID of the peer.
-    pub dgid: Gid,
-    /// Index of the local GID used as the source address.
-    pub sgid_index: u8,
-    /// Hop limit (TTL); 0 means 64.
-    pub hop_limit: u8,
-    /// Traffic class (ToS).
-    pub traffic_class: u8,
-    /// Flow label (20 bits). Unless it is 0, it also determines the UDP source port.
-    pub flow_label: u32,
+setters! {
+    /// Address of a peer, and the path of packets to it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[non_exhaustive]
+    pub struct AddressVector {
+        /// GID of the peer.
+        pub dgid: Gid,
+        /// Index of the local GID used as the source address.
+        pub sgid_index: u8,
+        /// Hop limit (TTL); 0 means 64.
+        pub hop_limit: u8,
+        /// Traffic class (ToS).
+        pub traffic_class: u8,
+        /// Flow label (20 bits). Unless it is 0, it also determines the UDP source port.
+        pub flow_label: u32,
+    }
 }
-
-setters!(AddressVector { dgid: Gid, sgid_index: u8, hop_limit: u8, traffic_class: u8, flow_label: u32 });
 
 impl AddressVector {
     /// Returns the address vector for packets to `dgid` from the local GID with index 0, with default values
@@ -259,127 +259,82 @@ pub struct Transition {
     pub optional: AttrMask,
 }
 
+/// Returns the union of attributes.
+macro_rules! mask {
+    ([$($flag:ident)*]) => { AttrMask::empty()$(.union(AttrMask::$flag))* };
+}
+
+/// Attributes that occur together.
+impl AttrMask {
+    const FIRST: AttrMask = mask!([PKEY_INDEX PORT]);
+    const PATH: AttrMask = mask!([AV PATH_MTU DEST_QPN RQ_PSN]);
+    const FIRST_SEND: AttrMask = mask!([SQ_PSN TIMEOUT RETRY_CNT RNR_RETRY MAX_RD_ATOMIC]);
+    const UC_RUNNING: AttrMask = mask!([CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE RATE_LIMIT]);
+    const RC_RUNNING: AttrMask = mask!([UC_RUNNING MIN_RNR_TIMER]);
+    const UD_RUNNING: AttrMask = mask!([CUR_STATE QKEY RATE_LIMIT]);
+}
+
+macro_rules! transitions {
+    ($($from:ident to $to:ident: { $([$($qp_type:ident)*] requires $required:tt accepts $optional:tt;)* })*) => {
+        &[$($($(Transition {
+            qp_type: QpType::$qp_type,
+            from: QpState::$from,
+            to: QpState::$to,
+            required: mask!($required),
+            optional: mask!($optional),
+        },)*)*)*]
+    };
+}
+
 /// All transitions except those to RESET and ERR, which are permitted from every state (IBA 10.3.1, table
 /// 96).
-pub const TRANSITIONS: &[Transition] = {
-    use AttrMask as A;
-    use QpState::*;
-    const fn edge(qp_type: QpType, from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        Transition { qp_type, from, to, required, optional }
+pub const TRANSITIONS: &[Transition] = transitions! {
+    Reset to Init: {
+        [Rc Uc XrcSend XrcRecv] requires [FIRST ACCESS_FLAGS] accepts [];
+        [Ud] requires [FIRST QKEY] accepts [];
     }
-    const fn rc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        edge(QpType::Rc, from, to, required, optional)
+    Init to Init: {
+        [Rc Uc XrcSend XrcRecv] requires [] accepts [FIRST ACCESS_FLAGS];
+        [Ud] requires [] accepts [FIRST QKEY];
     }
-    const fn uc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        edge(QpType::Uc, from, to, required, optional)
+    Init to Rtr: {
+        [Rc XrcRecv] requires [PATH MAX_DEST_RD_ATOMIC MIN_RNR_TIMER] accepts [PKEY_INDEX ACCESS_FLAGS ALT_PATH];
+        [Uc XrcSend] requires [PATH] accepts [PKEY_INDEX ACCESS_FLAGS ALT_PATH];
+        [Ud] requires [] accepts [PKEY_INDEX QKEY];
     }
-    const fn ud(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        edge(QpType::Ud, from, to, required, optional)
+    Rtr to Rts: {
+        [Rc] requires [FIRST_SEND] accepts [RC_RUNNING];
+        [Uc] requires [SQ_PSN] accepts [UC_RUNNING];
+        [XrcSend] requires [FIRST_SEND] accepts [UC_RUNNING];
+        [XrcRecv] requires [SQ_PSN TIMEOUT] accepts [RC_RUNNING];
+        [Ud] requires [SQ_PSN] accepts [UD_RUNNING];
     }
-    const fn xs(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        edge(QpType::XrcSend, from, to, required, optional)
+    Rts to Rts: {
+        [Rc XrcRecv] requires [] accepts [RC_RUNNING];
+        [Uc XrcSend] requires [] accepts [UC_RUNNING];
+        [Ud] requires [] accepts [UD_RUNNING];
     }
-    const fn xr(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        edge(QpType::XrcRecv, from, to, required, optional)
+    Rts to Sqd: {
+        [Rc Uc XrcSend XrcRecv Ud] requires [] accepts [CUR_STATE EN_SQD_ASYNC_NOTIFY];
     }
-    const FIRST: A = A::PKEY_INDEX.union(A::PORT);
-    const PATH: A = A::AV.union(A::PATH_MTU).union(A::DEST_QPN).union(A::RQ_PSN);
-    const MIGRATION: A = A::ALT_PATH.union(A::PATH_MIG_STATE);
-    const UC_RUNNING: A = A::CUR_STATE.union(A::ACCESS_FLAGS).union(MIGRATION).union(A::RATE_LIMIT);
-    const RC_RUNNING: A = UC_RUNNING.union(A::MIN_RNR_TIMER);
-    const UD_RUNNING: A = A::CUR_STATE.union(A::QKEY).union(A::RATE_LIMIT);
-    &[
-        rc(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
-        rc(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
-        rc(
-            Init,
-            Rtr,
-            PATH.union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH),
-        ),
-        rc(
-            Rtr,
-            Rts,
-            A::SQ_PSN.union(A::TIMEOUT).union(A::RETRY_CNT).union(A::RNR_RETRY).union(A::MAX_RD_ATOMIC),
-            RC_RUNNING,
-        ),
-        rc(Rts, Rts, A::empty(), RC_RUNNING),
-        rc(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
-        rc(Sqd, Rts, A::empty(), RC_RUNNING),
-        rc(
-            Sqd,
-            Sqd,
-            A::empty(),
-            RC_RUNNING
-                .union(A::PKEY_INDEX)
-                .union(A::AV)
-                .union(A::TIMEOUT)
-                .union(A::RETRY_CNT)
-                .union(A::RNR_RETRY)
-                .union(A::MAX_RD_ATOMIC)
-                .union(A::MAX_DEST_RD_ATOMIC),
-        ),
-        uc(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
-        uc(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
-        uc(Init, Rtr, PATH, A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH)),
-        uc(Rtr, Rts, A::SQ_PSN, UC_RUNNING),
-        uc(Rts, Rts, A::empty(), UC_RUNNING),
-        uc(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
-        uc(Sqd, Rts, A::empty(), UC_RUNNING),
-        uc(Sqd, Sqd, A::empty(), UC_RUNNING.union(A::PKEY_INDEX).union(A::AV)),
-        uc(Sqe, Rts, A::empty(), UC_RUNNING),
-        xs(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
-        xs(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
-        xs(Init, Rtr, PATH, A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH)),
-        xs(
-            Rtr,
-            Rts,
-            A::SQ_PSN.union(A::TIMEOUT).union(A::RETRY_CNT).union(A::RNR_RETRY).union(A::MAX_RD_ATOMIC),
-            UC_RUNNING,
-        ),
-        xs(Rts, Rts, A::empty(), UC_RUNNING),
-        xs(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
-        xs(Sqd, Rts, A::empty(), UC_RUNNING),
-        xs(
-            Sqd,
-            Sqd,
-            A::empty(),
-            UC_RUNNING
-                .union(A::PKEY_INDEX)
-                .union(A::AV)
-                .union(A::TIMEOUT)
-                .union(A::RETRY_CNT)
-                .union(A::RNR_RETRY)
-                .union(A::MAX_RD_ATOMIC),
-        ),
-        xr(Reset, Init, FIRST.union(A::ACCESS_FLAGS), A::empty()),
-        xr(Init, Init, A::empty(), FIRST.union(A::ACCESS_FLAGS)),
-        xr(
-            Init,
-            Rtr,
-            PATH.union(A::MAX_DEST_RD_ATOMIC).union(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.union(A::ACCESS_FLAGS).union(A::ALT_PATH),
-        ),
-        xr(Rtr, Rts, A::SQ_PSN.union(A::TIMEOUT), RC_RUNNING),
-        xr(Rts, Rts, A::empty(), RC_RUNNING),
-        xr(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
-        xr(Sqd, Rts, A::empty(), RC_RUNNING),
-        xr(
-            Sqd,
-            Sqd,
-            A::empty(),
-            RC_RUNNING.union(A::PKEY_INDEX).union(A::AV).union(A::TIMEOUT).union(A::MAX_DEST_RD_ATOMIC),
-        ),
-        ud(Reset, Init, FIRST.union(A::QKEY), A::empty()),
-        ud(Init, Init, A::empty(), FIRST.union(A::QKEY)),
-        ud(Init, Rtr, A::empty(), A::PKEY_INDEX.union(A::QKEY)),
-        ud(Rtr, Rts, A::SQ_PSN, UD_RUNNING),
-        ud(Rts, Rts, A::empty(), UD_RUNNING),
-        ud(Rts, Sqd, A::empty(), A::CUR_STATE.union(A::EN_SQD_ASYNC_NOTIFY)),
-        ud(Sqd, Rts, A::empty(), UD_RUNNING),
-        ud(Sqd, Sqd, A::empty(), A::PKEY_INDEX.union(A::QKEY)),
-        ud(Sqe, Rts, A::empty(), UD_RUNNING),
-    ]
+    Sqd to Rts: {
+        [Rc XrcRecv] requires [] accepts [RC_RUNNING];
+        [Uc XrcSend] requires [] accepts [UC_RUNNING];
+        [Ud] requires [] accepts [UD_RUNNING];
+    }
+    Sqd to Sqd: {
+        [Rc] requires [] accepts [
+            RC_RUNNING PKEY_INDEX AV TIMEOUT RETRY_CNT RNR_RETRY MAX_RD_ATOMIC MAX_DEST_RD_ATOMIC
+        ];
+        [Uc] requires [] accepts [UC_RUNNING PKEY_INDEX AV];
+        [XrcSend] requires [] accepts [UC_RUNNING PKEY_INDEX AV TIMEOUT RETRY_CNT RNR_RETRY MAX_RD_ATOMIC];
+        [XrcRecv] requires [] accepts [RC_RUNNING PKEY_INDEX AV TIMEOUT MAX_DEST_RD_ATOMIC];
+        [Ud] requires [] accepts [PKEY_INDEX QKEY];
+    }
+    Sqe to Rts: {
+        [Uc] requires [] accepts [UC_RUNNING];
+        [Ud] requires [] accepts [UD_RUNNING];
+    }
 };
 
 /// Reason why `modify` failed, in which case nothing has changed.

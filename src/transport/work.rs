@@ -296,138 +296,107 @@ pub struct PostListError {
     pub error: PostError,
 }
 
-/// Defines `from_repr` of an enum, given all its variants.
-macro_rules! from_repr {
-    ($type:ident: $($variant:ident)*) => {
-        impl $type {
-            /// Returns the variant with a value, if there is one.
-            pub const fn from_repr(value: u32) -> Option<$type> {
-                // The compiler rejects this match if a variant is missing above.
-                const fn value_of(variant: $type) -> u32 {
-                    match variant {
-                        $($type::$variant => $type::$variant as u32,)*
-                    }
-                }
+/// Defines an enum of numbered values with texts.
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $value:literal, $text:literal;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u32)]
+        #[non_exhaustive]
+        pub enum $name {
+            $($(#[$vdoc])* $variant = $value,)*
+        }
+
+        impl $name {
+            /// Returns the variant with the given value; `None` if there is none.
+            pub const fn from_repr(value: u32) -> Option<$name> {
                 match value {
-                    $(value if value == value_of($type::$variant) => Some($type::$variant),)*
+                    $($value => Some($name::$variant),)*
                     _ => None,
                 }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($name::$variant => $text,)*
+                })
             }
         }
     };
 }
 
-/// Completion status, with the values of `enum ibv_wc_status`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum WcStatus {
-    /// Success.
-    #[error("success")]
-    Success = 0,
-    /// Message longer than the receive's buffers.
-    #[error("local length error")]
-    LocLenErr = 1,
-    /// Operation that the QP does not support or permit.
-    #[error("local QP operation error")]
-    LocQpOpErr = 2,
-    /// Local key, range or permission violation.
-    #[error("local protection error")]
-    LocProtErr = 4,
-    /// Flushed: the QP entered the error state before the work request was complete.
-    #[error("work request flushed")]
-    WrFlushErr = 5,
-    /// Memory management operation error: a failed window bind, fast registration or invalidation.
-    #[error("memory management operation error")]
-    MwBindErr = 6,
-    /// Malformed response.
-    #[error("bad response error")]
-    BadRespErr = 7,
-    /// Access violation at the responder during a remote operation.
-    #[error("local access error")]
-    LocAccessErr = 8,
-    /// The peer rejected the request as invalid.
-    #[error("remote invalid request error")]
-    RemInvReqErr = 9,
-    /// The peer denied the memory access: key, range or permission violation.
-    #[error("remote access error")]
-    RemAccessErr = 10,
-    /// The peer failed to execute the request.
-    #[error("remote operation error")]
-    RemOpErr = 11,
-    /// The peer did not respond before the retries were used up.
-    #[error("transport retry counter exceeded")]
-    RetryExcErr = 12,
-    /// The peer did not post a receive before the RNR retries were used up.
-    #[error("RNR retry counter exceeded")]
-    RnrRetryExcErr = 13,
+codes! {
+    /// Completion status, with the values of `enum ibv_wc_status`.
+    WcStatus {
+        /// Success.
+        Success = 0, "success";
+        /// Message longer than the receive's buffers.
+        LocLenErr = 1, "local length error";
+        /// Operation that the QP does not support or permit.
+        LocQpOpErr = 2, "local QP operation error";
+        /// Local key, range or permission violation.
+        LocProtErr = 4, "local protection error";
+        /// Flushed: the QP entered the error state before the work request was complete.
+        WrFlushErr = 5, "work request flushed";
+        /// Memory management operation error: a failed window bind, fast registration or invalidation.
+        MwBindErr = 6, "memory management operation error";
+        /// Malformed response.
+        BadRespErr = 7, "bad response error";
+        /// Access violation at the responder during a remote operation.
+        LocAccessErr = 8, "local access error";
+        /// The peer rejected the request as invalid.
+        RemInvReqErr = 9, "remote invalid request error";
+        /// The peer denied the memory access: key, range or permission violation.
+        RemAccessErr = 10, "remote access error";
+        /// The peer failed to execute the request.
+        RemOpErr = 11, "remote operation error";
+        /// The peer did not respond before the retries were used up.
+        RetryExcErr = 12, "transport retry counter exceeded";
+        /// The peer did not post a receive before the RNR retries were used up.
+        RnrRetryExcErr = 13, "RNR retry counter exceeded";
+    }
 }
 
-from_repr! {
-    WcStatus: Success LocLenErr LocQpOpErr LocProtErr WrFlushErr MwBindErr BadRespErr LocAccessErr RemInvReqErr RemAccessErr
-        RemOpErr RetryExcErr RnrRetryExcErr
-}
+impl std::error::Error for WcStatus {}
 
-/// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
-/// [`RegMr`](Self::RegMr).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum WcOpcode {
-    /// A SEND.
-    Send = 0,
-    /// An RDMA WRITE.
-    RdmaWrite = 1,
-    /// An RDMA READ.
-    RdmaRead = 2,
-    /// A compare-and-swap.
-    CompSwap = 3,
-    /// A fetch-and-add.
-    FetchAdd = 4,
-    /// A memory window bind.
-    BindMw = 5,
-    /// A local invalidation.
-    LocalInv = 6,
-    /// A FLUSH.
-    Flush = 8,
-    /// An ATOMIC WRITE.
-    AtomicWrite = 9,
-    /// Fast registration, for which libibverbs has no opcode. 135 is the first value reserved for drivers
-    /// (`IBV_WC_DRIVER1`).
-    RegMr = 135,
-    /// A receive consumed by a SEND.
-    Recv = 128,
-    /// A receive consumed by a WRITE with immediate.
-    RecvRdmaWithImm = 129,
+codes! {
+    /// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
+    /// [`RegMr`](Self::RegMr).
+    WcOpcode {
+        /// A SEND.
+        Send = 0, "SEND";
+        /// An RDMA WRITE.
+        RdmaWrite = 1, "RDMA WRITE";
+        /// An RDMA READ.
+        RdmaRead = 2, "RDMA READ";
+        /// A compare-and-swap.
+        CompSwap = 3, "compare-and-swap";
+        /// A fetch-and-add.
+        FetchAdd = 4, "fetch-and-add";
+        /// A memory window bind.
+        BindMw = 5, "memory window bind";
+        /// A local invalidation.
+        LocalInv = 6, "local invalidate";
+        /// A FLUSH.
+        Flush = 8, "FLUSH";
+        /// An ATOMIC WRITE.
+        AtomicWrite = 9, "ATOMIC WRITE";
+        /// Fast registration, for which libibverbs has no opcode. 135 is the first value reserved for drivers
+        /// (`IBV_WC_DRIVER1`).
+        RegMr = 135, "fast registration";
+        /// A receive consumed by a SEND.
+        Recv = 128, "receive";
+        /// A receive consumed by a WRITE with immediate.
+        RecvRdmaWithImm = 129, "receive (WRITE with immediate)";
+    }
 }
 
 impl WcOpcode {
     /// Reports whether the work request was a receive.
     pub fn is_receive(self) -> bool {
         matches!(self, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm)
-    }
-}
-
-from_repr! {
-    WcOpcode: Send RdmaWrite RdmaRead CompSwap FetchAdd BindMw LocalInv Flush AtomicWrite RegMr Recv RecvRdmaWithImm
-}
-
-impl fmt::Display for WcOpcode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            WcOpcode::Send => "SEND",
-            WcOpcode::RdmaWrite => "RDMA WRITE",
-            WcOpcode::RdmaRead => "RDMA READ",
-            WcOpcode::CompSwap => "compare-and-swap",
-            WcOpcode::FetchAdd => "fetch-and-add",
-            WcOpcode::BindMw => "memory window bind",
-            WcOpcode::LocalInv => "local invalidate",
-            WcOpcode::Flush => "FLUSH",
-            WcOpcode::AtomicWrite => "ATOMIC WRITE",
-            WcOpcode::RegMr => "fast registration",
-            WcOpcode::Recv => "receive",
-            WcOpcode::RecvRdmaWithImm => "receive (WRITE with immediate)",
-        })
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) use membership::{GroupReport, MembershipState, append_group_report};
 pub use parse::parse;
 pub use pause::{PRIORITIES, PauseFrame};
 
-use super::{Flow, IpIdent, Mac, ROCE_PORT};
+use super::{Flow, Gid, IpIdent, Mac, ROCE_PORT};
 
 /// Length in bytes of an Ethernet header without VLAN tags.
 pub const ETHERNET_LEN: usize = Ethernet2Header::LEN;
@@ -309,16 +309,9 @@ fn udp_pseudo_header(flow: &Flow, udp_len: u16) -> Sum16BitWords {
     let mut sum = Sum16BitWords::new();
     sum = match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => sum.add_4bytes(src.octets()).add_4bytes(dst.octets()),
-        (src, dst) => sum.add_16bytes(v6(src).octets()).add_16bytes(v6(dst).octets()),
+        (src, dst) => sum.add_16bytes(Gid::from(src).0).add_16bytes(Gid::from(dst).0),
     };
     sum.add_2bytes([0, IpNumber::UDP.0]).add_2bytes(udp_len.to_be_bytes())
-}
-
-fn v6(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    }
 }
 
 /// Appends the IP and UDP headers for a packet with `udp_payload` bytes (BTH to ICRC) to `out`. The UDP

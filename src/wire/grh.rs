@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use etherparse::{IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header};
 
-use super::Flow;
+use super::{Flow, Gid};
 
 /// Length of the GRH area in bytes.
 pub const LEN: usize = 40;
@@ -35,18 +35,14 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
             out[LEN - Ipv4Header::MIN_LEN..].copy_from_slice(&header.to_bytes());
         }
         (src, dst) => {
-            let octets = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            };
             let header = Ipv6Header {
                 traffic_class: flow.traffic_class,
                 flow_label: Ipv6FlowLabel::try_new(flow.flow_label).unwrap_or_default(),
                 payload_length: payload,
                 next_header: IpNumber::UDP,
                 hop_limit: flow.hop_limit,
-                source: octets(src),
-                destination: octets(dst),
+                source: Gid::from(src).0,
+                destination: Gid::from(dst).0,
             };
             out.copy_from_slice(&header.to_bytes());
         }

@@ -9,7 +9,8 @@ use std::net::IpAddr;
 
 use super::icrc_senders::Senders;
 use super::{
-    BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident,
+    BTH_LEN, Flow, Gid, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh,
+    icrc_ident,
 };
 
 /// Maximum length of a UDP payload in bytes, limited by the UDP length field.
@@ -57,8 +58,8 @@ impl Prefix {
                     ip[0] = 0x6f;
                     ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
                     ip[6] = 17;
-                    ip[8..24].copy_from_slice(&v6_octets(src));
-                    ip[24..40].copy_from_slice(&v6_octets(dst));
+                    ip[8..24].copy_from_slice(&Gid::from(src).0);
+                    ip[24..40].copy_from_slice(&Gid::from(dst).0);
                     40
                 }
             };
@@ -171,13 +172,6 @@ impl Icrc {
     /// Returns the ICRC of the bytes so far. On the wire, it is stored in little-endian order.
     pub const fn value(self) -> u32 {
         self.0
-    }
-}
-
-fn v6_octets(ip: IpAddr) -> [u8; 16] {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-        IpAddr::V6(ip) => ip.octets(),
     }
 }
 

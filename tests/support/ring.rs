@@ -25,16 +25,16 @@ const WHAT: [&str; 4] = [
     "bursts without ICRCs",
 ];
 
-/// Returns the number of bytes that a burst takes in a ring, with its record header.
-fn record_len(bytes: usize) -> usize {
-    (12 + bytes).next_multiple_of(64)
-}
+/// Alignment of records.
+const ALIGN: usize = 64;
 
 /// A burst in the ring.
 struct Written {
     flow: Flow,
     segment: usize,
     bytes: Vec<u8>,
+    /// Length of its record.
+    len: usize,
 }
 
 pub struct Ring {
@@ -68,22 +68,32 @@ impl Ring {
 
     /// Writes a burst, unless there is no room for it. Returns whether it was written.
     pub fn write(&mut self, burst: &TxBurst<'_>) -> bool {
-        let len = record_len(burst.bytes);
+        let most = self.writer.room_for(burst) as usize;
+        assert!(most >= (12 + burst.bytes).next_multiple_of(ALIGN), "{most} bytes for {}", burst.bytes);
         let is_written = self.writer.write(burst).expect("the reader heeds the protocol");
-        assert_eq!(is_written, self.used + len <= CAPACITY, "{len} bytes, {} in use", self.used);
+        assert_eq!(is_written, self.used + most <= CAPACITY, "{most} bytes, {} in use", self.used);
         self.counts[0] += u64::from(!is_written);
         if is_written {
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
             // The rest of a flow is for Ethernet frames and routers.
             let flow = Flow { flow_label: 0, vlan_priority: None, ..burst.flow };
-            self.inside.push_back(Written { flow, segment: burst.segment, bytes });
+            let len = CAPACITY - self.room() - self.used;
+            assert!((12..=most).contains(&len), "{len} bytes instead of {most}");
+            self.inside.push_back(Written { flow, segment: burst.segment, bytes, len });
             self.used += len;
             self.written += len;
             self.counts[1] += u64::from(self.written % CAPACITY < len);
             self.counts[2] += u64::from(burst.packets > 1);
         }
         is_written
+    }
+
+    /// Returns the number of bytes for which the writer has room.
+    fn room(&mut self) -> usize {
+        let has_room =
+            |len: &usize| self.writer.has_room(*len as u64).expect("the reader heeds the protocol");
+        (0..=CAPACITY).step_by(ALIGN).take_while(has_room).last().expect("there is room for nothing")
     }
 
     /// Makes the bursts visible. Returns true if the reader has to be notified.
@@ -95,12 +105,12 @@ impl Ring {
     pub fn read(&mut self, limit: u64, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let Ring { reader, inside, used, scratch, counts, .. } = self;
         let check = &mut |burst: RxBurst<'_>| {
-            let Written { flow, segment, bytes } = inside.pop_front().expect("a burst was written");
+            let Written { flow, segment, bytes, len } = inside.pop_front().expect("a burst was written");
             counts[3] += u64::from(burst.ident == IpIdent::Elided);
             let whole = burst.with_icrcs(scratch).expect("no payload is shared");
             assert_eq!((whole.flow, whole.ident, whole.segment), (flow, IpIdent::SENT, segment));
             assert!(whole.data == bytes, "the burst differs from the one written");
-            *used -= record_len(bytes.len());
+            *used -= len;
             sink(burst);
         };
         let packets = reader.receive(limit, check).expect("the writer heeds the protocol");

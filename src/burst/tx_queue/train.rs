@@ -1,8 +1,8 @@
 //! Packet trains: packets of equal length in succession that differ only in PSN, address and payload.
 
 use super::{SHORT, TxQueue, emit};
-use crate::burst::copier::Stored;
-use crate::burst::tx_burst::group_of;
+use crate::burst::copier::Piece;
+use crate::burst::tx_burst::{group_of, is_acknowledged};
 use crate::memory::{HostSlice, payload_epoch};
 use crate::wire::{Flow, Headers, ICRC_LEN};
 
@@ -35,6 +35,7 @@ impl TxQueue {
     fn push_deferred_train(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) {
         self.epoch.get_or_insert_with(payload_epoch);
         let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
+        let is_acknowledged = is_acknowledged(headers.bth.opcode);
         let header_len = headers.len();
         let packet_len = header_len + each + ICRC_LEN;
         let mut rest = data;
@@ -54,10 +55,10 @@ impl TxQueue {
                 rest = later;
                 let icrc = at + header_len;
                 self.arena[icrc..icrc + ICRC_LEN].fill(0);
-                let len = if left == 0 { ICRC_LEN } else { ICRC_LEN + header_len };
-                self.pieces
-                    .extend([Stored::Host(now), Stored::Arena { start: icrc as u32, len: len as u32 }]);
                 at = icrc + ICRC_LEN;
+                let end = if left == 0 { at } else { at + header_len };
+                let tail = Piece::Inline(icrc as u32..end as u32);
+                self.pieces.extend([Piece::Host { slice: now, is_acknowledged }, tail]);
             }
         }
     }

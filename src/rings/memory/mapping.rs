@@ -10,6 +10,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use super::error::RingError;
 use crate::memory::HostSlice;
+use crate::sys::fork::ForkGeneration;
 use crate::sys::memfd;
 use crate::sys::pinned::mark_unmapped;
 
@@ -58,11 +59,12 @@ impl<T> std::ops::Deref for Line<T> {
 
 const _: () = assert!(size_of::<Control>() == 3 * 128);
 
-/// Mapped memory of a ring.
+/// Mapped memory of a ring, which only the process that made the mapping unmaps: a forked child does not have it.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
     capacity: usize,
+    process: ForkGeneration,
 }
 
 // SAFETY: the mapping belongs to no thread, and all methods that access it without synchronisation need `&mut self` or
@@ -110,7 +112,7 @@ impl Mapping {
         };
         let base = NonNull::new(reserved.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         mark_unmapped(base.addr().get(), mapping_len);
-        let mapping = Mapping { base, capacity };
+        let mapping = Mapping { base, capacity, process: ForkGeneration::current() };
         for (at, len, offset) in [(0, file_len, 0), (file_len, capacity, DATA as u64)] {
             // SAFETY: the range lies within the reservation, which nothing else uses.
             unsafe { mmap(reserved.byte_add(at), len, rw, shared, &fd, offset)? };
@@ -166,8 +168,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: nothing refers to the mapping any more. In a forked child, which does not have it, the range may
-        // contain something else by now, so a child must not drop a ring (`RingWriter`, `RingReader`).
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), DATA + 2 * self.capacity) };
+        // In a forked child, the range may contain something else by now.
+        if self.process.is_current() {
+            // SAFETY: the process has made the mapping, and nothing refers to it any more.
+            let _ = unsafe { munmap(self.base.as_ptr().cast(), DATA + 2 * self.capacity) };
+        }
     }
 }

@@ -1,5 +1,4 @@
-//! Payloads that stay in the writer's memory, which the reader has mapped: the memory that both know, and the descriptors in
-//! records.
+//! Payloads in a gathered record: behind the headers, or in the writer's memory, which the reader has mapped.
 //!
 //! The writer offers memory when it first sends from it, and leaves payloads out after the reader has accepted the offer. It
 //! withdraws the offer when the program has freed the memory and the reader has read the last record that refers to it.
@@ -7,25 +6,49 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::burst::{LeftOut, SenderPayloads};
-use crate::memory::{Faulted, HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
-use crate::wire::{BTH_LEN, Bth, ICRC_LEN, Opcode};
+use crate::burst::{GatheredPackets, Piece};
+use crate::memory::{HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
+use crate::wire::BTH_LEN;
 
 /// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and
 /// Linux permits 65,530 mappings.
 pub(crate) const MAX_SHARED: usize = 32;
 
-/// Length in bytes up to which the reader copies whole packets. The payloads of longer ones are copied once, from the record to
-/// their destination. Not measured against other values.
-const SHORT: usize = 512;
+/// Number that stands for the record itself in place of that of a memory.
+const RECORD: u32 = 0;
 
-/// Number of words of a descriptor.
-pub(super) const DESCRIPTOR_WORDS: usize = 6;
+/// Parts of payloads that a record has apart from the packets: one, or one in each of several consecutive packets, which follow
+/// one another in memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Parts {
+    /// Offset of the first part in the burst; those of the others are a segment apart.
+    at: u32,
+    /// Length of each part in bytes.
+    len: u32,
+    /// Number of parts.
+    count: u32,
+    /// Number of the memory that contains the bytes; [`RECORD`] if the record contains them.
+    memory: u32,
+    /// Offset of the first part in that memory, or behind the header of the record.
+    offset: u64,
+}
 
-/// Returns the descriptor of parts that are left out of a record.
-pub(super) fn descriptor(parts: &LeftOut) -> [u32; DESCRIPTOR_WORDS] {
-    let LeftOut { at, len, count, memory, offset, .. } = *parts;
-    [at, len, count, memory, offset as u32, (offset >> 32) as u32]
+impl Parts {
+    pub const WORDS: usize = 6;
+
+    pub fn to_words(self) -> [u32; Parts::WORDS] {
+        let Parts { at, len, count, memory, offset } = self;
+        [at, len, count, memory, offset as u32, (offset >> 32) as u32]
+    }
+
+    pub fn from_words([at, len, count, memory, low, high]: [u32; Parts::WORDS]) -> Parts {
+        Parts { at, len, count, memory, offset: u64::from(high) << 32 | u64::from(low) }
+    }
+
+    /// Returns the offset of the byte behind the last part in the memory.
+    fn end(&self) -> u64 {
+        self.offset + u64::from(self.count) * u64::from(self.len)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,35 +89,77 @@ pub(super) struct WriterMemory {
 }
 
 impl WriterMemory {
-    /// Reports whether the reader can read any of the slices. Notes which memory they are in. `head` is the end of the last
-    /// record.
+    /// Stores a gather list in `room`, which is part of a ring and as long as the burst: first the bytes of the list, then the
+    /// payloads that the reader does not read from this process's memory. Returns the number of bytes stored, with the
+    /// payloads in `parts`; `None` if user memory could not be read. `head` is the end of the last record.
+    pub fn store<'a>(
+        &mut self,
+        pieces: impl Iterator<Item = Piece<&'a [u8]>> + Clone,
+        segment: usize,
+        room: HostSlice,
+        head: u64,
+        parts: &mut Vec<Parts>,
+    ) -> Option<usize> {
+        self.refresh_if_changed(head);
+        parts.clear();
+        let inline =
+            pieces.clone().map(|piece| if let Piece::Inline(bytes) = piece { bytes.len() } else { 0 });
+        let (mut at, mut stored) = (0, inline.sum());
+        let (mut bytes_room, mut payload_room) = room.split_at(stored);
+        for piece in pieces {
+            match piece {
+                Piece::Inline(bytes) => {
+                    bytes_room.store_in_ring(bytes).ok()?;
+                    (at, bytes_room) = (at + bytes.len(), bytes_room.split_at(bytes.len()).1);
+                }
+                Piece::Host { slice, is_acknowledged } => {
+                    let shared = if is_acknowledged { self.locate(slice) } else { None };
+                    let (memory, offset) = match shared {
+                        Some(place) => place,
+                        None => {
+                            let (now, later) = payload_room.split_at(slice.len());
+                            now.store_host_in_ring(slice).ok()?;
+                            payload_room = later;
+                            stored += slice.len();
+                            (RECORD, (stored - slice.len()) as u64)
+                        }
+                    };
+                    let (next, len) = (at as u32, slice.len() as u32);
+                    at += slice.len();
+                    match parts.last_mut() {
+                        Some(last)
+                            if (last.len, last.memory, last.end()) == (len, memory, offset)
+                                && last.at + last.count * segment as u32 == next =>
+                        {
+                            last.count += 1;
+                        }
+                        _ => parts.push(Parts { at: next, len, count: 1, memory, offset }),
+                    }
+                }
+            }
+        }
+        Some(stored)
+    }
+
+    /// Returns the number of the accepted memory that contains a slice, and the slice's offset. Notes that memory is to be
+    /// offered.
     #[inline]
-    pub fn contains_any(&mut self, slices: impl Iterator<Item = HostSlice>, head: u64) -> bool {
+    fn locate(&mut self, slice: HostSlice) -> Option<(u32, u64)> {
+        let with_offset = self.all.iter_mut().map(|shared| Some((slice.offset_in(&shared.range)?, shared)));
+        let (offset, shared) = with_offset.flatten().next()?;
+        if shared.state == State::Known {
+            shared.state = State::Wanted;
+        }
+        (shared.state == State::Accepted).then_some((shared.id, offset))
+    }
+
+    /// Brings the list up to date if the program has allocated or freed memory. `head` is the end of the last record.
+    #[inline]
+    fn refresh_if_changed(&mut self, head: u64) {
         let generation = shareable_generation();
         if generation != self.generation {
             self.refresh(generation, head);
         }
-        !self.all.is_empty() && self.find_any(slices)
-    }
-
-    fn find_any(&mut self, slices: impl Iterator<Item = HostSlice>) -> bool {
-        let mut found = false;
-        for slice in slices {
-            let shared = self.all.iter_mut().find(|shared| slice.offset_in(&shared.range).is_some());
-            match shared {
-                Some(Shared { state: State::Accepted, .. }) => found = true,
-                Some(shared) if shared.state == State::Known => shared.state = State::Wanted,
-                _ => {}
-            }
-        }
-        found
-    }
-
-    /// Returns the number of the accepted memory that contains a slice, and the slice's offset.
-    #[inline]
-    pub fn locate(&self, slice: HostSlice) -> Option<(u32, u64)> {
-        let accepted = self.all.iter().filter(|shared| shared.state == State::Accepted);
-        accepted.map(|shared| Some((shared.id, slice.offset_in(&shared.range)?))).find_map(|at| at)
     }
 
     #[cold]
@@ -122,10 +187,7 @@ impl WriterMemory {
     /// Returns the next change of the shared memory, which the caller must report to the reader. The reader has read all
     /// records up to `tail`.
     pub fn next_change(&mut self, head: u64, tail: u64) -> Option<Change> {
-        let generation = shareable_generation();
-        if generation != self.generation {
-            self.refresh(generation, head);
-        }
+        self.refresh_if_changed(head);
         let is_free = |shared: &Shared| matches!(shared.state, State::Freed(end) if end <= tail);
         if let Some(index) = self.all.iter().position(is_free) {
             return Some(Change::Withdraw(self.all.swap_remove(index).id));
@@ -176,13 +238,11 @@ impl WriterMemory {
     }
 }
 
-/// Memory of the writer that a reader has mapped, and the last burst with payloads there.
+/// Memory of the writer that a reader has mapped, and the last burst.
 #[derive(Debug, Default)]
 pub(super) struct ReaderMemory {
     all: Vec<(u32, Arc<PeerMemory>)>,
-    /// The packets, with unspecified bytes in place of the payloads in `payloads`.
-    packets: Vec<u8>,
-    pub payloads: SenderPayloads,
+    pub packets: GatheredPackets,
 }
 
 impl ReaderMemory {
@@ -206,111 +266,65 @@ impl ReaderMemory {
         self.all.len() < before
     }
 
-    /// Copies the packets of a burst from a record that contains all of them, in segments of the given length. If they are long and
-    /// have no ICRCs to verify, copies only their headers and returns true: `payloads` then locates the payloads in the record.
-    pub fn copy(&mut self, segment: usize, packets: HostSlice, elides_icrcs: bool) -> Result<bool, Faulted> {
-        self.make_room(packets.len());
-        let copies = &mut self.packets[..packets.len()];
-        if !elides_icrcs || segment <= SHORT {
-            return packets.load(copies).map(|()| false);
-        }
-        self.payloads.clear();
-        for (at, copy) in (0..packets.len()).step_by(segment).zip(copies.chunks_mut(segment)) {
-            let (bth, behind) =
-                packets.split_at(at).1.split_at(copy.len()).0.split_at(copy.len().min(BTH_LEN));
-            let (copied, rest) = copy.split_at_mut(bth.len());
-            bth.load(copied)?;
-            // Most packets are middle ones, without extension headers.
-            let extensions = Opcode(copied[0]).row().headers.wire_len().min(rest.len());
-            let (headers, payload) = behind.split_at(extensions);
-            if extensions > 0 {
-                headers.load(&mut rest[..extensions])?;
-            }
-            let pad = copied.first_chunk::<BTH_LEN>().map_or(0, |bth| Bth::read(bth).pad);
-            // A packet that is too short has no payload; the NIC drops it.
-            if let Some(len @ 1..) = payload.len().checked_sub(usize::from(pad) + ICRC_LEN) {
-                let (payload, padding) = payload.split_at(len);
-                if pad > 0 {
-                    padding.load(&mut rest[extensions + len..])?;
-                }
-                self.payloads.add(payload);
-            }
-            self.payloads.end_packet();
-        }
-        Ok(true)
-    }
-
-    /// Makes room for a burst of `len` bytes.
-    fn make_room(&mut self, len: usize) {
-        if self.packets.len() < len {
-            self.packets.resize(len, 0);
-        }
-    }
-
-    /// Reassembles the packets of a burst of `len` bytes from the `bytes` that the record contains. The descriptors locate the
-    /// payloads that were left out, which are valid in the given epoch. Returns `None` if the descriptors contradict the
-    /// bytes or exceed the mapped memory.
+    /// Reassembles a burst of `len` bytes, in packets of `segment` bytes, from the bytes that the record contains and from the
+    /// payloads, which are valid in the given epoch. Returns `None` if the parts contradict the bytes, or exceed the record or
+    /// the mapped memory.
     ///
     /// The NIC checks that the parts of a packet begin where its payload begins, because the NIC parses the headers.
-    pub fn expand(
+    pub fn gather(
         &mut self,
         (len, segment): (usize, usize),
-        bytes: HostSlice,
+        record: HostSlice,
         epoch: u32,
-        descriptors: impl Iterator<Item = [u32; DESCRIPTOR_WORDS]>,
+        parts: impl Iterator<Item = Parts>,
     ) -> Option<()> {
-        self.make_room(len);
-        self.payloads.clear();
-        // Positions of the next byte and of the current packet in the burst, and of the end of its last part in the packet.
-        let (mut pos, mut packet, mut part_end, mut rest) = (0, 0, None, bytes);
-        for [at, part_len, count, id, low, high] in descriptors {
-            let (_, memory) = self.all.iter().find(|(of, _)| *of == id)?;
-            let (mut start, part) = (at as usize, part_len as usize);
-            let mut offset = u64::from(high) << 32 | u64::from(low);
+        let packets = &mut self.packets;
+        packets.begin(segment);
+        // The bytes not yet taken, those of payloads included, and the packet and the end of the last part.
+        let (mut bytes, mut left, mut last) = (record, record.len(), None);
+        for Parts { at, len: part, count, memory, offset } in parts {
+            let total = part.checked_mul(count)?;
+            let mut rest = if memory == RECORD {
+                left = left.checked_sub(total as usize)?;
+                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= record.len())?;
+                record.split_at(offset).1
+            } else {
+                let (_, memory) = self.all.iter().find(|(of, _)| *of == memory)?;
+                packets.keep_mapped(memory, epoch);
+                memory.slice(offset, total)?
+            };
+            let (part, mut start) = (part as usize, at as usize);
+            let mut packet = start - start % segment;
             for _ in 0..count {
-                while start >= packet + segment && packet + segment < len {
-                    end_packet(&mut self.payloads, &self.packets[packet..packet + segment], part_end.take())?;
-                    packet += segment;
-                }
                 let end = start.checked_add(part)?;
-                let is_next = part_end.is_none_or(|end| packet + end == start);
-                if part == 0 || !is_next || start < packet + BTH_LEN || end > (packet + segment).min(len) {
+                if part == 0
+                    || start < packet + BTH_LEN
+                    || end > (packet + segment).min(len)
+                    || rest.len() < part
+                {
                     return None;
                 }
-                let gap = start.checked_sub(pos).filter(|gap| *gap <= rest.len())?;
-                let (before, after) = rest.split_at(gap);
-                before.load(&mut self.packets[pos..start]).ok()?;
-                (pos, part_end, rest) = (end, Some(end - packet), after);
-                self.payloads.add_of_peer(memory, offset, part_len, epoch).then_some(())?;
-                offset += u64::from(part_len);
-                start += segment;
+                let before = start.checked_sub(packets.len()).filter(|before| *before <= bytes.len())?;
+                let (now, later) = bytes.split_at(before);
+                packets.load(now).ok()?;
+                (bytes, left) = (later, left.checked_sub(before)?);
+                // The parts of a packet follow one another, and the last one ends the payload.
+                if let Some((of, ended)) = last.replace((packet, end)) {
+                    let is_next = if of == packet { ended == start } else { packets.ends_payload(of, ended) };
+                    is_next.then_some(())?;
+                }
+                let (payload, behind) = rest.split_at(part);
+                packets.leave(payload);
+                (rest, start, packet) = (behind, start + segment, packet + segment);
             }
         }
-        if rest.len() != len - pos {
+        // What is left of the record are the bytes behind the last part.
+        if len - packets.len() != left {
             return None;
         }
-        rest.load(&mut self.packets[pos..len]).ok()?;
-        while packet < len {
-            let bytes = &self.packets[packet..(packet + segment).min(len)];
-            end_packet(&mut self.payloads, bytes, part_end.take())?;
-            packet += segment;
-        }
-        Some(())
+        packets.load(bytes.split_at(left).0).ok()?;
+        last.is_none_or(|(packet, end)| packets.ends_payload(packet, end)).then_some(())
     }
-
-    /// Returns the packets that were reassembled last.
-    pub fn packets(&self, len: usize) -> &[u8] {
-        &self.packets[..len]
-    }
-}
-
-/// Ends a packet. Returns `None` if the parts that are left out of it, if any, do not end where its payload ends.
-#[inline]
-fn end_packet(payloads: &mut SenderPayloads, packet: &[u8], part_end: Option<usize>) -> Option<()> {
-    payloads.end_packet();
-    let Some(part_end) = part_end else { return Some(()) };
-    let pad = usize::from(Bth::read(packet.first_chunk::<BTH_LEN>()?).pad);
-    (part_end + pad + ICRC_LEN == packet.len()).then_some(())
 }
 
 #[cfg(test)]

@@ -7,10 +7,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::error::RingError;
 use super::mapping::Mapping;
-use super::payloads::{Change, DESCRIPTOR_WORDS, ReaderMemory, WriterMemory, descriptor};
-use crate::burst::{LeftOut, RxBurst, TxBurst};
+use super::payloads::{Change, Parts, ReaderMemory, WriterMemory};
+use crate::burst::{RxBurst, TxBurst};
 use crate::memory::{PeerMemory, PeerMemoryError};
-use crate::sys::fork::ForkGeneration;
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.
@@ -21,13 +20,13 @@ const MIN_PACKET: usize = BTH_LEN + ICRC_LEN;
 /// Maximum length in bytes of the packets of a record. Writers form bursts of at most [`BurstLimits::SEGMENTED`] bytes.
 const MAX_BURST: usize = 64 << 10;
 
-/// Length of a descriptor of a payload that is left out.
-const DESCRIPTOR_LEN: usize = 4 * DESCRIPTOR_WORDS;
+/// Length of the description of parts of payloads.
+const PARTS_LEN: usize = 4 * Parts::WORDS;
 
 /// Header of a record, which the packets of a burst follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct RecordHeader {
-    /// Length of all packets in bytes, including what is left out.
+    /// Length of all packets in bytes, wherever their payloads are.
     len: u32,
     /// Length of each packet except the last, in bytes.
     segment: u16,
@@ -36,9 +35,9 @@ struct RecordHeader {
     hop_limit: u8,
     /// Whether the packets have no ICRCs.
     elides_icrcs: bool,
-    /// Whether payloads are left out. Then three more words follow: the number of bytes in the record, the number of
-    /// descriptors behind them, and the epoch in which the payloads are valid.
-    leaves_out: bool,
+    /// Whether payloads are apart from the packets. Then three more words follow: the number of bytes in the record, the number
+    /// of [`Parts`] behind them, and the epoch in which payloads in the writer's memory are valid.
+    is_gathered: bool,
 }
 
 impl RecordHeader {
@@ -56,7 +55,7 @@ impl RecordHeader {
             traffic_class,
             hop_limit,
             elides_icrcs: false,
-            leaves_out: false,
+            is_gathered: false,
         })
     }
 
@@ -64,7 +63,7 @@ impl RecordHeader {
         [
             self.len,
             u32::from(self.src_port) << 16 | u32::from(self.segment),
-            u32::from(self.leaves_out) << 17
+            u32::from(self.is_gathered) << 17
                 | u32::from(self.elides_icrcs) << 16
                 | u32::from(self.hop_limit) << 8
                 | u32::from(self.traffic_class),
@@ -79,25 +78,25 @@ impl RecordHeader {
             traffic_class: fields as u8,
             hop_limit: (fields >> 8) as u8,
             elides_icrcs: fields >> 16 & 1 != 0,
-            leaves_out: fields >> 17 & 1 != 0,
+            is_gathered: fields >> 17 & 1 != 0,
         }
     }
 
-    /// Returns the length of the whole record in the ring, if nothing is left out.
-    fn record_len(self) -> u64 {
-        (RecordHeader::LEN as u64 + u64::from(self.len)).next_multiple_of(ALIGN as u64)
-    }
-
-    /// Returns the length of a record with `stored` bytes of packets and `count` descriptors.
+    /// Returns the length of a gathered record with `stored` bytes and `count` parts.
     fn long_record_len(stored: u32, count: u32) -> u64 {
-        let descriptors = u64::from(count) * DESCRIPTOR_LEN as u64;
-        (RecordHeader::descriptors_at(stored) + descriptors).next_multiple_of(ALIGN as u64)
+        let parts = u64::from(count) * PARTS_LEN as u64;
+        (RecordHeader::parts_at(stored) + parts).next_multiple_of(ALIGN as u64)
     }
 
-    /// Returns the offset of the descriptors in a record with `stored` bytes of packets.
-    fn descriptors_at(stored: u32) -> u64 {
+    /// Returns the offset of the parts in a gathered record with `stored` bytes.
+    fn parts_at(stored: u32) -> u64 {
         RecordHeader::LONG_LEN as u64 + u64::from(stored).next_multiple_of(4)
     }
+}
+
+/// Returns the length of a record with `len` bytes of whole packets.
+fn record_len(len: u32) -> u64 {
+    (RecordHeader::LEN as u64 + u64::from(len)).next_multiple_of(ALIGN as u64)
 }
 
 /// Stores words from a position on, which is a multiple of 4.
@@ -110,15 +109,15 @@ fn put_words(mapping: &Mapping, position: u64, words: impl IntoIterator<Item = u
 /// Writing end of a ring.
 #[derive(Debug)]
 pub struct RingWriter {
-    mapping: Guard,
+    mapping: Mapping,
     head: u64,
     /// The reader's position when it was last looked up.
     tail: u64,
     /// Whether ICRCs that are deferred are left out.
     elides_icrcs: bool,
     memory: WriterMemory,
-    /// Payloads that are left out of a record.
-    left_out: Vec<LeftOut>,
+    /// Payloads of a gathered record.
+    parts: Vec<Parts>,
     /// Packets of a burst with ICRCs that were deferred.
     with_icrcs: Vec<u8>,
 }
@@ -128,9 +127,9 @@ impl RingWriter {
     /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
-        let (mapping, memory) = (Guard::new(mapping), WriterMemory::default());
-        let (left_out, with_icrcs) = (Vec::new(), Vec::new());
-        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, left_out, with_icrcs }, fd))
+        let memory = WriterMemory::default();
+        let (parts, with_icrcs) = (Vec::new(), Vec::new());
+        Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, parts, with_icrcs }, fd))
     }
 
     /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no room.
@@ -140,47 +139,50 @@ impl RingWriter {
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
-        if self.elides_icrcs && self.memory.contains_any(burst.user_slices(), self.head) {
-            let count = burst.user_slices().count() as u32;
-            if !self.has_room(RecordHeader::long_record_len(header.len, count))? {
-                return Ok(false);
-            }
-            if self.write_by_reference(burst, header) {
-                return Ok(true);
-            }
-        }
-        let len = header.record_len();
-        if !self.has_room(len)? {
+        if !self.has_room(self.room_for(burst))? {
             return Ok(false);
         }
-        let packets = self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes);
-        header.elides_icrcs = self.elides_icrcs && burst.copy_eliding_icrcs(packets);
-        if !header.elides_icrcs {
-            let bytes = burst.as_bytes().unwrap_or_else(|| {
-                self.with_icrcs.clear();
-                burst.copy_to(&mut self.with_icrcs);
-                &self.with_icrcs
-            });
-            packets.store_in_ring(bytes)?;
+        if self.gathers(burst) && self.write_gathered(burst, header) {
+            return Ok(true);
         }
+        let without_icrcs = burst.as_bytes_without_icrcs().filter(|_| self.elides_icrcs);
+        header.elides_icrcs = without_icrcs.is_some();
+        let whole = without_icrcs.or_else(|| burst.as_bytes());
+        let bytes = whole.unwrap_or_else(|| {
+            self.with_icrcs.clear();
+            burst.copy_to(&mut self.with_icrcs);
+            &self.with_icrcs
+        });
+        self.mapping.slice(self.head + RecordHeader::LEN as u64, burst.bytes).store_in_ring(bytes)?;
         put_words(&self.mapping, self.head, header.to_words());
-        self.head += len;
+        self.head += record_len(header.len);
         Ok(true)
     }
 
-    /// Writes a burst without the payloads that the reader can read from this process's memory. Returns false if other user
-    /// memory could not be read.
-    fn write_by_reference(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
+    /// Returns the number of bytes that the record of a burst takes at most.
+    #[inline]
+    pub fn room_for(&self, burst: &TxBurst<'_>) -> u64 {
+        let len = burst.bytes as u32;
+        match self.gathers(burst) {
+            true => RecordHeader::long_record_len(len, burst.pieces().len() as u32),
+            false => record_len(len),
+        }
+    }
+
+    /// Reports whether the payloads of a burst are apart from its packets in the ring.
+    #[inline]
+    fn gathers(&self, burst: &TxBurst<'_>) -> bool {
+        self.elides_icrcs && burst.pieces().len() > 1
+    }
+
+    /// Writes a burst with its payloads apart from the packets. Returns false if user memory could not be read.
+    fn write_gathered(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
         let room = self.mapping.slice(self.head + RecordHeader::LONG_LEN as u64, burst.bytes);
-        let memory = &self.memory;
-        let locate = |slice| memory.locate(slice);
-        let Some(stored) = burst.copy_by_reference(room, &mut self.left_out, locate) else {
-            return false;
-        };
-        let (stored, count) = (stored as u32, self.left_out.len() as u32);
-        let words = self.left_out.iter().flat_map(descriptor);
-        put_words(&self.mapping, self.head + RecordHeader::descriptors_at(stored), words);
-        let header = RecordHeader { elides_icrcs: true, leaves_out: true, ..header };
+        let stored = self.memory.store(burst.pieces(), burst.segment, room, self.head, &mut self.parts);
+        let Some(stored) = stored.map(|stored| stored as u32) else { return false };
+        let (count, words) = (self.parts.len() as u32, self.parts.iter().flat_map(|parts| parts.to_words()));
+        put_words(&self.mapping, self.head + RecordHeader::parts_at(stored), words);
+        let header = RecordHeader { elides_icrcs: true, is_gathered: true, ..header };
         put_words(
             &self.mapping,
             self.head,
@@ -282,7 +284,7 @@ impl RingWriter {
 /// Reading end of a ring.
 #[derive(Debug)]
 pub struct RingReader {
-    mapping: Guard,
+    mapping: Mapping,
     /// Flow of the last burst: all have the same addresses.
     flow: Flow,
     tail: u64,
@@ -295,7 +297,7 @@ impl RingReader {
     /// # Errors
     /// [`RingError`] if the descriptor is not one of a ring.
     pub fn open(fd: &OwnedFd, capacity: usize, src: IpAddr, dst: IpAddr) -> Result<RingReader, RingError> {
-        let mapping = Guard::new(Mapping::open(fd, capacity)?);
+        let mapping = Mapping::open(fd, capacity)?;
         let flow = Flow::new(src, dst, ROCE_PORT);
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
@@ -310,7 +312,7 @@ impl RingReader {
         self.flow.src
     }
 
-    /// Maps memory that the writer offers, for payloads that it leaves out of records.
+    /// Maps memory that the writer offers, for payloads that stay there.
     ///
     /// # Errors
     /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
@@ -359,57 +361,48 @@ impl RingReader {
         available: u64,
         sink: &mut dyn FnMut(RxBurst<'_>),
     ) -> Result<(usize, u64), RingError> {
-        let header = RecordHeader::from_words([0, 4, 8].map(|at| self.word(self.tail + at)));
+        let at = self.tail;
+        let header = RecordHeader::from_words([0, 4, 8].map(|offset| self.word(at + offset)));
         let (len, segment) = (header.len as usize, usize::from(header.segment));
-        if header.leaves_out {
-            return self.read_long_record(header, available, sink);
-        }
-        if header.record_len() > available || !(MIN_PACKET..=len).contains(&segment) || len > MAX_BURST {
+        let [stored, count, epoch] = match header.is_gathered {
+            true => [12, 16, 20].map(|offset| self.word(at + offset)),
+            false => [0; 3],
+        };
+        let record_len = match header.is_gathered {
+            true => RecordHeader::long_record_len(stored, count),
+            false => record_len(header.len),
+        };
+        let is_valid = len <= MAX_BURST
+            && (MIN_PACKET..=len).contains(&segment)
+            && (header.elides_icrcs || !header.is_gathered);
+        if record_len > available || !is_valid {
             return Err(RingError::Record { len: header.len, segment: header.segment, available });
         }
         self.set_flow(header);
-        let packets = self.mapping.slice(self.tail + RecordHeader::LEN as u64, len);
-        let leaves = self.memory.copy(segment, packets, header.elides_icrcs)?;
-        let (data, payloads) = (self.memory.packets(len), leaves.then_some(&self.memory.payloads));
-        let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
-        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
-        self.tail += header.record_len();
+        if header.is_gathered {
+            let parts_at = at + RecordHeader::parts_at(stored);
+            let parts = (0..u64::from(count)).map(|part| {
+                let start = parts_at + part * PARTS_LEN as u64;
+                let word = |word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed);
+                Parts::from_words(std::array::from_fn(word))
+            });
+            let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
+            let gathered = self.memory.gather((len, segment), bytes, epoch, parts);
+            gathered.ok_or(RingError::Payloads { len: header.len, count })?;
+            sink(self.memory.packets.burst(self.flow));
+            self.memory.packets.clear();
+        } else {
+            let data = self.mapping.slice(at + RecordHeader::LEN as u64, len);
+            let data = self.memory.packets.load_whole(data)?;
+            let ident = if header.elides_icrcs { IpIdent::Elided } else { IpIdent::SENT };
+            sink(RxBurst::new(self.flow, ident, segment, data));
+        }
+        self.tail += record_len;
         Ok((len.div_ceil(segment), len as u64))
     }
 
     fn word(&self, position: u64) -> u32 {
         self.mapping.word(position).load(Ordering::Relaxed)
-    }
-
-    /// Reads a record with payloads left out.
-    fn read_long_record(
-        &mut self,
-        header: RecordHeader,
-        available: u64,
-        sink: &mut dyn FnMut(RxBurst<'_>),
-    ) -> Result<(usize, u64), RingError> {
-        let (len, segment, at) = (header.len as usize, usize::from(header.segment), self.tail);
-        let [stored, count, epoch] = [12, 16, 20].map(|offset| self.word(at + offset));
-        let record_len = RecordHeader::long_record_len(stored, count);
-        let is_valid = len <= MAX_BURST && (MIN_PACKET..=len).contains(&segment) && header.elides_icrcs;
-        if record_len > available || !is_valid {
-            return Err(RingError::Record { len: header.len, segment: header.segment, available });
-        }
-        let descriptors = at + RecordHeader::descriptors_at(stored);
-        let parts = (0..u64::from(count)).map(|part| {
-            let start = descriptors + part * DESCRIPTOR_LEN as u64;
-            std::array::from_fn(|word| self.mapping.word(start + 4 * word as u64).load(Ordering::Relaxed))
-        });
-        let bytes = self.mapping.slice(at + RecordHeader::LONG_LEN as u64, stored as usize);
-        let expanded = self.memory.expand((len, segment), bytes, epoch, parts);
-        expanded.ok_or(RingError::Payloads { len: header.len, count })?;
-        self.set_flow(header);
-        let (ident, data) = (IpIdent::Elided, self.memory.packets(len));
-        let payloads = Some(&self.memory.payloads);
-        sink(RxBurst { flow: self.flow, ident, segment, data, payloads });
-        self.memory.payloads.clear();
-        self.tail += record_len;
-        Ok((len.div_ceil(segment), len as u64))
     }
 
     /// Stores the flow of a record if it differs from that of the previous record. A store to a single field would delay
@@ -434,41 +427,5 @@ impl RingReader {
         // Pairs with the fence in `RingWriter::publish`: either the writer sees the request, or this end the burst.
         fence(Ordering::SeqCst);
         self.has_bursts()
-    }
-}
-
-/// A mapping that only the process that made it unmaps: a forked child does not have it.
-#[derive(Debug)]
-struct Guard {
-    mapping: std::mem::ManuallyDrop<Mapping>,
-    process: ForkGeneration,
-}
-
-impl Guard {
-    fn new(mapping: Mapping) -> Guard {
-        Guard { mapping: std::mem::ManuallyDrop::new(mapping), process: ForkGeneration::current() }
-    }
-}
-
-impl std::ops::Deref for Guard {
-    type Target = Mapping;
-
-    fn deref(&self) -> &Mapping {
-        &self.mapping
-    }
-}
-
-impl std::ops::DerefMut for Guard {
-    fn deref_mut(&mut self) -> &mut Mapping {
-        &mut self.mapping
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if self.process.is_current() {
-            // SAFETY: `drop` runs once, and nothing uses the mapping afterwards.
-            unsafe { std::mem::ManuallyDrop::drop(&mut self.mapping) };
-        }
     }
 }

@@ -218,15 +218,7 @@ impl Requester {
 
     /// Completes all work requests with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        while let Some(wqe) = self.queue.front() {
-            conn.op_counters.failed(CountedOps::of(&wqe.op));
-            env.out.push(Output::Sent(Completion {
-                opcode: wqe.op.completion_opcode(),
-                ..conn.completion(wqe.wr_id, WcStatus::WrFlushErr)
-            }));
-            self.queue.on_completion();
-            self.queue.retire();
-        }
+        while self.complete_failed(WcStatus::WrFlushErr, conn, env) {}
         self.quiesce();
     }
 
@@ -258,13 +250,18 @@ impl Requester {
     /// state.
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
         self.record_failure(status, conn, env);
-        if let Some(wqe) = self.queue.front() {
-            let opcode = wqe.op.completion_opcode();
-            conn.op_counters.failed(CountedOps::of(&wqe.op));
-            env.out.push(Output::Sent(Completion { opcode, ..conn.completion(wqe.wr_id, status) }));
-            self.queue.on_completion();
-            self.queue.retire();
-        }
+        self.complete_failed(status, conn, env);
         Fatal
+    }
+
+    /// Completes the oldest work request with an error. Returns false if there is none.
+    fn complete_failed(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> bool {
+        let Some(wqe) = self.queue.front() else { return false };
+        let opcode = wqe.op.completion_opcode();
+        conn.op_counters.failed(CountedOps::of(&wqe.op));
+        env.out.push(Output::Sent(Completion { opcode, ..conn.completion(wqe.wr_id, status) }));
+        self.queue.on_completion();
+        self.queue.retire();
+        true
     }
 }

@@ -2,7 +2,7 @@
 //! sequence, opcode valid for the QP, resources, length, key and range. The checks have no side effects.
 
 use super::nak_reason::NakReason;
-use super::{Message, Responder, accessor};
+use super::{Message, Reply, Responder, accessor};
 use crate::memory::{Access, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
@@ -57,7 +57,8 @@ impl Responder {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
             // Replays do not count: the requester may have received the original responses meanwhile.
-            let waiting = self.replies.iter().filter(|r| r.is_fresh_result()).count();
+            let waiting =
+                self.replies.iter().filter(|r| matches!(r, Reply::Result { is_replay: false, .. })).count();
             if waiting >= conn.max_dest_rd_atomic as usize && conn.quirks().checks_depth {
                 return Err(NakReason::InvalidRequest);
             }

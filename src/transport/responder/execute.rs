@@ -207,14 +207,8 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<(), NakReason> {
         let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
-        let first = packet.bth().psn;
-        let last = first + (conn.mtu.packets(reth.dma_len) - 1);
-        self.finish_message(env);
         env.counters.rx_read_requests += 1;
-        let (msn, pd) = (self.msn, accessor(conn, env).pd);
-        self.remember(Resource { first, last, msn, kind: ResourceKind::Read(reth, pd) }, conn);
-        self.replies.push_back(Reply::Read { first, reth, pd, next: 0, msn, is_replay: false });
-        self.expected = last.next();
+        self.respond(packet, ResourceKind::Read(reth, accessor(conn, env).pd), conn, env);
         Ok(())
     }
 
@@ -237,15 +231,8 @@ impl Responder {
             _ => AtomicOp::FetchAdd(atomic.swap_or_add),
         };
         let original = word.atomic(op).map_err(|_| NakReason::RemoteOperational)?;
-        let psn = packet.bth().psn;
-        self.finish_message(env);
         env.counters.rx_atomic_requests += 1;
-        self.remember(
-            Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Atomic { original } },
-            conn,
-        );
-        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, is_replay: false });
-        self.expected = psn.next();
+        self.respond(packet, ResourceKind::Atomic(original), conn, env);
         Ok(())
     }
 
@@ -263,7 +250,7 @@ impl Responder {
             .ok_or(NakReason::RemoteOperational)?;
         env.payload_of(packet).store_to(word).map_err(|_| NakReason::RemoteOperational)?;
         env.counters.rx_write_requests += 1;
-        self.done(packet, conn, env);
+        self.respond(packet, ResourceKind::EmptyRead, conn, env);
         Ok(())
     }
 
@@ -282,31 +269,26 @@ impl Responder {
         if placement.contains(Placement::PERSISTENT) && !range.persist() {
             return Err(NakReason::RemoteOperational);
         }
-        self.done(packet, conn, env);
+        self.respond(packet, ResourceKind::EmptyRead, conn, env);
         Ok(())
     }
 
-    /// Records an executed request that returns no data (FLUSH, ATOMIC WRITE), and queues its response.
-    fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
-        let psn = packet.bth().psn;
+    /// Queues the response to an executed request, and saves it for replay. Keeps only as many as the requester may have in
+    /// flight, because it cannot repeat older ones.
+    fn respond(&mut self, packet: &Packet<'_>, kind: ResourceKind, conn: &Connection, env: &mut Env<'_>) {
         self.finish_message(env);
-        self.remember(Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::EmptyRead }, conn);
-        self.replies.push_back(Reply::EmptyRead { psn, msn: self.msn, is_replay: false });
-        self.expected = psn.next();
+        let of = Resource { first: packet.bth().psn, msn: self.msn, kind };
+        while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
+        {
+        }
+        self.resources.push_back(of);
+        self.replies.push_back(Reply::Result { of, next: 0, is_replay: false });
+        self.expected = of.last(conn).next();
     }
 
     fn finish_message(&mut self, env: &mut Env<'_>) {
         self.msn = (self.msn + 1) & 0xff_ffff;
         env.counters.rdma_recvs += 1;
-    }
-
-    /// Saves a READ or atomic for replay. Keeps only as many as the requester may have in flight, because it
-    /// cannot repeat older ones.
-    fn remember(&mut self, resource: Resource, conn: &Connection) {
-        while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
-        {
-        }
-        self.resources.push_back(resource);
     }
 
     fn complete_receive(

@@ -51,72 +51,62 @@ enum Message {
 #[derive(Debug, Clone, Copy)]
 struct Resource {
     first: Psn,
-    last: Psn,
     msn: u32,
     kind: ResourceKind,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum ResourceKind {
+    /// A READ of the range in the RETH, with the protection domain used to access the memory.
     Read(Reth, PdId),
-    Atomic {
-        original: u64,
-    },
-    /// A FLUSH or ATOMIC WRITE, whose response carries no data.
+    /// An atomic, with the original value.
+    Atomic(u64),
+    /// A FLUSH or ATOMIC WRITE, whose response is a READ response of zero bytes (annex A19.4.3).
     EmptyRead,
+}
+
+impl Resource {
+    /// Returns the last PSN of the response.
+    fn last(&self, conn: &Connection) -> Psn {
+        match self.kind {
+            ResourceKind::Read(reth, _) => self.first + (conn.mtu.packets(reth.dma_len) - 1),
+            ResourceKind::Atomic(_) | ResourceKind::EmptyRead => self.first,
+        }
+    }
+
+    /// Reports whether the request was of an operation.
+    fn is_of(&self, operation: Operation) -> bool {
+        match self.kind {
+            ResourceKind::Read(..) => operation == Operation::ReadRequest,
+            ResourceKind::Atomic(_) => matches!(operation, Operation::CompareSwap | Operation::FetchAdd),
+            ResourceKind::EmptyRead => matches!(operation, Operation::Flush | Operation::AtomicWrite),
+        }
+    }
 }
 
 /// Pending response. Responses are sent in the order of their requests.
 #[derive(Debug, Clone, Copy)]
 enum Reply {
     /// An ACK, NAK or RNR NAK.
-    Acknowledge {
-        psn: Psn,
-        syndrome: Syndrome,
-        msn: u32,
-    },
-    Atomic {
-        psn: Psn,
-        original: u64,
-        msn: u32,
-        is_replay: bool,
-    },
-    /// A READ response of zero bytes, which acknowledges a FLUSH or ATOMIC WRITE (annex A19.4.3).
-    EmptyRead {
-        psn: Psn,
-        msn: u32,
-        is_replay: bool,
-    },
-    /// Response to a READ of the range `reth`, whose first packet has the PSN `first`. The packet with index
-    /// `next` is sent next.
-    Read {
-        first: Psn,
-        reth: Reth,
-        /// Protection domain used to access the memory.
-        pd: PdId,
-        next: u32,
-        msn: u32,
-        is_replay: bool,
-    },
+    Acknowledge { psn: Psn, syndrome: Syndrome, msn: u32 },
+    /// Response to a READ or atomic, whose packet with the index `next` is sent next.
+    Result { of: Resource, next: u32, is_replay: bool },
 }
 
 impl Reply {
-    /// Reports whether this is the original response to a READ or atomic, rather than a replay for a
-    /// duplicate request.
-    fn is_fresh_result(&self) -> bool {
-        matches!(
-            self,
-            Reply::Atomic { is_replay: false, .. }
-                | Reply::EmptyRead { is_replay: false, .. }
-                | Reply::Read { is_replay: false, .. }
-        )
+    /// Returns the range of memory, if this is the response to a READ.
+    fn as_read(&self) -> Option<&Reth> {
+        match self {
+            Reply::Result { of: Resource { kind: ResourceKind::Read(reth, _), .. }, .. } => Some(reth),
+            _ => None,
+        }
     }
 
     /// Returns the last PSN of the response.
     fn psn(&self, conn: &Connection) -> Psn {
-        match *self {
-            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::EmptyRead { psn, .. } => psn,
-            Reply::Read { first, reth, .. } => first + (conn.mtu.packets(reth.dma_len) - 1),
+        match self {
+            Reply::Acknowledge { psn, .. } => *psn,
+            Reply::Result { of, .. } => of.last(conn),
         }
     }
 }
@@ -202,14 +192,13 @@ impl Responder {
 
     /// Reports whether the only pending reply is the response to a READ of at most [`SHORT_READ`] bytes.
     pub fn has_lone_read(&self) -> bool {
-        let is_short =
-            |reply: &Reply| matches!(reply, Reply::Read { reth, .. } if reth.dma_len <= SHORT_READ);
-        self.replies.len() == 1 && self.replies.front().is_some_and(is_short)
+        let first = self.replies.front().filter(|_| self.replies.len() == 1);
+        first.and_then(Reply::as_read).is_some_and(|reth| reth.dma_len <= SHORT_READ)
     }
 
     /// Reports whether READ responses are pending.
     pub fn has_read_replies(&self) -> bool {
-        self.replies.iter().any(|reply| matches!(reply, Reply::Read { .. }))
+        self.replies.iter().any(|reply| reply.as_read().is_some())
     }
 
     /// Returns the expected PSN: the next one in order.
@@ -405,60 +394,34 @@ impl Responder {
                     None => self.acknowledge(self.expected.prev(), self.msn, conn, env),
                 }
             }
-            Operation::ReadRequest => {
-                let Some(asked) = packet.reth() else { return };
-                let known = self.resources.iter().rev().find_map(|r| match r.kind {
-                    ResourceKind::Read(reth, pd) if contains(r, psn) => Some((*r, reth, pd)),
-                    _ => None,
-                });
-                let Some((resource, reth, pd)) = known else { return };
-                // The repeated READ may begin in the middle, where the requester misses a response, and may
-                // end early.
-                let skipped = psn.since(resource.first) as u64 * conn.mtu.bytes() as u64;
-                let same = asked.rkey == reth.rkey
-                    && asked.va == reth.va.wrapping_add(skipped)
-                    && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
+            operation => {
+                let is_known = |r: &&Resource| r.is_of(operation) && contains(r, psn, conn);
+                let Some(mut replay) = self.resources.iter().rev().find(is_known).copied() else { return };
+                if let (ResourceKind::Read(reth, pd), Some(asked)) = (replay.kind, packet.reth()) {
+                    // The repeated READ may begin in the middle, where the requester misses a response, and may
+                    // end early.
+                    let skipped = psn.since(replay.first) as u64 * conn.mtu.bytes() as u64;
+                    let same = asked.rkey == reth.rkey
+                        && asked.va == reth.va.wrapping_add(skipped)
+                        && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
+                    if !same {
+                        return;
+                    }
+                    (replay.first, replay.kind) = (psn, ResourceKind::Read(asked, pd));
+                }
                 // A pending reply that still covers everything requested suffices.
-                let last = psn + (conn.mtu.packets(asked.dma_len) - 1);
-                let due = self.replies.iter().any(|r| match *r {
-                    Reply::Read { first, next, .. } => !psn.is_before(first + next) && r.psn(conn) == last,
-                    _ => false,
+                let last = replay.last(conn);
+                let due = self.replies.iter().any(|r| match r {
+                    Reply::Result { of, next, .. } => {
+                        of.is_of(operation) && !psn.is_before(of.first + *next) && of.last(conn) == last
+                    }
+                    Reply::Acknowledge { .. } => false,
                 });
-                if same && !due {
+                if !due {
                     self.forget_replies_from(psn, conn);
-                    let (first, msn) = (psn, resource.msn);
-                    self.replies.push_back(Reply::Read {
-                        first,
-                        reth: asked,
-                        pd,
-                        next: 0,
-                        msn,
-                        is_replay: true,
-                    });
+                    self.replies.push_back(Reply::Result { of: replay, next: 0, is_replay: true });
                 }
             }
-            Operation::CompareSwap | Operation::FetchAdd => {
-                let saved = self.resources.iter().rev().find_map(|r| match r.kind {
-                    ResourceKind::Atomic { original } if r.first == psn => Some((original, r.msn)),
-                    _ => None,
-                });
-                let due = self.replies.iter().any(|r| matches!(r, Reply::Atomic { psn: p, .. } if *p == psn));
-                if let Some((original, msn)) = saved.filter(|_| !due) {
-                    self.forget_replies_from(psn, conn);
-                    self.replies.push_back(Reply::Atomic { psn, original, msn, is_replay: true });
-                }
-            }
-            Operation::Flush | Operation::AtomicWrite => {
-                let done = |r: &&Resource| matches!(r.kind, ResourceKind::EmptyRead) && r.first == psn;
-                let saved = self.resources.iter().rev().find(done).map(|r| r.msn);
-                let due =
-                    self.replies.iter().any(|r| matches!(r, Reply::EmptyRead { psn: p, .. } if *p == psn));
-                if let Some(msn) = saved.filter(|_| !due) {
-                    self.forget_replies_from(psn, conn);
-                    self.replies.push_back(Reply::EmptyRead { psn, msn, is_replay: true });
-                }
-            }
-            _ => {}
         }
     }
 
@@ -483,8 +446,8 @@ impl Responder {
     }
 }
 
-fn contains(r: &Resource, psn: Psn) -> bool {
-    !psn.is_before(r.first) && !psn.is_after(r.last)
+fn contains(r: &Resource, psn: Psn, conn: &Connection) -> bool {
+    !psn.is_before(r.first) && !psn.is_after(r.last(conn))
 }
 
 /// Returns the accessor for a request's memory: the queue pair with its own protection domain or, for an XRC

@@ -1,7 +1,7 @@
 //! Sends pending replies.
 
 use super::nak_reason::NakReason;
-use super::{Fatal, NakOutstanding, Reply, Responder};
+use super::{Fatal, NakOutstanding, Reply, ResourceKind, Responder};
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
 use crate::transport::{CountedOps, Env};
@@ -23,39 +23,42 @@ impl Responder {
         for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
             // Acknowledgements are short, and the requester that fills the queue waits for them.
-            if matches!(reply, Reply::Read { .. }) {
+            if reply.as_read().is_some() {
                 if env.tx.is_full() || reads == 0 {
                     break;
                 }
                 reads -= 1;
             }
-            match *reply {
+            let (of, next, is_replay) = match reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
-                    let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };
-                    let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
+                    let syndrome = if *syndrome == Syndrome::ACK { ack } else { *syndrome };
+                    let h = answer(conn, Operation::Acknowledge, Position::Only, *psn, syndrome, *msn);
                     env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                     if env.last_acks.is_some() && self.replies.is_empty() {
                         env.acknowledged.push(conn.qpn);
                     }
+                    continue;
                 }
-                Reply::Atomic { psn, original, msn, .. } => {
+                Reply::Result { of, next, is_replay } => (*of, next, *is_replay),
+            };
+            let (psn, msn) = (of.first + *next, of.msn);
+            match of.kind {
+                ResourceKind::Atomic(original) => {
                     let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, ack, msn);
-                    let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
-                    env.tx.push(flow, h, &[]);
+                    env.tx.push(flow, Headers { atomic_ack: AtomicAckEth { original }, ..h }, &[]);
                     self.replies.pop_front();
                 }
-                Reply::EmptyRead { psn, msn, .. } => {
-                    // Answered like a READ of zero bytes (annex A19.4.3).
+                ResourceKind::EmptyRead => {
                     let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
                     env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                 }
-                Reply::Read { first, reth, pd, ref mut next, msn, is_replay } => {
+                ResourceKind::Read(reth, pd) => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    let sent = send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env);
-                    if let Err(nak_reason) = sent {
+                    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
+                    if let Err(nak_reason) = push_part(conn, &h, pd, &reth, at, env) {
                         // A replay may no longer be expected: the application may invalidate the key once its
                         // READs are complete, while a duplicate request is still in flight. Only requests
                         // with the expected PSN are NAKed.
@@ -65,7 +68,7 @@ impl Responder {
                         }
                         // The region was deregistered after the request was accepted.
                         self.replies.clear();
-                        (self.expected, self.nak_outstanding) = (first + at, NakOutstanding::No);
+                        (self.expected, self.nak_outstanding) = (psn, NakOutstanding::No);
                         self.kept.clear();
                         // The READ counts as not executed; a SEND that has begun since is not affected.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
@@ -87,7 +90,7 @@ impl Responder {
     /// would otherwise treat executed requests as lost. A pending READ, and all requests after it, get no
     /// response.
     pub fn flush_pending_acks(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
+        let read = self.replies.iter().position(|reply| reply.as_read().is_some());
         self.replies.truncate(read.unwrap_or(self.replies.len()));
         // Only READs can fail here.
         let _ = self.transmit(conn, usize::MAX, usize::MAX, env);
@@ -108,17 +111,13 @@ fn answer(
     h
 }
 
-/// Sends response packet `at` of a READ that has `count` response packets.
-#[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
-fn send_read_response(
+/// Queues the response packet with the index `at` of a READ.
+fn push_part(
     conn: &Connection,
-    ack: Syndrome,
+    h: &Headers,
     pd: PdId,
     reth: &Reth,
-    psn: Psn,
     at: u32,
-    count: u32,
-    msn: u32,
     env: &mut Env<'_>,
 ) -> Result<(), NakReason> {
     let mtu = conn.mtu.bytes() as u32;
@@ -129,6 +128,5 @@ fn send_read_response(
     let found = env.memory.remote(by, reth.rkey, va, len, Access::REMOTE_READ);
     let slice = found.map_err(|_| NakReason::Access)?;
     let flow = conn.data_flow.ok_or(NakReason::Access)?;
-    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
-    env.tx.push_host(&flow, &h, &[slice]).map_err(|_| NakReason::RemoteOperational)
+    env.tx.push_host(&flow, h, &[slice]).map_err(|_| NakReason::RemoteOperational)
 }

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::ServiceId;
+use crate::wire::Gid;
 
 /// Length in bytes of the header that starts the private data in a REQ or SIDR_REQ.
 pub const HEADER_LEN: usize = 36;
@@ -117,13 +118,9 @@ impl IpHeader {
             bytes[16..20].copy_from_slice(&source.octets());
             bytes[32..].copy_from_slice(&destination.octets());
         } else {
-            let v6 = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            };
             bytes[1] = 6 << 4;
-            bytes[4..20].copy_from_slice(&v6(source));
-            bytes[20..].copy_from_slice(&v6(destination));
+            bytes[4..20].copy_from_slice(&Gid::from(source).0);
+            bytes[20..].copy_from_slice(&Gid::from(destination).0);
         }
         bytes[2..4].copy_from_slice(&self.source.port().to_be_bytes());
         bytes

@@ -10,9 +10,10 @@ use urxe::memory::{Access, Accessor, HostSlice, PdId, Table};
 use urxe::nic::{Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
-    AckRequests, AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, DirectPackets,
-    EgressRoom, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr,
-    RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp, XrcdId,
+    AckRequests, AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, EgressRoom,
+    GatheredPackets, Instant, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps,
+    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrOp,
+    XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -474,7 +475,7 @@ impl Bench {
             }
         }
         before();
-        let mut direct = DirectPackets::default();
+        let mut direct = GatheredPackets::default();
         for burst in queue.bursts() {
             direct.deliver(&burst, &mut |burst| {
                 assert!(burst.leaves_payloads_out(), "the payloads are in the sender's memory");

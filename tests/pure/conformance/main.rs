@@ -24,6 +24,7 @@ mod pacer;
 mod partitions;
 mod personalities;
 mod placement;
+mod properties;
 mod queues;
 mod quirks;
 mod requester_ackreq;

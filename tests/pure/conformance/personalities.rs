@@ -21,6 +21,7 @@ use urxe::wire::{Ecn, Opcode, Packet, RKey};
 use crate::bench::{Bench, QKEY, RQ, SQ, Setup, bad, flushed, ok};
 use crate::notification_point;
 use crate::pkt::*;
+use crate::properties::properties;
 use urxe_test_support::engine;
 
 fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
@@ -225,7 +226,7 @@ cases! {
     }
 
     tables_in_documentation_match_personality_data => "personality.rows" {
-        let all = Personality::ALL.map(|p| p.properties());
+        let all = Personality::ALL.map(|p| properties(&p));
         let line = |cells: &[&str]| format!("| {} |\n", cells.join(" | "));
         let names = Personality::ALL.map(|p| p.name);
         let mut table = line(&[&["what"], &names[..]].concat()) + &line(&["---"; 1 + Personality::ALL.len()]);
@@ -318,8 +319,8 @@ cases! {
     }
 
     observed_result_matches_every_row_of_the_personality_table => "personality.rows" {
-        for (row, (name, _)) in Personality::STRICT.properties().iter().enumerate() {
-            let all = Personality::ALL.map(|p| (p.properties().swap_remove(row).1, observe(name, p)));
+        for (row, (name, _)) in properties(&Personality::STRICT).iter().enumerate() {
+            let all = Personality::ALL.map(|p| (properties(&p).swap_remove(row).1, observe(name, p)));
             for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
                 assert_eq!(a.0 == b.0, a.1 == b.1, "{name}: {all:?}");
             }
@@ -472,7 +473,7 @@ fn observe(row: &str, p: Personality) -> String {
         // The limits that the device reports.
         _ => {
             let limits = context(&virtual_fabric(), p).query_device().limits;
-            let reported = p.limits(limits).properties();
+            let reported = properties(&p.limits(limits));
             reported.into_iter().find(|(name, _)| *name == row).expect("each other row is a limit").1
         }
     }
