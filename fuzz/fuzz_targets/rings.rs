@@ -451,7 +451,7 @@ fn socket() -> OwnedFd {
 }
 
 fn name(address: Ipv4Addr, partition: u32) -> SocketAddrUnix {
-    let name = format!("urxe-ring-1/{address}/{partition}");
+    let name = format!("urxe-ring-2/{address}/{partition}");
     SocketAddrUnix::new_abstract_name(name.as_bytes()).expect("the name is short")
 }
 
@@ -556,9 +556,9 @@ impl Victim {
         };
         let (src, dst) = (self.attacker, shared::address());
         let line = match kind {
-            3 => format!("urxe-ring-1 {dst} {src}"),
+            3 => format!("urxe-ring-2 {dst} {src}"),
             4 => (0..p.u8()).map(|_| p.u8() as char).collect(),
-            _ => format!("urxe-ring-1 {src} {dst}"),
+            _ => format!("urxe-ring-2 {src} {dst}"),
         };
         let fds = [memory.0.as_fd(), memory.0.as_fd()];
         let fds = &fds[..if kind == 5 { 2 * p.below(2) } else { 1 }];

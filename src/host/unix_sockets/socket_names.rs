@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | `urxe-broker/ADDRESS` | listening socket of the broker |
 //! | `urxe-lease/ADDRESS/PARTITION` | token of a partition, held by its process |
-//! | `urxe-ring-1/ADDRESS/PARTITION` | listening socket for rings to a partition, held by its process |
+//! | `urxe-ring-2/ADDRESS/PARTITION` | listening socket for rings to a partition, held by its process |
 //! | `urxe-service/ADDRESS/SERVICE` | forwarded MADs for a service, held by the process that registered it |
 
 use std::fs;

@@ -14,7 +14,7 @@ use crate::rings::routes::Destination;
 use crate::sys::quota::Share;
 
 /// Version of the protocol and of the memory's layout, with which the names of sockets begin.
-const VERSION: &str = "urxe-ring-1";
+const VERSION: &str = "urxe-ring-2";
 
 /// Message with which a process passes the memory of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -98,7 +98,7 @@ fn eventually(mut condition: impl FnMut() -> bool) {
 fn offer_round_trips_through_text() {
     let offer = RingOffer { src: "10.0.0.1".parse().unwrap(), dst: "10.0.0.2".parse().unwrap() };
     assert_eq!(offer.to_string().parse(), Ok(offer));
-    for line in ["", "urxe-ring-1 10.0.0.1", "urxe-ring-2 10.0.0.1 10.0.0.2", "urxe-ring-1 x y"] {
+    for line in ["", "urxe-ring-2 10.0.0.1", "urxe-ring-1 10.0.0.1 10.0.0.2", "urxe-ring-2 x y"] {
         assert!(line.parse::<RingOffer>().is_err(), "{line}");
     }
 }
@@ -431,11 +431,11 @@ fn malformed_offers_close_their_connection_and_cost_nothing_else() {
     let (_writer, memory) = RingWriter::create(CAPACITY, false).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
     let offers: [(&str, &[BorrowedFd<'_>]); 6] = [
-        ("urxe-ring-1 10.0.0.1 127.18.243.2", &[]),
-        ("urxe-ring-1 10.0.0.1 127.18.243.2", &[null.as_fd()]),
-        ("urxe-ring-1 10.0.0.1 127.18.243.2", &[memory.as_fd(), memory.as_fd()]),
-        ("urxe-ring-1 10.0.0.1 127.18.243.9", &[memory.as_fd()]),
-        ("urxe-ring-1 fd00::1 127.18.243.2", &[memory.as_fd()]),
+        ("urxe-ring-2 10.0.0.1 127.18.243.2", &[]),
+        ("urxe-ring-2 10.0.0.1 127.18.243.2", &[null.as_fd()]),
+        ("urxe-ring-2 10.0.0.1 127.18.243.2", &[memory.as_fd(), memory.as_fd()]),
+        ("urxe-ring-2 10.0.0.1 127.18.243.9", &[memory.as_fd()]),
+        ("urxe-ring-2 fd00::1 127.18.243.2", &[memory.as_fd()]),
         ("hello", &[memory.as_fd()]),
     ];
     for (line, fds) in offers {

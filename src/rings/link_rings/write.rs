@@ -20,8 +20,7 @@ const RESERVE: u64 = CAPACITY as u64 / 4;
 
 /// Time between two looks at full rings, whose readers do not report that they have made room. Derived from the rate of 73 Gb/s
 /// that WRITEs of 64 KiB reach in rings: a reader then takes 450 KiB in this time, nearly [`RESERVE`], and the 1.5 MiB of a
-/// full ring in 170 µs, so that the next look finds room, and the reader does not run dry before it. Runs with 10 and 250 µs
-/// on a busy machine differ by noise only.
+/// full ring in 170 µs, so that the next look finds room, and the reader does not run dry before it.
 const ROOM_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Time without progress of its reader after which a full ring is stalled: as long as a reader may be without a processor on a
