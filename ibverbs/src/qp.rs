@@ -4,29 +4,63 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
 use urxe::transport::{AlternatePath, MigrationState};
-use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, Qpn, RnrTimer};
+use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, QpType, Qpn, RnrTimer};
 
 use crate::abi::{
-    ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr, ibv_xrcd,
+    ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr,
 };
 use crate::address;
-use crate::context::{Context, is_inherited};
+use crate::context::Context;
 use crate::counters::Publisher;
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
 use crate::wr_session::WrSessionState;
 
+entry_points! {
+    "IBVERBS_1.1" store ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair(qp)
+        = modify_qp;
+    store ibv_modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) on QueuePair(qp)
+        = modify_qp_rate_limit;
+    "IBVERBS_1.1" store ibv_query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int,
+        init: *mut ibv_qp_init_attr) on QueuePair(qp) = query_qp;
+    "IBVERBS_1.1" store ibv_destroy_qp(qp: *mut ibv_qp) on QueuePair(qp) unless is_inherited = destroy_qp;
+    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
+        = attach_mcast;
+    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
+        = detach_mcast;
+    "IBVERBS_1.10" store ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair(qp) = set_ece;
+}
+
 export! {
     "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
-    "IBVERBS_1.10":
-        ibv_query_ece = query_ece;
+    "IBVERBS_1.10": ibv_query_ece = query_ece;
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
 
+pub(crate) const UD: c_uint = 4;
 pub(crate) const XRC_SEND: c_uint = 9;
 pub(crate) const XRC_RECV: c_uint = 10;
+
+/// Service types with their `enum ibv_qp_type`.
+const QP_TYPES: [(c_uint, QpType); 5] = [
+    (2, QpType::Rc),
+    (3, QpType::Uc),
+    (UD, QpType::Ud),
+    (XRC_SEND, QpType::XrcSend),
+    (XRC_RECV, QpType::XrcRecv),
+];
+
+/// Converts an `enum ibv_qp_type`, or returns `None` if the type is not supported.
+pub(crate) fn qp_type(number: c_uint) -> Option<QpType> {
+    QP_TYPES.iter().find(|(other, _)| *other == number).map(|(_, qp_type)| *qp_type)
+}
+
+/// Returns the `enum ibv_qp_type` of a service type.
+pub(crate) fn qp_type_number(qp_type: QpType) -> c_uint {
+    QP_TYPES.iter().find(|(_, other)| *other == qp_type).map_or(0, |(number, _)| *number)
+}
 
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
@@ -37,9 +71,12 @@ pub(crate) struct QueuePair {
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
     init: ibv_qp_init_attr,
-    /// XRC domain of an XRC target; null for other QP types.
-    xrcd: *mut ibv_xrcd,
+    _held: Held,
 }
+
+/// The protection domain of a queue pair, or for an XRC target the XRC domain; and the shared receive queue.
+pub(crate) type Held =
+    (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
 
 ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } [context, handle] }
 
@@ -49,8 +86,9 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
     /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
-        QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
+    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
+        let (c, session) = (FfiCell::new(c), WrSessionState::default());
+        QueuePair { c, session, qp, init, _held: held }.into_raw()
     }
 
     /// Returns the capacity of the send queue in work requests.
@@ -70,38 +108,22 @@ pub(crate) fn state(number: c_uint) -> Option<QpState> {
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
 
-pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
-    // is open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live as above, and the program gives up its pointer. Its context, domain and shared
-    // receive queue are live too: the queue pair was counted among their users and prevented their
-    // destruction.
+/// Destroys a queue pair (`ibv_destroy_qp`).
+///
+/// # Safety
+/// `c` is live, and its context is open. The program gives up its pointer.
+pub(crate) unsafe fn destroy_qp(c: *mut ibv_qp) -> Result<(), c_int> {
+    // SAFETY: `c` and its context are live as the caller guarantees.
     unsafe {
         let context = Context::from_raw_ref((*c).context);
-        let (pd, srq) = ((*c).pd, (*c).srq);
-        let qp = QueuePair::from_raw_ref(c);
-        let (xrcd, qpn) = (qp.xrcd, qp.qp.qpn());
-        let is_last = context.event_objects.qps.remove(qpn);
+        let is_last = context.event_objects.qps.remove(QueuePair::from_raw_ref(c).qp.qpn());
         context.unacked.wait(address_of(c));
-        let is_target = (*c).qp_type == XRC_RECV;
         drop(QueuePair::from_raw(c));
-        if is_target {
-            XrcDomain::from_raw_ref(xrcd).users.remove();
-        } else {
-            ProtectionDomain::release(pd);
-        }
-        if !srq.is_null() {
-            SharedReceiveQueue::from_raw_ref(srq).users.remove();
-        }
         if is_last {
             context.device.with_publisher(Publisher::publish_idle);
         }
     }
-    0
+    Ok(())
 }
 
 /// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
@@ -215,56 +237,46 @@ fn ignored_attrs(qp_type: c_uint) -> c_int {
     }
 }
 
-pub(crate) unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+unsafe fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
     let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
     let mask = mask & !ignored_attrs(qp.init.qp_type);
     if mask & !ALL_ATTRS != 0 || mask & CAP != 0 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     let context = unsafe { Context::from_raw_ref((*c).context) };
-    let Some(given) = attr_from_c(context, attr, mask) else { return libc::EINVAL };
-    match qp.qp.modify(&given) {
-        Ok(()) => {
-            if let Some(state) = given.state {
-                // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
-                // during the call.
-                unsafe { (*c).state = state as u32 };
-            }
-            0
-        }
-        Err(e) => e.errno(),
+    let given = attr_from_c(context, attr, mask).ok_or(libc::EINVAL)?;
+    qp.qp.modify(&given).map_err(|e| e.errno())?;
+    if let Some(state) = given.state {
+        // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
+        // during the call.
+        unsafe { (*c).state = state as u32 };
     }
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
-    c: *mut ibv_qp,
-    attr: *mut ibv_qp_rate_limit_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+unsafe fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
     let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
     // The burst size cannot be chosen here.
     if attr.comp_mask != 0 || attr.max_burst_sz != 0 || attr.typical_pkt_sz != 0 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     let ready = Some(QpState::Rts);
     let given = QpAttr::default().state(ready).cur_state(ready).rate_limit(attr.rate_limit);
-    crate::errno::number(qp.qp.modify(&given), |e| e.errno())
+    qp.qp.modify(&given).map_err(|e| e.errno())
 }
 
-pub(crate) unsafe extern "C" fn query_qp(
+unsafe fn query_qp(
     c: *mut ibv_qp,
     out: *mut ibv_qp_attr,
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`.
+) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`.
     let qp = unsafe { QueuePair::from_raw_ref(c) };
     let queried = qp.qp.query();
     let (attr, _) = attr_to_c(&queried);
@@ -275,23 +287,21 @@ pub(crate) unsafe extern "C" fn query_qp(
         *out = attr;
         *init = qp.init;
     }
-    0
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+unsafe fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
     let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    crate::errno::number(qp.qp.attach_mcast(gid), |e| e.errno())
+    qp.qp.attach_mcast(gid).map_err(|e| e.errno())
 }
 
-pub(crate) unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+unsafe fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
     let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    crate::errno::number(qp.qp.detach_mcast(gid), |e| e.errno())
+    qp.qp.detach_mcast(gid).map_err(|e| e.errno())
 }
 
 /// Returns the extended struct, or null if the queue pair was created without `send_ops_flags`.
@@ -302,9 +312,9 @@ unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 /// Accepts only empty options, because the device has none for enhanced connection establishment (ECE).
-pub(crate) unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+unsafe fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> Result<(), c_int> {
     // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
-    if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
+    if unsafe { (*ece).vendor_id } == 0 { Ok(()) } else { Err(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {

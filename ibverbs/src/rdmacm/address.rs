@@ -7,13 +7,16 @@ use std::time::Duration;
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
 use crate::rdmacm::sync::call_sync;
 
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) = bind;
+}
+
 export! {
     "RDMACM_1.0":
-        rdma_bind_addr = bind_addr,
         rdma_resolve_addr = resolve_addr,
         rdma_resolve_route = resolve_route,
         rdma_get_src_port = get_src_port,
@@ -36,13 +39,6 @@ pub(super) unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(),
     id.id.bind_addr(to.ok_or(libc::EINVAL)?).map_err(errno)?;
     id.refresh();
     Ok(())
-}
-
-unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_bind_addr, minus_one);
-    // SAFETY: `rdma_bind_addr` requires a live id and a complete socket address; null is checked.
-    result_code(unsafe { bind(c, to) })
 }
 
 /// Resolves the destination address and binds the id to a device (`rdma_resolve_addr`).

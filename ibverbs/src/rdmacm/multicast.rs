@@ -6,14 +6,16 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
 use crate::rdmacm::sync::call_sync;
 
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) = leave_multicast;
+}
+
 export! {
-    "RDMACM_1.0":
-        rdma_join_multicast = join_multicast,
-        rdma_leave_multicast = leave_multicast;
+    "RDMACM_1.0": rdma_join_multicast = join_multicast;
     "RDMACM_1.1": rdma_join_multicast_ex = join_multicast_ex;
 }
 
@@ -73,15 +75,10 @@ unsafe extern "C-unwind" fn join_multicast_ex(
     unsafe { call_sync(c, start) }
 }
 
-unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_leave_multicast, minus_one);
-    let leave = || {
-        // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
-        let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };
-        id.id.leave_multicast(group).map_err(errno)?;
-        id.remove_join(group.ip().to_canonical());
-        Ok(())
-    };
-    result_code(leave())
+unsafe fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> Result<(), c_int> {
+    // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
+    let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };
+    id.id.leave_multicast(group).map_err(errno)?;
+    id.state().joins.remove(&group.ip().to_canonical());
+    Ok(())
 }

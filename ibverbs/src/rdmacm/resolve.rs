@@ -32,7 +32,7 @@ unsafe extern "C-unwind" fn resolve_addrinfo(
             (true, false) => return Err(libc::EOPNOTSUPP),
             (false, _) => {}
         }
-        let (id, slot) = (id.id.clone(), id.resolved());
+        let (id, slot) = (id.id.clone(), id.state().resolved.clone());
         let resolve = move || {
             let status = match query.resolve() {
                 Ok(found) => {
@@ -58,7 +58,7 @@ unsafe extern "C" fn query_addrinfo(c: *mut rdma_cm_id, out: *mut *mut rdma_addr
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_query_addrinfo` requires a live id; null is checked.
     let found = unsafe { id_ref(c) }.and_then(|id| {
-        let found = *id.resolved().lock();
+        let found = *id.state().resolved.lock();
         if out.is_null() { Err(libc::EINVAL) } else { found.ok_or(libc::ENODATA) }
     });
     // SAFETY: `out` is not null, and points to a writable pointer.

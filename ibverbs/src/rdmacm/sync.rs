@@ -7,7 +7,7 @@ use urxe::verbs::cm::CmEventKind;
 
 use crate::abi::{rdma_cm_event, rdma_cm_id};
 use crate::cancel::{Call, Step, blocking};
-use crate::errno::minus_one;
+use crate::errno::{self, minus_one};
 use crate::rdmacm::event::{ack_cm_event, next_cm_event};
 use crate::rdmacm::id::{Id, id_ref, result_code};
 
@@ -25,7 +25,7 @@ impl Id {
         match unsafe { next_cm_event((*c).channel, &mut event, call) } {
             Step::Wait => return Step::Wait,
             Step::Done(0) => {}
-            Step::Done(_) => return Step::Done(Err(last_errno())),
+            Step::Done(_) => return Step::Done(Err(errno::get())),
         }
         // SAFETY: the event was just returned and not acknowledged, so it is live. The C struct lies in
         // `self`, and only the library writes its field `event`.
@@ -53,11 +53,6 @@ impl Id {
             }
         }
     }
-}
-
-/// Returns the error number of the last failed call.
-pub(super) fn last_errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Calls `begin`, which starts an operation on an id. If it returns true, an event will report the

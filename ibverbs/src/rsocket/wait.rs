@@ -157,6 +157,26 @@ pub(super) enum WaitEnd {
 /// it. It cannot collide with real error numbers, which are positive.
 pub(super) const PENDING: c_int = c_int::MIN;
 
+/// Defines C functions that wait, one in each row, like [`entry_points!`]: `"NODE" NAME(ARGUMENTS) -> TYPE =
+/// PATH;`. The Rust function at `PATH` makes one attempt. It gets the [`Call`] and the arguments, and fails
+/// with [`PENDING`] to be called again after a wait. Other errors are reported by -1. The thread can be
+/// cancelled during a wait.
+macro_rules! waiting_entry_points {
+    ($($node:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $attempt:path;)*) => {$(
+        export! { $node: $name = $name; }
+
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            inject_fault!($name, minus_one);
+            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+            // function.
+            let attempt = |call: &mut Call| unsafe { $attempt(call, $($argument),*) };
+            let result = $crate::cancel::blocking(|call| $crate::rsocket::wait::step(attempt(call)));
+            result.map_or_else($crate::errno::minus_one, $crate::entry_points::Value::into_c)
+        }
+    )*};
+}
+pub(super) use waiting_entry_points;
+
 /// Converts the result of an attempt to a [`Step`]: [`PENDING`] means to wait.
 pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
