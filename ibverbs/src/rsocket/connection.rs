@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::{CmId, IdError};
 use urxe::verbs::{
-    Access, AsyncEvent, Completion, CompletionChannel, Context, Cq, CqOptions, CreateError, Mr, Notify,
-    PostError, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, WrData, WrOp,
+    Access, AsyncEvent, Completion, Context, CreateError, Mr, PostError, Qp, QpOptions, RKey, RawMr,
+    RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, WrData, WrOp,
 };
 
 use super::buffers::{Sink, Source};
+use super::common::Completions;
 use super::incoming::Incoming;
 use super::link_polls::LinkPolls;
 use super::mappings::{LocalMap, RemoteMap};
@@ -45,10 +46,7 @@ fn post_errno(e: PostError) -> c_int {
 pub(super) struct Connection {
     pub id: CmId,
     qp: Qp,
-    pub cq: Cq,
-    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
-    pub completions: CompletionChannel,
-    is_armed: bool,
+    pub completions: Completions,
     /// Tables that the peer writes: the target SGL, which lists peer memory for this end to write to,
     /// followed by the table of memory that the peer has mapped.
     tables: Mr,
@@ -95,16 +93,13 @@ impl Connection {
             .map_err(create_errno)?;
         let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(create_errno)?;
         let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(create_errno)?;
-        let completions = context.create_channel().map_err(create_errno)?;
         let (send_wr, recv_wr) =
             (sizes.send_queue + INTERNAL as u32, u32::from(sizes.credits) + SPARE_RECEIVES);
-        let cq = context
-            .create_cq(CqOptions::new((send_wr + recv_wr) as usize).channel(&completions))
-            .map_err(create_errno)?;
+        let completions = Completions::new(context, (send_wr + recv_wr) as usize).map_err(create_errno)?;
         let options = QpOptions::default()
             .send(SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 })
             .recv(RecvCaps { max_wr: recv_wr, max_sge: 0 });
-        let qp = pd.create_qp(&cq, &cq, &options).map_err(create_errno)?;
+        let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(create_errno)?;
         id.attach_qp(&qp).map_err(|e: IdError| e.errno())?;
         for _ in 0..recv_wr {
             qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(post_errno)?;
@@ -112,9 +107,7 @@ impl Connection {
         Ok(Connection {
             id,
             qp,
-            cq,
             completions,
-            is_armed: false,
             tables,
             sends,
             receives,
@@ -165,23 +158,6 @@ impl Connection {
         self.is_established = true;
     }
 
-    /// Requests a notification of the next completion. The caller must then poll once more for completions
-    /// that arrived earlier. Only this function consumes completion events: if thread B polls after thread A
-    /// has armed and before A sleeps, the event stays in the channel and wakes A.
-    pub(super) fn arm(&mut self) {
-        while self.completions.next_event().is_some() {
-            self.is_armed = false;
-        }
-        if !std::mem::replace(&mut self.is_armed, true) {
-            self.cq.arm(Notify::Any);
-        }
-    }
-
-    /// See [`Waitable::stop_polling`](super::wait::Waitable::stop_polling).
-    pub(super) fn stop_polling(&self) {
-        self.cq.stop_polling();
-    }
-
     /// Processes completions and sends pending updates to the peer. Returns true if there were any
     /// completions.
     pub(super) fn process(&mut self, link_polls: &mut LinkPolls) -> bool {
@@ -192,12 +168,12 @@ impl Connection {
         let mut polled = std::mem::take(&mut self.polled);
         // The number of polls is bounded by the capacity of the CQ, so that a peer that sends without pause
         // does not keep the thread in this loop.
-        for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
+        for _ in 0..=self.completions.cq.capacity().div_ceil(BATCH) {
             polled.clear();
-            let polls_link = !changed && link_polls.take(&self.cq);
+            let polls_link = !changed && link_polls.take(&self.completions.cq);
             let count = match polls_link {
-                true => self.cq.poll(BATCH, &mut polled),
-                false => self.cq.poll_queued(BATCH, &mut polled),
+                true => self.completions.cq.poll(BATCH, &mut polled),
+                false => self.completions.cq.poll_queued(BATCH, &mut polled),
             };
             match count {
                 Ok(0) => break,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buffers::{Received, Sink, Source};
+use super::common::Common;
 use super::datagram::Datagram;
 use super::keepalive::register;
 use super::link_polls::LinkPolls;
@@ -64,8 +65,12 @@ impl Socket {
         either!(self, socket => socket.fd())
     }
 
+    fn common(&self) -> &Common {
+        either!(self, socket => &socket.common)
+    }
+
     pub(super) fn family(&self) -> c_int {
-        either!(self, socket => socket.family())
+        self.common().family
     }
 
     /// Returns the values of `SO_TYPE` and `SO_PROTOCOL`.
@@ -79,7 +84,7 @@ impl Socket {
     /// Reports whether this process is a forked child that inherited the socket from its parent, and must not
     /// use it.
     pub(super) fn is_inherited(&self) -> bool {
-        either!(self, socket => socket.is_inherited())
+        self.common().process.is_inherited()
     }
 
     /// Registers the socket for keepalive if `SO_KEEPALIVE` is set.
@@ -193,7 +198,7 @@ impl Socket {
 
 impl Waitable for Socket {
     fn watchers(&self) -> &Watchers {
-        either!(self, socket => socket.watchers())
+        &self.common().watchers
     }
 
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
