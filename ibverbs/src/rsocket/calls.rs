@@ -242,6 +242,9 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
         list.iter().map(|part| unsafe { writable(part.iov_base, part.iov_len) }).collect();
     let mut sink = Sink::new(parts?);
     sink.skip(call.done);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let result = socket.receive(call, &mut sink, flags);
     call.done = sink.position();
     result
@@ -273,9 +276,11 @@ unsafe fn send(
         // SAFETY: `to` is not null, so the caller guarantees `to_len` readable bytes.
         false => unsafe { address(to, to_len) }.map(Some),
     };
-    let parts = parts?;
-    let mut source = Source::new(&parts);
+    let mut source = Source::new(parts?);
     source.skip(call.done);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let result = socket.send(call, &mut source, to, flags);
     call.done = source.position();
     result
@@ -555,8 +560,7 @@ unsafe fn write_at(
     let socket = socket(call, fd)?;
     let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
-    let parts = [unsafe { bytes(from, len) }?];
-    let mut source = Source::new(&parts);
+    let mut source = Source::new(vec![unsafe { bytes(from, len) }?]);
     source.skip(call.done);
     let result = socket.stream()?.write_at(call, &mut source, offset, flags);
     call.done = source.position();

@@ -304,14 +304,11 @@ impl Connection {
 
     /// Copies the data of a transfer to the send buffer and posts the RDMA WRITE.
     fn transfer(&mut self, transfer: &Transfer, source: &mut Source<'_>) -> Result<(), c_int> {
-        for range in &transfer.from {
-            let mut at = range.start;
-            while at < range.end {
-                let piece = source.next_piece(range.end - at);
+        for range in transfer.from.clone() {
+            source.take(range, |at, piece| {
                 // Cannot fail: the range is inside the send buffer, where `out` has reserved it.
                 let _ = self.sends.write(at, piece);
-                at += piece.len();
-            }
+            });
         }
         let [first, second] = transfer.from.clone();
         let both = [self.sends.sge(first), self.sends.sge(second.clone())];
@@ -354,17 +351,14 @@ impl Connection {
 
     /// Copies received data to the sink. With `peek`, the data stays in the receive buffer.
     pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
-        let mut copied = 0;
+        let before = sink.position();
         for range in self.inc.ranges(sink.remaining()) {
-            let mut at = range.start;
-            while at < range.end {
-                let piece = sink.next_piece(range.end - at);
+            sink.take(range, |at, piece| {
                 // Cannot fail: the range is inside the receive buffer. The peer writes to other parts of it.
                 let _ = self.receives.read(at, piece);
-                at += piece.len();
-                copied += piece.len();
-            }
+            });
         }
+        let copied = sink.position() - before;
         if !peek && copied > 0 {
             self.inc.consume(copied);
             if let Err(e) = self.send_updates() {

@@ -264,9 +264,6 @@ impl Datagram {
         sink: &mut Sink<'_>,
         flags: c_int,
     ) -> Result<Received, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
         let (may_block, timeout) =
             self.with_state(|state| (state.options.may_block(flags), state.options.receive_timeout));
         self.until(call, may_block, timeout, |state| {
@@ -290,9 +287,6 @@ impl Datagram {
         to: Option<SocketAddr>,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
         to.map_or(Ok(()), |to| self.common.check_family(to))?;
         let (may_block, timeout) =
             self.with_state(|state| (state.options.may_block(flags), state.options.send_timeout));
@@ -433,9 +427,7 @@ impl State {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
                 let mut rest = data.clone();
-                while rest.remaining() > 0 {
-                    parts.push(IoSlice::new(rest.next_piece(usize::MAX)));
-                }
+                rest.take(0..len, |_, piece| parts.push(IoSlice::new(piece)));
                 match self.send_udp(socket, &parts, to, at) {
                     Ok(()) => {
                         *data = rest;
@@ -526,15 +518,10 @@ impl State {
     fn recv_next(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Option<Received> {
         let (from, data) = self.unread.front()?;
         let (len, from) = (data.len(), *from);
-        let mut at = 0;
-        while at < len && sink.remaining() > 0 {
-            let piece = sink.next_piece(len - at);
-            match data {
-                Data::InBuffer(qp, slot) => self.qps[*qp].read(slot, at, piece),
-                Data::Udp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
-            }
-            at += piece.len();
-        }
+        let at = sink.take(0..len, |at, piece| match data {
+            Data::InBuffer(qp, slot) => self.qps[*qp].read(slot, at, piece),
+            Data::Udp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
+        });
         if flags & libc::MSG_PEEK == 0 {
             match self.unread.pop_front() {
                 Some((_, Data::InBuffer(qp, slot))) => self.qps[qp].repost(&slot),

@@ -529,7 +529,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::rsocket::wait::{WaitEnd, wait};
+    use crate::rsocket::wait::{WaitEnd, uncancellable, wait};
 
     /// Variable that makes the test run the body, in a process with a device.
     const BODY: &str = "URXE_TEST_BODY";
@@ -562,7 +562,7 @@ mod tests {
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
         let end = wait(&mut call, std::slice::from_ref(&client), &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
-            if !client.watchers.is_empty() {
+            if !client.common.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));
                 while !client.with_state(is_connected) {
                     assert!(Instant::now() < deadline, "the connection is not established");

@@ -221,14 +221,13 @@ impl UdQp {
         let Some(slot) = self.free.pop() else { return Ok(false) };
         let start = slot * (MAX_HEADER_LEN + self.mtu);
         // Cannot fail: the slot is inside the memory and large enough, and no send uses it.
-        let _ = self.sends.write(start, header.bytes());
-        let mut at = start + header.bytes().len();
-        while source.remaining() > 0 {
-            let piece = source.next_piece(usize::MAX);
-            let _ = self.sends.write(at, piece);
-            at += piece.len();
-        }
-        let sges = [self.sends.sge(start..at)];
+        let write = |at: usize, bytes: &[u8]| {
+            let _ = self.sends.write(at, bytes);
+        };
+        write(start, header.bytes());
+        let data = start + header.bytes().len();
+        let end = source.take(data..data + source.remaining(), write);
+        let sges = [self.sends.sge(start..end)];
         let wr = SendWr::send(slot as u64, &sges).to(to.0.to(to.1, UDP_QKEY));
         self.qp.post_send(&wr).map(|()| true).map_err(|e| {
             self.free.push(slot);
