@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-use urxe::transport::{AlternatePath, MigrationState};
+use urxe::transport::{AlternatePath, AttrMask, MigrationState};
 use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, QpType, Qpn, RnrTimer};
 
 use crate::abi::{
@@ -126,98 +126,75 @@ pub(crate) unsafe fn destroy_qp(c: *mut ibv_qp) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
-fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
-    let is_set = |bit: u32| mask & 1 << bit != 0;
-    macro_rules! attr {
-        ($bit:literal, $value:expr) => {
-            if is_set($bit) { Some($value) } else { None }
-        };
-    }
-    let code = |n: c_uint| u8::try_from(n).unwrap_or(u8::MAX);
-    Some(
-        QpAttr::default()
-            .state(attr!(0, state(from.qp_state)?))
-            .cur_state(attr!(1, state(from.cur_qp_state)?))
-            .sqd_notify(attr!(2, from.en_sqd_async_notify != 0))
-            .access(attr!(3, Access::from_bits_retain(from.qp_access_flags)))
-            .pkey_index(attr!(4, from.pkey_index))
-            .port(attr!(5, from.port_num))
-            .qkey(attr!(6, QKey(from.qkey)))
-            .av(attr!(7, address::path(context, &from.ah_attr)?))
-            .path_mtu(attr!(8, Mtu::from_code(code(from.path_mtu))?))
-            .timeout(attr!(9, AckTimeout::new(from.timeout)))
-            .retry_cnt(attr!(10, from.retry_cnt))
-            .rnr_retry(attr!(11, from.rnr_retry))
-            .rq_psn(attr!(12, Psn::new(from.rq_psn)))
-            .max_rd_atomic(attr!(13, from.max_rd_atomic))
-            .alt_path(attr!(
-                14,
-                AlternatePath {
-                    av: address::path(context, &from.alt_ah_attr).filter(|_| from.alt_port_num == 1)?,
+/// Defines the conversions of attributes from and to their C struct, with an attribute in each row: its mask,
+/// its field, the C field, and its value from that of the C field and the reverse.
+macro_rules! attributes {
+    ($context:ident; $(
+        $mask:ident $field:ident = $c_field:ident, |$given:ident| $from:expr, |$value:ident| $to:expr;
+    )*) => {
+        /// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
+        fn attr_from_c($context: &Context, from: &ibv_qp_attr, mask: AttrMask) -> Option<QpAttr> {
+            let mut attr = QpAttr::default();
+            $(if mask.contains(AttrMask::$mask) {
+                let $given = from.$c_field;
+                attr.$field = Some($from);
+            })*
+            if mask.contains(AttrMask::ALT_PATH) {
+                attr.alt_path = Some(AlternatePath {
+                    av: address::path($context, &from.alt_ah_attr).filter(|_| from.alt_port_num == 1)?,
                     pkey_index: from.alt_pkey_index,
                     timeout: AckTimeout::new(from.alt_timeout),
-                }
-            ))
-            .min_rnr_timer(attr!(15, RnrTimer::new(from.min_rnr_timer)))
-            .sq_psn(attr!(16, Psn::new(from.sq_psn)))
-            .max_dest_rd_atomic(attr!(17, from.max_dest_rd_atomic))
-            .path_mig_state(attr!(
-                18,
-                match from.path_mig_state {
-                    0 => MigrationState::Migrated,
-                    1 => MigrationState::Rearm,
-                    2 => MigrationState::Armed,
-                    _ => return None,
-                }
-            ))
-            .dest_qpn(attr!(20, Qpn::new(from.dest_qp_num)))
-            .rate_limit(attr!(25, from.rate_limit)),
-    )
+                });
+            }
+            Some(attr)
+        }
+
+        /// Converts attributes to the C struct, and returns it with the mask of the attributes that are set.
+        pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
+            // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
+            let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
+            $(if let Some($value) = attr.$field {
+                to.$c_field = $to;
+            })*
+            if let Some(alt) = attr.alt_path {
+                to.alt_ah_attr = address::attr(&alt.av);
+                to.alt_pkey_index = alt.pkey_index;
+                to.alt_port_num = 1;
+                to.alt_timeout = alt.timeout.code();
+            }
+            (to, attr.mask().bits() as c_int)
+        }
+    };
 }
 
-/// Converts attributes to the C struct, and returns it with the mask of the attributes that are set.
-pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
-    // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
-    let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    let mut mask = 0;
-    macro_rules! set {
-        ($($bit:literal: $given:expr => |$value:pat_param| $write:expr;)*) => {
-            $(if let Some($value) = $given {
-                $write;
-                mask |= 1 << $bit;
-            })*
-        };
-    }
-    set! {
-        0: attr.state => |state| to.qp_state = state as u32;
-        1: attr.cur_state => |state| to.cur_qp_state = state as u32;
-        2: attr.sqd_notify => |on| to.en_sqd_async_notify = on.into();
-        3: attr.access => |access| to.qp_access_flags = access.bits();
-        4: attr.pkey_index => |index| to.pkey_index = index;
-        5: attr.port => |port| to.port_num = port;
-        6: attr.qkey => |key| to.qkey = key.0;
-        7: attr.av => |av| to.ah_attr = address::attr(&av);
-        8: attr.path_mtu => |mtu| to.path_mtu = mtu.code().into();
-        9: attr.timeout => |timeout| to.timeout = timeout.code();
-        10: attr.retry_cnt => |count| to.retry_cnt = count;
-        11: attr.rnr_retry => |count| to.rnr_retry = count;
-        12: attr.rq_psn => |psn| to.rq_psn = psn.get();
-        13: attr.max_rd_atomic => |count| to.max_rd_atomic = count;
-        14: attr.alt_path => |alt| {
-            to.alt_ah_attr = address::attr(&alt.av);
-            to.alt_pkey_index = alt.pkey_index;
-            to.alt_port_num = 1;
-            to.alt_timeout = alt.timeout.code();
-        };
-        15: attr.min_rnr_timer => |timer| to.min_rnr_timer = timer.code();
-        16: attr.sq_psn => |psn| to.sq_psn = psn.get();
-        17: attr.max_dest_rd_atomic => |count| to.max_dest_rd_atomic = count;
-        18: attr.path_mig_state => |state| to.path_mig_state = state as u32;
-        20: attr.dest_qpn => |qpn| to.dest_qp_num = qpn.get();
-        25: attr.rate_limit => |limit| to.rate_limit = limit;
-    }
-    (to, mask)
+attributes! {
+    context;
+    STATE state = qp_state, |number| state(number)?, |state| state as u32;
+    CUR_STATE cur_state = cur_qp_state, |number| state(number)?, |state| state as u32;
+    EN_SQD_ASYNC_NOTIFY sqd_notify = en_sqd_async_notify, |on| on != 0, |on| on.into();
+    ACCESS_FLAGS access = qp_access_flags, |bits| Access::from_bits_retain(bits), |access| access.bits();
+    PKEY_INDEX pkey_index = pkey_index, |index| index, |index| index;
+    PORT port = port_num, |port| port, |port| port;
+    QKEY qkey = qkey, |key| QKey(key), |key| key.0;
+    AV av = ah_attr, |attr| address::path(context, &attr)?, |av| address::attr(&av);
+    PATH_MTU path_mtu = path_mtu, |code| Mtu::from_code(code.try_into().ok()?)?, |mtu| mtu.code().into();
+    TIMEOUT timeout = timeout, |code| AckTimeout::new(code), |timeout| timeout.code();
+    RETRY_CNT retry_cnt = retry_cnt, |count| count, |count| count;
+    RNR_RETRY rnr_retry = rnr_retry, |count| count, |count| count;
+    RQ_PSN rq_psn = rq_psn, |psn| Psn::new(psn), |psn| psn.get();
+    MAX_RD_ATOMIC max_rd_atomic = max_rd_atomic, |count| count, |count| count;
+    MIN_RNR_TIMER min_rnr_timer = min_rnr_timer, |code| RnrTimer::new(code), |timer| timer.code();
+    SQ_PSN sq_psn = sq_psn, |psn| Psn::new(psn), |psn| psn.get();
+    MAX_DEST_RD_ATOMIC max_dest_rd_atomic = max_dest_rd_atomic, |count| count, |count| count;
+    PATH_MIG_STATE path_mig_state = path_mig_state, |number| migration_state(number)?, |state| state as u32;
+    DEST_QPN dest_qpn = dest_qp_num, |number| Qpn::new(number), |qpn| qpn.get();
+    RATE_LIMIT rate_limit = rate_limit, |limit| limit, |limit| limit;
+}
+
+/// Converts an `enum ibv_mig_state`.
+fn migration_state(number: c_uint) -> Option<MigrationState> {
+    use MigrationState::*;
+    [Migrated, Rearm, Armed].into_iter().find(|state| *state as u32 == number)
 }
 
 /// Mask of all known attributes: bits 0 to 20, and the rate limit.
@@ -247,6 +224,7 @@ unsafe fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> Resu
     }
     // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     let context = unsafe { Context::from_raw_ref((*c).context) };
+    let mask = AttrMask::from_bits_retain(mask as u32);
     let given = attr_from_c(context, attr, mask).ok_or(libc::EINVAL)?;
     qp.qp.modify(&given).map_err(|e| e.errno())?;
     if let Some(state) = given.state {

@@ -40,7 +40,7 @@ pub(super) fn wait_for(
             look(&mut LinkPolls::None);
         }
         if !others.is_empty() {
-            if let Err(e) = poll(others, Some(Duration::ZERO)) {
+            if let Err(e) = poll(others) {
                 return Some(Err(e));
             }
             let plain = fds.iter_mut().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket)));

@@ -18,6 +18,7 @@ use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use crate::cancel::{Call, Step};
+use crate::errno;
 
 thread_local! {
     /// This thread's waker, created at its first wait, with the process that created it.
@@ -282,20 +283,15 @@ pub(super) fn until<S: Waitable + Clone + 'static, T>(
     })
 }
 
-/// Calls `ppoll` for descriptors that are not rsockets. Returns the number of descriptors with events.
-pub(super) fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
-    let time = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `fds` is a mutable slice of the given length, `time` is null or points to a local, and a null
-    // mask is allowed.
-    let count = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
-    if count >= 0 {
-        return Ok(count);
+/// Looks for the events of descriptors that are not rsockets. By `ppoll`, as preloaded libraries map `poll`
+/// to `rpoll`.
+pub(super) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
+    let (len, now) = (fds.len() as libc::nfds_t, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: `fds` is a mutable slice of the given length, and a null mask is allowed.
+    match unsafe { libc::ppoll(fds.as_mut_ptr(), len, &now, std::ptr::null()) } {
+        0.. => Ok(()),
+        _ => Err(errno::get()),
     }
-    Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Returns the raw number of a file descriptor.
