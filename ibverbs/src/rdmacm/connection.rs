@@ -9,7 +9,7 @@ use urxe::verbs::{AsyncEvent, QpType, Qpn};
 use crate::abi::{rdma_cm_id, rdma_conn_param};
 use crate::context::Context;
 use crate::rdmacm::id::{Id, Offered, errno, id_ref};
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::sync::sync_entry_points;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
@@ -19,11 +19,10 @@ entry_points! {
     "RDMACM_1.0" minus_one rdma_notify(c: *mut rdma_cm_id, event: c_uint) = notify;
 }
 
-export! {
-    "RDMACM_1.0":
-        rdma_connect = connect,
-        rdma_accept = accept,
-        rdma_disconnect = disconnect;
+sync_entry_points! {
+    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = connect;
+    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = accept;
+    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) = disconnect;
 }
 
 /// Value that requests the maximum number of outstanding READs and atomics (`RDMA_MAX_RESP_RES`,
@@ -100,38 +99,26 @@ unsafe fn listen(c: *mut rdma_cm_id, backlog: c_int) -> Result<(), c_int> {
     Ok(())
 }
 
-unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
-    inject_fault!(rdma_connect, minus_one);
-    let connect = |id: &Id| {
-        id.adopt_qp()?;
-        // SAFETY: `rdma_connect` requires a readable struct or null.
-        let mut param = unsafe { param(id, param_c, None) }?;
-        let mut data = id.state().connect_data.clone();
-        data.append(&mut param.private_data);
-        param.private_data = data;
-        id.id.connect(&param).map_err(errno)?;
-        Ok(true)
-    };
-    // SAFETY: `rdma_connect` requires a live id; null is checked. This frame holds pointers only, with
-    // nothing to drop.
-    unsafe { call_sync(c, connect) }
+unsafe fn connect(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
+    id.adopt_qp()?;
+    // SAFETY: `rdma_connect` requires a readable struct or null.
+    let mut param = unsafe { param(id, from, None) }?;
+    let mut data = id.state().connect_data.clone();
+    data.append(&mut param.private_data);
+    param.private_data = data;
+    id.id.connect(&param).map_err(errno)?;
+    Ok(true)
 }
 
-unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
-    inject_fault!(rdma_accept, minus_one);
-    let accept = |id: &Id| {
-        id.adopt_qp()?;
-        let offered = id.state().offered;
-        // SAFETY: `rdma_accept` requires a readable struct or null.
-        let param = unsafe { param(id, param_c, offered) }?;
-        id.id.accept(&param).map_err(errno)?;
-        id.sync_qp_state();
-        // No event follows for a datagram service, which only communicates its queue pair.
-        Ok(id.id.qp_type() != Some(QpType::Ud))
-    };
-    // SAFETY: `rdma_accept` requires a live id; null is checked. This frame holds pointers only, with nothing
-    // to drop.
-    unsafe { call_sync(c, accept) }
+unsafe fn accept(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
+    id.adopt_qp()?;
+    let offered = id.state().offered;
+    // SAFETY: `rdma_accept` requires a readable struct or null.
+    let param = unsafe { param(id, from, offered) }?;
+    id.id.accept(&param).map_err(errno)?;
+    id.sync_qp_state();
+    // No event follows for a datagram service, which only communicates its queue pair.
+    Ok(id.id.qp_type() != Some(QpType::Ud))
 }
 
 unsafe fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
@@ -156,16 +143,10 @@ unsafe fn establish(c: *mut rdma_cm_id) -> Result<(), c_int> {
     id.id.establish().map_err(errno)
 }
 
-unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
-    inject_fault!(rdma_disconnect, minus_one);
-    let disconnect = |id: &Id| {
-        id.id.disconnect().map_err(errno)?;
-        id.sync_qp_state();
-        Ok(true)
-    };
-    // SAFETY: `rdma_disconnect` requires a live id; null is checked. This frame holds a pointer only, with
-    // nothing to drop.
-    unsafe { call_sync(c, disconnect) }
+fn disconnect(id: &Id) -> Result<bool, c_int> {
+    id.id.disconnect().map_err(errno)?;
+    id.sync_qp_state();
+    Ok(true)
 }
 
 /// `IBV_EVENT_COMM_EST`.

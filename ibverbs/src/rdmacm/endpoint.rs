@@ -7,7 +7,7 @@ use urxe::verbs::cm::CmEventKind;
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::cancel::{Call, Step, blocking};
 use crate::errno::{self, minus_one};
-use crate::rdmacm::address::{self, resolve_addr, resolve_route};
+use crate::rdmacm::address::{self, rdma_resolve_addr, rdma_resolve_route};
 use crate::rdmacm::addrinfo::PASSIVE;
 use crate::rdmacm::create::{create, destroy_id};
 use crate::rdmacm::event::{ack_cm_event, next_cm_event};
@@ -104,9 +104,10 @@ unsafe extern "C-unwind" fn create_ep(
             Err(e) => return minus_one(e),
         };
         if (*to).ai_flags & PASSIVE == 0 {
-            let resolved = resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVE_TIMEOUT_MS) == 0
+            let resolved = rdma_resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVE_TIMEOUT_MS)
+                == 0
                 && match (*to).ai_route_len {
-                    0 => resolve_route(c, RESOLVE_TIMEOUT_MS) == 0,
+                    0 => rdma_resolve_route(c, RESOLVE_TIMEOUT_MS) == 0,
                     // The program supplies the path.
                     len => set_route(c, (*to).ai_route, len) == 0,
                 };

@@ -55,6 +55,25 @@ impl Id {
     }
 }
 
+/// Defines C functions that start an operation on an id and, on a synchronous id, wait for its completion,
+/// one in each row: `"NODE" NAME(c, ARGUMENTS) = PATH;`. The Rust function at `PATH` starts the operation, as
+/// described for [`call_sync`].
+macro_rules! sync_entry_points {
+    ($($node:literal $name:ident($c:ident: $id:ty $(, $argument:ident: $kind:ty)*) = $start:path;)*) => {$(
+        export! { $node: $name = $name; }
+
+        pub(super) unsafe extern "C-unwind" fn $name($c: $id $(, $argument: $kind)*) -> std::ffi::c_int {
+            inject_fault!($name, minus_one);
+            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+            // function; a null id is checked. This frame holds pointers and integers only, with nothing to
+            // drop.
+            #[allow(unused_unsafe, reason = "some of the functions are safe")]
+            unsafe { $crate::rdmacm::sync::call_sync($c, |id| $start(id $(, $argument)*)) }
+        }
+    )*};
+}
+pub(super) use sync_entry_points;
+
 /// Calls `begin`, which starts an operation on an id. If it returns true, an event will report the
 /// completion; on a synchronous id, this function waits for it.
 ///

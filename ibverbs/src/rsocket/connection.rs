@@ -4,10 +4,10 @@
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-use urxe::verbs::cm::{CmId, IdError};
+use urxe::verbs::cm::CmId;
 use urxe::verbs::{
-    Access, AsyncEvent, Completion, Context, CreateError, Mr, PostError, Qp, QpOptions, RKey, RawMr,
-    RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, WrData, WrOp,
+    Access, AsyncEvent, Completion, Context, Mr, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps,
+    SendWr, WcStatus, WrData, WrOp,
 };
 
 use super::buffers::{Sink, Source};
@@ -31,16 +31,6 @@ const BATCH: usize = 32;
 const RECEIVE: u64 = 1;
 /// `wr_id` of sends.
 const SEND: u64 = 2;
-
-/// Returns the error number for a failed creation.
-fn create_errno(e: CreateError) -> c_int {
-    e.errno()
-}
-
-/// Returns the error number for a failed post.
-fn post_errno(e: PostError) -> c_int {
-    e.errno()
-}
 
 /// A connection.
 pub(super) struct Connection {
@@ -85,24 +75,24 @@ impl Connection {
     /// # Errors
     /// An error number.
     pub(super) fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
-        let pd = context.alloc_pd().map_err(create_errno)?;
+        let pd = context.alloc_pd().map_err(|e| e.errno())?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mappings = encodable_size(sizes.mappings);
         let tables = pd
             .reg_mr(TARGET_SGL_LEN * TARGET_SGE_LEN + mappings * MAPPING_LEN, written)
-            .map_err(create_errno)?;
-        let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(create_errno)?;
-        let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(create_errno)?;
+            .map_err(|e| e.errno())?;
+        let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(|e| e.errno())?;
+        let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(|e| e.errno())?;
         let (send_wr, recv_wr) =
             (sizes.send_queue + INTERNAL as u32, u32::from(sizes.credits) + SPARE_RECEIVES);
-        let completions = Completions::new(context, (send_wr + recv_wr) as usize).map_err(create_errno)?;
+        let completions = Completions::new(context, (send_wr + recv_wr) as usize).map_err(|e| e.errno())?;
         let options = QpOptions::default()
             .send(SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 })
             .recv(RecvCaps { max_wr: recv_wr, max_sge: 0 });
-        let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(create_errno)?;
-        id.attach_qp(&qp).map_err(|e: IdError| e.errno())?;
+        let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(|e| e.errno())?;
+        id.attach_qp(&qp).map_err(|e| e.errno())?;
         for _ in 0..recv_wr {
-            qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(post_errno)?;
+            qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(|e| e.errno())?;
         }
         Ok(Connection {
             id,
@@ -151,11 +141,6 @@ impl Connection {
         self.inc.connect(peer.table);
         self.local_map = LocalMap::new(peer.table, peer.mappings);
         self.is_negotiated = true;
-    }
-
-    /// Records that the handshake is complete, which allows data to be sent.
-    pub(super) fn establish(&mut self) {
-        self.is_established = true;
     }
 
     /// Processes completions and sends pending updates to the peer. Returns true if there were any
@@ -232,12 +217,12 @@ impl Connection {
                 }
             }
             Message::Mapped(index) => {
-                self.remote_map.check(index)?;
+                let entry = self.remote_map.entry(index)?;
                 self.inc.count_message();
                 let mut bytes = [0; MAPPING_LEN];
-                // Cannot fail: the table has the entry, as `check` has confirmed.
+                // Cannot fail: the table has the entry.
                 let _ = self.tables.read(TARGET_SGL_LEN * TARGET_SGE_LEN + index * MAPPING_LEN, &mut bytes);
-                self.remote_map.set(index, Mapping::decode(bytes, Order::OWN));
+                *entry = Mapping::decode(bytes, Order::OWN);
             }
             Message::Disconnect => (self.can_read, self.can_write) = (false, false),
             Message::Shutdown => self.can_read = false,
@@ -299,7 +284,7 @@ impl Connection {
     /// Posts a signaled work request.
     fn write(&self, op: WrOp, data: WrData<'_>) -> Result<(), c_int> {
         let wr = SendWr::new(SEND, op, &[]).data(data);
-        self.qp.post_send(&wr).map_err(post_errno)
+        self.qp.post_send(&wr).map_err(|e| e.errno())
     }
 
     /// Copies the data of a transfer to the send buffer and posts the RDMA WRITE.
@@ -409,7 +394,7 @@ impl Connection {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this
         // connection is dropped; the entry in `local_map` drops the `RawMr` in both cases.
-        let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(create_errno)?;
+        let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(|e| e.errno())?;
         let target = TargetSge { addr: region.addr(), key: region.rkey().0, len: bytes };
         self.local_map.add(addr.addr() as u64, Mapping { offset, target }, region).ok_or(libc::ENOMEM)?;
         self.send_updates()

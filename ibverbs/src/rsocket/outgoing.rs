@@ -101,11 +101,6 @@ impl Outgoing {
         self.limit != self.sent
     }
 
-    /// Returns the number of outstanding work requests.
-    fn outstanding(&self) -> usize {
-        self.in_flight.len()
-    }
-
     /// Returns the number of bytes that a single RDMA WRITE of stream data can currently carry.
     pub(super) fn room(&self) -> usize {
         let target = self.targets.front().map_or(0, |target| target.len as usize);
@@ -114,7 +109,7 @@ impl Outgoing {
 
     /// Returns the number of send buffer bytes that a single RDMA WRITE can currently use.
     fn ring_room(&self) -> usize {
-        if self.outstanding() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
+        if self.in_flight.len() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
     }
 
     /// Reports whether enough data can be sent to justify waking the program.
@@ -170,7 +165,7 @@ impl Outgoing {
 
     /// Reports whether a mapping may be announced. Like data, the announcement consumes a credit.
     pub(super) fn can_announce_mapping(&self) -> bool {
-        self.has_credit() && self.outstanding() < self.slots
+        self.has_credit() && self.in_flight.len() < self.slots
     }
 
     /// Records the announcement of a mapping.

@@ -442,7 +442,7 @@ impl State {
                 self.phase = Phase::Failed;
             }
             (Phase::Connected(conn), CmEventKind::Established) => {
-                conn.establish();
+                conn.is_established = true;
                 // Sends what could not be sent before, such as mappings.
                 conn.process(&mut LinkPolls::All);
             }
@@ -463,7 +463,7 @@ impl State {
         match ConnData::parse(event.private_data()) {
             Ok(peer) => {
                 conn.start(&peer);
-                conn.establish();
+                conn.is_established = true;
                 conn.process(&mut LinkPolls::All);
                 self.phase = Phase::Connected(conn);
             }
