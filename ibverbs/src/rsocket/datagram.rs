@@ -161,7 +161,7 @@ impl Datagram {
             })
         };
         loop {
-            let result = until(call, || self.clone(), may_block, timeout, &mut with_state);
+            let result = until(call, self, may_block, timeout, &mut with_state);
             if !restarts(&result, timeout, 0) {
                 return result;
             }

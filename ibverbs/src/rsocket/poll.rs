@@ -8,7 +8,7 @@ use libc::{c_short, fd_set, pollfd, timeval};
 use super::link_polls::LinkPolls;
 use super::socket::Socket;
 use super::table::find_all;
-use super::wait::{PENDING, WaitEnd, poll, wait};
+use super::wait::{TIMED_OUT, poll, wait};
 use crate::cancel::Call;
 
 /// Events that are reported even if they were not requested.
@@ -56,13 +56,11 @@ pub(super) fn wait_for(
         return Ok(0);
     }
     let deadline = call.deadline(timeout);
-    let rsockets: Vec<_> = sockets.iter().flatten().cloned().collect();
+    let rsockets: Vec<_> = sockets.iter().flatten().map(Socket::waitable).collect();
     match wait(call, &rsockets, &mut others, deadline, poll_once) {
         Ok(count) => count,
-        Err(WaitEnd::Pending) => Err(PENDING),
-        Err(WaitEnd::TimedOut) => Ok(0),
-        Err(WaitEnd::Interrupted) => Err(libc::EINTR),
-        Err(WaitEnd::Failed(e)) => Err(e),
+        Err(TIMED_OUT) => Ok(0),
+        Err(e) => Err(e),
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use super::keepalive::register;
 use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::stream::{Phase, Stream};
-use super::wait::{Waitable, Watchers};
+use super::wait::Waitable;
 use crate::cancel::Call;
 
 /// Shared handle to a socket.
@@ -54,6 +53,11 @@ impl Socket {
             Socket::Stream(stream) => Ok(stream),
             Socket::Datagram(_) => Err(libc::EOPNOTSUPP),
         }
+    }
+
+    /// Returns the socket as one to wait for.
+    pub(super) fn waitable(&self) -> Arc<dyn Waitable> {
+        either!(self, socket => socket.clone())
     }
 
     /// Returns the socket's memory address, which identifies the socket as long as a handle exists.
@@ -193,19 +197,5 @@ impl Socket {
     /// Calls `on_progress` periodically while waiting.
     pub(super) fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
         either!(self, socket => socket.close(deadline, on_progress));
-    }
-}
-
-impl Waitable for Socket {
-    fn watchers(&self) -> &Watchers {
-        &self.common().watchers
-    }
-
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
-        either!(self, socket => socket.arm(by));
-    }
-
-    fn stop_polling(&self) {
-        either!(self, socket => socket.stop_polling());
     }
 }

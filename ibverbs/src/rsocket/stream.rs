@@ -138,16 +138,10 @@ impl Stream {
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(
-            call,
-            || self.clone(),
-            may_block,
-            timeout,
-            || {
-                // Polling the link costs system calls, which data that have arrived do not need.
-                self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
-            },
-        )
+        until(call, self, may_block, timeout, || {
+            // Polling the link costs system calls, which data that have arrived do not need.
+            self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
+        })
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -529,7 +523,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::rsocket::wait::{WaitEnd, uncancellable, wait};
+    use crate::rsocket::wait::{PENDING, uncancellable, wait};
 
     /// Variable that makes the test run the body, in a process with a device.
     const BODY: &str = "URXE_TEST_BODY";
@@ -560,7 +554,7 @@ mod tests {
         let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
-        let end = wait(&mut call, std::slice::from_ref(&client), &mut [], Some(deadline), |_| {
+        let end = wait(&mut call, &[client.clone()], &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
             if !client.common.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));
@@ -571,7 +565,7 @@ mod tests {
             }
             None::<()>
         });
-        assert_eq!(end, Err(WaitEnd::Pending));
+        assert_eq!(end, Err(PENDING));
         let _accepted = accepted.expect("the last look has taken place").unwrap();
         call.wait_uncancelled();
         assert!(Instant::now() < deadline, "the thread slept although the socket had a new descriptor");
