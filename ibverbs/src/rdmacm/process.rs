@@ -127,31 +127,35 @@ impl ProcessGlobals {
     /// Returns the default protection domain of a device, creating it if necessary. Returns null with `errno`
     /// set on failure.
     pub(crate) fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
-        let Some(device) = self.devices.iter().find(|device| device.context == context) else {
-            return null(libc::EINVAL);
-        };
-        let mut pd = device.pd.lock();
-        if pd.is_null() {
-            // SAFETY: `context` is the one of `device`, which stays open as long as the process lives.
-            *pd = unsafe { ibv_alloc_pd(context) };
-        }
-        *pd
+        // SAFETY: the context is that of a device that stays open as long as the process lives.
+        self.default(context, |device| &device.pd, || unsafe { ibv_alloc_pd(context) })
     }
 
     /// Returns the default XRC domain of a device, creating it if necessary. Returns null with `errno` set on
     /// failure.
     pub(crate) fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
+        // A private domain of this process, without a file; the call requires both attributes.
+        let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+        // SAFETY: the context is that of a device that stays open as long as the process lives, and `attr` is
+        // a local.
+        self.default(context, |device| &device.xrcd, || unsafe { ibv_open_xrcd(context, &mut attr) })
+    }
+
+    /// Returns the default object of a device, which `create` makes unless there is one.
+    fn default<T>(
+        &self,
+        context: *mut ibv_context,
+        of: impl FnOnce(&OpenDevice) -> &Mutex<*mut T>,
+        create: impl FnOnce() -> *mut T,
+    ) -> *mut T {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
-        let mut xrcd = device.xrcd.lock();
-        if xrcd.is_null() {
-            // A private domain of this process, without a file; the call requires both attributes.
-            let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: the context stays open as long as the process lives, and `attr` is a local.
-            *xrcd = unsafe { ibv_open_xrcd(context, &mut attr) };
+        let mut object = of(device).lock();
+        if object.is_null() {
+            *object = create();
         }
-        *xrcd
+        *object
     }
 }
 
