@@ -49,7 +49,10 @@ pub(super) unsafe fn create(
         id.map_err(errno)
     });
     match made {
-        Ok(id) => Ok(Id::new_raw(process, id, raw_channel, context, IdState::new(synchronous))),
+        Ok(id) => {
+            let state = IdState { synchronous, ..IdState::default() };
+            Ok(Id::new_raw(process, id, raw_channel, context, state))
+        }
         Err(e) => {
             if synchronous {
                 // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.

@@ -54,13 +54,6 @@ pub(super) struct IdState {
     pub resolved: Arc<Mutex<Option<addrinfo::Found>>>,
 }
 
-impl IdState {
-    /// Returns the state of a new id.
-    pub(super) fn new(synchronous: bool) -> IdState {
-        IdState { synchronous, ..IdState::default() }
-    }
-}
-
 // SAFETY: the pointers are the program's; this library stores them and returns them or passes them to
 // calls that the program makes, on any thread, and does not rely on the thread that stored them.
 unsafe impl Send for IdState {}

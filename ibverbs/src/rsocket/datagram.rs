@@ -47,6 +47,7 @@ pub(super) struct Datagram {
 }
 
 /// Mutable state of the socket.
+#[derive(Default)]
 pub(super) struct State {
     pub options: Options,
     /// Local address of the UDP socket; `None` before it is bound.
@@ -103,19 +104,7 @@ impl Datagram {
     /// An error number.
     pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
         let common = Common::new(family)?;
-        let state = State {
-            options: Options::default(),
-            local: None,
-            peer: None,
-            can_read: true,
-            can_write: true,
-            is_closed: false,
-            error: None,
-            qps: Vec::new(),
-            peers: Peers::default(),
-            unread: VecDeque::new(),
-            udp_bytes: 0,
-        };
+        let state = State { can_read: true, can_write: true, ..State::default() };
         let udp = UdpSocket::new(family == libc::AF_INET6)?;
         Ok(Datagram { common, udp, state: Mutex::new(state) })
     }

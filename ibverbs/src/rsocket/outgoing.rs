@@ -37,7 +37,7 @@ enum InFlight {
 }
 
 /// State of the sending half.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
@@ -63,17 +63,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Creates the state for a send buffer of `size` bytes and a send queue of `slots` work requests.
     pub(super) fn new(size: usize, slots: usize) -> Outgoing {
-        Outgoing {
-            size,
-            at: 0,
-            used: 0,
-            sent: 0,
-            limit: 0,
-            targets: VecDeque::new(),
-            slots,
-            in_flight: VecDeque::new(),
-            credits: 0,
-        }
+        Outgoing { size, slots, ..Outgoing::default() }
     }
 
     /// Adds a target announced by the peer. Ignores a target of length 0.
