@@ -554,7 +554,8 @@ mod tests {
         let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
-        let end = wait(&mut call, &[client.clone()], &mut [], Some(deadline), |_| {
+        let sockets: [Arc<dyn Waitable>; 1] = [client.clone()];
+        let end = wait(&mut call, &sockets, &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
             if !client.common.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));

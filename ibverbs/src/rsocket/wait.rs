@@ -252,7 +252,8 @@ pub(super) fn until<T>(
         return Err(libc::EAGAIN);
     }
     let deadline = call.deadline(timeout);
-    wait(call, &[socket.clone()], &mut [], deadline, |_| poll_once())?
+    let sockets: [Arc<dyn Waitable>; 1] = [socket.clone()];
+    wait(call, &sockets, &mut [], deadline, |_| poll_once())?
 }
 
 /// Looks for the events of descriptors that are not rsockets. By `ppoll`, as preloaded libraries map `poll`
