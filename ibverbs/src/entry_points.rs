@@ -10,6 +10,8 @@ use std::ffi::c_int;
 /// [`errno`](crate::errno) that reports an error as the C interface does. With `NODE`, programs find the
 /// function by its name; without, only through the functions in [`ops`](crate::ops).
 ///
+/// The Rust function has another name than the symbol, so that a breakpoint by name has one location.
+///
 /// With `on`, the call fails with `ENOENT` if the object that the argument names does not exist, or the
 /// program has overwritten its context or its handle. With `unless is_inherited`, a forked child leaves the
 /// objects of its parent as they are.
@@ -20,25 +22,32 @@ macro_rules! entry_points {
     )*) => {$(
         $(export! { $node: $name = $name; })?
 
-        pub(crate) unsafe extern "C" fn $name($($argument: $kind),*)
-            -> entry_points!(@first $($result,)? std::ffi::c_int) {
-            let _uncancelled = $crate::cancel::disable();
-            entry_points!(@inject $fail $($fault)? $name);
-            $(
-                if !<$object as $crate::object::FfiObject>::is_live($checked) {
-                    return $crate::errno::$fail(libc::ENOENT);
-                }
-                // SAFETY: the object is live, and its context is open, or a copy of the parent's after a
-                // fork.
-                $(if unsafe { $crate::context::$inherited((*$checked).context) } {
-                    return 0;
-                })?
-            )?
-            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-            // function.
-            #[allow(unused_unsafe, reason = "some of the functions are safe")]
-            let result = unsafe { $call($($argument),*) };
-            result.map_or_else($crate::errno::$fail, $crate::entry_points::Value::into_c)
+        pub(crate) use $name::entry as $name;
+
+        #[allow(unused_imports, reason = "some of the functions need no names of the module")]
+        mod $name {
+            use super::*;
+
+            pub(crate) unsafe extern "C" fn entry($($argument: $kind),*)
+                -> entry_points!(@first $($result,)? std::ffi::c_int) {
+                let _uncancelled = $crate::cancel::disable();
+                entry_points!(@inject $fail $($fault)? $name);
+                $(
+                    if !<$object as $crate::object::FfiObject>::is_live($checked) {
+                        return $crate::errno::$fail(libc::ENOENT);
+                    }
+                    // SAFETY: the object is live, and its context is open, or a copy of the parent's after a
+                    // fork.
+                    $(if unsafe { $crate::context::$inherited((*$checked).context) } {
+                        return 0;
+                    })?
+                )?
+                // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+                // function.
+                #[allow(unused_unsafe, reason = "some of the functions are safe")]
+                let result = unsafe { $call($($argument),*) };
+                result.map_or_else($crate::errno::$fail, $crate::entry_points::Value::into_c)
+            }
         }
     )*};
     (@first $first:ty $(, $rest:ty)?) => { $first };

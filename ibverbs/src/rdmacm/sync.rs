@@ -62,13 +62,19 @@ macro_rules! sync_entry_points {
     ($($node:literal $name:ident($c:ident: $id:ty $(, $argument:ident: $kind:ty)*) = $start:path;)*) => {$(
         export! { $node: $name = $name; }
 
-        pub(super) unsafe extern "C-unwind" fn $name($c: $id $(, $argument: $kind)*) -> std::ffi::c_int {
-            inject_fault!($name, minus_one);
-            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-            // function; a null id is checked. This frame holds pointers and integers only, with nothing to
-            // drop.
-            #[allow(unused_unsafe, reason = "some of the functions are safe")]
-            unsafe { $crate::rdmacm::sync::call_sync($c, |id| $start(id $(, $argument)*)) }
+        pub(super) use $name::entry as $name;
+
+        mod $name {
+            use super::*;
+
+            pub(in $crate::rdmacm) unsafe extern "C-unwind" fn entry($c: $id $(, $argument: $kind)*) -> std::ffi::c_int {
+                inject_fault!($name, minus_one);
+                // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+                // function; a null id is checked. This frame holds pointers and integers only, with nothing to
+                // drop.
+                #[allow(unused_unsafe, reason = "some of the functions are safe")]
+                unsafe { $crate::rdmacm::sync::call_sync($c, |id| $start(id $(, $argument)*)) }
+            }
         }
     )*};
 }
