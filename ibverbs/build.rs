@@ -35,6 +35,7 @@ fn main() {
     let target = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
     let jump = if target == "aarch64" { "b" } else { "jmp" };
     write("private.s", &private::assembly(jump));
+    println!("cargo:rustc-env=URXE_JUMP={jump}");
     for arg in [
         &format!("--version-script={}", path.display()),
         "-soname,libibverbs.so.1",

@@ -6,17 +6,21 @@ use urxe::transport::AddressVector;
 use urxe::verbs::{Ah, Gid, grh};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::context::{Context, is_inherited};
+use crate::context::Context;
 use crate::cq::WC_GRH;
-use crate::errno::{minus_one, null};
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::errno::non_null;
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::ProtectionDomain;
 
-export! {
-    "IBVERBS_1.1":
-        ibv_create_ah = create_ah,
-        ibv_create_ah_from_wc = create_ah_from_wc,
-        ibv_init_ah_from_wc = init_ah_from_wc;
+entry_points! {
+    "IBVERBS_1.1" null ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah = create_ah;
+    "IBVERBS_1.1" null ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, header: *mut ibv_grh, port: u8)
+        -> *mut ibv_ah = create_ah_from_wc;
+    "IBVERBS_1.1" minus_one ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc,
+        header: *mut ibv_grh, out: *mut ibv_ah_attr) = init_ah_from_wc;
+    "IBVERBS_1.1" store ibv_destroy_ah(ah: *mut ibv_ah) on AddressHandle(ah) unless is_inherited = destroy_ah;
+    "IBVERBS_1.1" store ibv_resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr,
+        mac: *mut u8, vid: *mut u16) = resolve_eth_l2_from_gid;
 }
 
 /// An address handle with its C struct.
@@ -24,6 +28,7 @@ export! {
 pub(crate) struct AddressHandle {
     c: FfiCell<ibv_ah>,
     pub ah: Ah,
+    _pd: Use<ProtectionDomain>,
 }
 
 ffi_object! { AddressHandle { c: ibv_ah } [context, handle] }
@@ -79,27 +84,17 @@ pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
     }
 }
 
-unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_ah, null);
-    if !ProtectionDomain::is_live(pd) {
-        return null(libc::EINVAL);
-    }
-    // SAFETY: `ibv_create_ah` requires `attr` to point to a readable struct.
-    let attr = unsafe { &*attr };
-    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
-    let context = unsafe { Context::from_raw_ref((*pd).context) };
-    let Some(path) = path(context, attr) else { return null(libc::EINVAL) };
-    // SAFETY: as above; the program must not deallocate the domain during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
-    match domain.pd.create_ah(&path) {
-        Ok(ah) => {
-            domain.users.add();
-            AddressHandle { c: FfiCell::new(ibv_ah { context: domain.context(), pd, handle: 0 }), ah }
-                .into_raw()
-        }
-        Err(e) => null(e.errno()),
-    }
+unsafe fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
+    // SAFETY: the program must not deallocate the domain during the call, and its context is open.
+    // `ibv_create_ah` requires `attr` to point to a readable struct.
+    let (domain, path) = unsafe {
+        let domain = ProtectionDomain::live(pd)?;
+        (domain, path(Context::from_raw_ref((*pd).context), &*attr).ok_or(libc::EINVAL)?)
+    };
+    let ah = domain.pd.create_ah(&path).map_err(|e| e.errno())?;
+    let c = FfiCell::new(ibv_ah { context: domain.context(), pd, handle: 0 });
+    // SAFETY: the domain is live as above.
+    Ok(AddressHandle { c, ah, _pd: unsafe { Use::new(pd) } }.into_raw())
 }
 
 /// Returns the address vector for replies to a received datagram, or `None` without a GRH.
@@ -122,70 +117,49 @@ unsafe fn reverse_path(
     context.nic.reverse_path(&bytes)
 }
 
-unsafe extern "C" fn init_ah_from_wc(
+unsafe fn init_ah_from_wc(
     context: *mut ibv_context,
     port: u8,
     wc: *mut ibv_wc,
     header: *mut ibv_grh,
     out: *mut ibv_ah_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_init_ah_from_wc, minus_one);
-    // SAFETY: `ibv_init_ah_from_wc` requires an open context, a readable completion and the GRH that belongs
-    // to it.
-    match unsafe { reverse_path(Context::from_raw_ref(context), wc, header) }.filter(|_| port == 1) {
-        Some(path) => {
-            // SAFETY: `ibv_init_ah_from_wc` requires `out` to point to a writable struct.
-            unsafe { *out = attr(&path) };
-            0
-        }
-        None => minus_one(libc::EINVAL),
+) -> Result<(), c_int> {
+    // SAFETY: `ibv_init_ah_from_wc` requires an open context, a readable completion, the GRH that belongs to
+    // it, and a writable struct.
+    unsafe {
+        let path = reverse_path(Context::from_raw_ref(context), wc, header).filter(|_| port == 1);
+        *out = attr(&path.ok_or(libc::EINVAL)?);
     }
+    Ok(())
 }
 
-unsafe extern "C" fn create_ah_from_wc(
+unsafe fn create_ah_from_wc(
     pd: *mut ibv_pd,
     wc: *mut ibv_wc,
     header: *mut ibv_grh,
     port: u8,
-) -> *mut ibv_ah {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_ah_from_wc, null);
-    if !ProtectionDomain::is_live(pd) {
-        return null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, whose context is open. `ibv_create_ah_from_wc` requires
-    // a readable completion and the GRH that belongs to it.
-    match unsafe { reverse_path(Context::from_raw_ref((*pd).context), wc, header) }.filter(|_| port == 1) {
-        // SAFETY: `pd` is checked by `create_ah`, and the attributes are a local value.
-        Some(path) => unsafe { create_ah(pd, &mut attr(&path)) },
-        None => null(libc::EINVAL),
-    }
-}
-
-pub(crate) unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
-    // parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live as above, and the program gives up its pointer. The handle counted as a user of its
-    // domain, which therefore was not freed.
+) -> Result<*mut ibv_ah, c_int> {
+    // SAFETY: the program must not deallocate the domain during the call, and its context is open.
+    // `ibv_create_ah_from_wc` requires a readable completion and the GRH that belongs to it.
     unsafe {
-        let pd = (*c).pd;
-        drop(AddressHandle::from_raw(c));
-        ProtectionDomain::release(pd);
+        let domain = ProtectionDomain::live(pd)?;
+        let path = reverse_path(Context::from_raw_ref(domain.context()), wc, header).filter(|_| port == 1);
+        non_null(ibv_create_ah(pd, &mut attr(&path.ok_or(libc::EINVAL)?)))
     }
-    0
 }
 
-/// Returns `EOPNOTSUPP`, because the link resolves MAC addresses itself.
-pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
+unsafe fn destroy_ah(c: *mut ibv_ah) -> Result<(), c_int> {
+    // SAFETY: `c` is live (checked by the entry point), and the program gives up its pointer.
+    drop(unsafe { AddressHandle::from_raw(c) });
+    Ok(())
+}
+
+/// Fails with `EOPNOTSUPP`, because the link resolves MAC addresses itself.
+unsafe fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,
     _mac: *mut u8,
     _vid: *mut u16,
-) -> c_int {
-    libc::EOPNOTSUPP
+) -> Result<(), c_int> {
+    Err(libc::EOPNOTSUPP)
 }

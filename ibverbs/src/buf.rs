@@ -8,18 +8,23 @@ use urxe::memory::page_size;
 
 use crate::abi::{ibv_buf, ibv_dm, ibv_mr, ibv_mr_init_attr, ibv_pd};
 use crate::dmah::DmaHandle;
-use crate::errno::{minus_one, null};
+use crate::errno::{minus_one, non_null};
 use crate::mr::{self, MemoryRegion};
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::ProtectionDomain;
 
+entry_points! {
+    "IBVERBS_1.15" null ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr
+        = reg_mr_ex;
+    "IBVERBS_1.17" null ibv_alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> *mut c_void
+        = alloc_buf;
+    "IBVERBS_1.17" null ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize,
+        access: c_int) -> *mut ibv_mr = reg_buf_mr;
+}
+
 export! {
-    "IBVERBS_1.15": ibv_reg_mr_ex = reg_mr_ex;
     "IBVERBS_1.16": ibv_dm_export_dmabuf_fd = dm_export_dmabuf_fd;
-    "IBVERBS_1.17":
-        ibv_alloc_buf = alloc_buf,
-        ibv_free_buf = free_buf,
-        ibv_reg_buf_mr = reg_buf_mr;
+    "IBVERBS_1.17": ibv_free_buf = free_buf;
     "IBVERBS_1.18": ibv_export_buf_dmabuf_fd = export_buf_dmabuf_fd;
 }
 
@@ -55,38 +60,33 @@ unsafe fn register(
     length: usize,
     iova: Option<u64>,
     access: c_int,
-) -> *mut ibv_mr {
-    if !Buffer::is_live(buf) {
-        return null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live buffer, which the program must not free during the call.
-    let buffer = unsafe { Buffer::from_raw_ref(buf) };
+) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: the program must not free the buffer during the call.
+    let buffer = unsafe { Buffer::live(buf) }?;
     let offset = addr.addr().checked_sub(buffer.memory.addr());
     let end = offset.and_then(|offset| offset.checked_add(length));
     if buffer.pd != pd.addr() || end.is_none_or(|end| end > buffer.layout.size()) {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: the range lies in the buffer, which stays allocated until after the deregistration.
     unsafe { mr::register(pd, addr, length, iova.unwrap_or(addr.addr() as u64), access as c_uint) }
 }
 
-unsafe extern "C" fn alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> *mut c_void {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_buf, null);
+unsafe fn alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> Result<*mut c_void, c_int> {
     if !ProtectionDomain::is_live(pd) || size == 0 || out.is_null() {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    let Ok(layout) = Layout::from_size_align(size, page_size()) else { return null(libc::ENOMEM) };
+    let layout = Layout::from_size_align(size, page_size()).map_err(|_| libc::ENOMEM)?;
     // SAFETY: the layout's size is not 0.
     let memory = unsafe { alloc_zeroed(layout) };
     if memory.is_null() {
-        return null(libc::ENOMEM);
+        return Err(libc::ENOMEM);
     }
     let c = FfiCell::new(ibv_buf { addr: memory.cast() });
     let buf = Buffer { c, pd: pd.addr(), memory, layout }.into_raw();
     // SAFETY: `ibv_alloc_buf` requires `out` to point to a writable pointer; null was excluded.
     unsafe { *out = buf };
-    memory.cast()
+    Ok(memory.cast())
 }
 
 unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
@@ -97,15 +97,13 @@ unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
     }
 }
 
-unsafe extern "C" fn reg_buf_mr(
+unsafe fn reg_buf_mr(
     pd: *mut ibv_pd,
     buf: *mut ibv_buf,
     addr: *mut c_void,
     length: usize,
     access: c_int,
-) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_buf_mr, null);
+) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: the requirements of `register` are those of `ibv_reg_buf_mr`: the program frees the buffer
     // after it has deregistered the region.
     unsafe { register(pd, buf, addr, length, None, access) }
@@ -121,9 +119,7 @@ unsafe extern "C" fn dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
     minus_one(libc::EOPNOTSUPP)
 }
 
-unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_mr_ex, null);
+unsafe fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*mut ibv_mr, c_int> {
     /// Bits of `comp_mask`.
     const IOVA: u64 = 1;
     const ADDR: u64 = 2;
@@ -137,10 +133,10 @@ unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> 
     // A region is in memory or in a DMA-buf, and the memory may be a part of a buffer.
     let is_contradictory = has(ADDR) == has(FD) || has(FD_OFFSET) && !has(FD) || has(BUF) && !has(ADDR);
     if attr.comp_mask & !(IOVA | ADDR | FD | FD_OFFSET | DMAH | BUF) != 0 || is_contradictory {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     if has(DMAH) && !DmaHandle::is_live(attr.dmah) {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     let iova = has(IOVA).then_some(attr.iova);
     // SAFETY: the requirements of the three functions are those of `ibv_reg_mr_ex`: the program keeps the
@@ -148,18 +144,19 @@ unsafe extern "C" fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> 
     let region = unsafe {
         if has(FD) {
             let offset = if has(FD_OFFSET) { attr.fd_offset } else { 0 };
-            mr::reg_dmabuf_mr(pd, offset, attr.length, iova.unwrap_or(offset), attr.fd, attr.access)
+            let iova = iova.unwrap_or(offset);
+            non_null(mr::ibv_reg_dmabuf_mr(pd, offset, attr.length, iova, attr.fd, attr.access))?
         } else if has(BUF) {
-            register(pd, attr.buf, attr.addr, attr.length, iova, attr.access)
+            register(pd, attr.buf, attr.addr, attr.length, iova, attr.access)?
         } else {
             let iova = iova.unwrap_or(attr.addr.addr() as u64);
-            mr::register(pd, attr.addr, attr.length, iova, attr.access as c_uint)
+            mr::register(pd, attr.addr, attr.length, iova, attr.access as c_uint)?
         }
     };
-    if has(DMAH) && !region.is_null() {
+    if has(DMAH) {
         // SAFETY: `is_live` found a live handle, which the program must not deallocate during the call. The
         // region was made above, and the program has no pointer to it yet.
-        unsafe { MemoryRegion::from_raw_ref(region).set_dma_handle(DmaHandle::from_raw_ref(attr.dmah)) };
+        unsafe { MemoryRegion::from_raw_ref(region).set_dma_handle(Use::new(attr.dmah)) };
     }
-    region
+    Ok(region)
 }

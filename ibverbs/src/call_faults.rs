@@ -44,29 +44,6 @@ fn apply(faults: &CallFaults, call: Call) -> Option<c_int> {
     verdict.error.map(|error| error.errno)
 }
 
-/// Returns the call that an entry point implements: `ibv_` and its name, or the alias if there is one.
-pub(crate) const fn of_entry_point(name: &str, alias: &[&str]) -> Call {
-    let name = if alias.is_empty() { name.as_bytes() } else { alias[0].as_bytes() };
-    let mut index = 0;
-    while index < Call::ALL.len() {
-        if let Some((b"ibv_", rest)) = Call::ALL[index].name().as_bytes().split_first_chunk::<4>()
-            && are_equal(rest, name)
-        {
-            return Call::ALL[index];
-        }
-        index += 1;
-    }
-    panic!("Call has no variant for this entry point")
-}
-
-const fn are_equal(a: &[u8], b: &[u8]) -> bool {
-    let mut i = 0;
-    while i < a.len() && i < b.len() && a[i] == b[i] {
-        i += 1;
-    }
-    i == a.len() && i == b.len()
-}
-
 /// Returns the counters of all faults on calls that this process has read itself.
 pub(crate) fn counts() -> Vec<FaultCount> {
     let own = active().filter(|(_, process)| *process == std::process::id());

@@ -178,15 +178,11 @@ impl Call {
     /// nothing that needs to be dropped.
     fn wait(&mut self) {
         let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
-        let (time, has_time) = match self.timeout {
-            Some(timeout) => {
-                let seconds =
-                    if timeout.as_secs() > MAX_WAIT_SECS { MAX_WAIT_SECS } else { timeout.as_secs() };
-                (timespec { tv_sec: seconds as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }, true)
-            }
-            None => (timespec { tv_sec: 0, tv_nsec: 0 }, false),
-        };
-        let time = if has_time { &raw const time } else { std::ptr::null() };
+        let time = self.timeout.map(|timeout| timespec {
+            tv_sec: timeout.as_secs().min(MAX_WAIT_SECS) as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `fds` points to `len` descriptors: the one in this struct, which is borrowed, or the
         // thread-local list, which does not change before the next attempt. `time` is null or a local, and a
         // null mask is allowed.

@@ -8,16 +8,20 @@ use urxe::verbs::{CompletionChannel, signals_restart_calls};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::cancel::{Call, Step, blocking};
-use crate::context::{Context, is_inherited};
-use crate::errno::{minus_one, null};
+use crate::context::Context;
+use crate::errno::minus_one;
 use crate::event_objects::object_at;
-use crate::object::{FfiCell, FfiObject, Users, ffi_object};
+use crate::object::{FfiCell, FfiObject, Users, destroy_unused, ffi_object};
+
+entry_points! {
+    "IBVERBS_1.0" null ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel
+        = create_comp_channel;
+    "IBVERBS_1.0" store ibv_destroy_comp_channel(c: *mut ibv_comp_channel) on CompChannel(c)
+        unless is_inherited = destroy_unused::<CompChannel>;
+}
 
 export! {
-    "IBVERBS_1.0":
-        ibv_create_comp_channel = create_comp_channel;
-    "IBVERBS_1.1":
-        ibv_get_cq_event = get_cq_event;
+    "IBVERBS_1.1": ibv_get_cq_event = get_cq_event;
 }
 
 /// Upper bound of a single wait; the caller then waits again.
@@ -45,10 +49,10 @@ pub(crate) fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
 pub(crate) struct CompChannel {
     c: FfiCell<ibv_comp_channel>,
     pub channel: CompletionChannel,
-    pub users: Users,
+    users: Users,
 }
 
-ffi_object! { CompChannel { c: ibv_comp_channel } [context] }
+ffi_object! { CompChannel { c: ibv_comp_channel, users } [context] }
 
 /// Makes a descriptor blocking, which is the initial state of the kernel's descriptors.
 pub(crate) fn set_blocking(fd: c_int) {
@@ -67,38 +71,14 @@ pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
-pub(crate) unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_comp_channel, null);
+unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, c_int> {
     // SAFETY: `ibv_create_comp_channel` requires an open context, which the program does not close during
     // the call.
-    match unsafe { Context::from_raw_ref(context) }.nic.create_channel() {
-        Ok(channel) => {
-            let fd = channel.as_fd().as_raw_fd();
-            set_blocking(fd);
-            let c = FfiCell::new(ibv_comp_channel { context, fd, refcnt: 0 });
-            CompChannel { c, channel, users: Users::default() }.into_raw()
-        }
-        Err(e) => null(e.errno()),
-    }
-}
-
-pub(crate) unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
-    // is open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live as above. Without users, no completion queue refers to the channel, and the program
-    // gives up its pointer.
-    unsafe {
-        if CompChannel::from_raw_ref(c).users.any() {
-            return libc::EBUSY;
-        }
-        drop(CompChannel::from_raw(c));
-    }
-    0
+    let channel = unsafe { Context::from_raw_ref(context) }.nic.create_channel().map_err(|e| e.errno())?;
+    let fd = channel.as_fd().as_raw_fd();
+    set_blocking(fd);
+    let c = FfiCell::new(ibv_comp_channel { context, fd, refcnt: 0 });
+    Ok(CompChannel { c, channel, users: Users::default() }.into_raw())
 }
 
 unsafe extern "C-unwind" fn get_cq_event(

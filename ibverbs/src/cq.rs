@@ -9,18 +9,24 @@ use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::faults::Call;
 use urxe::verbs::{Completion, Cq, CqPoll, DestroyCqError, Notify, WcFlags};
 
-use crate::abi::{ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
+use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::call_faults;
 use crate::channel::{CompChannel, MAX_WAIT};
-use crate::context::{Context, is_inherited};
+use crate::context::Context;
 use crate::event_objects::address_of;
 use crate::explain::explain;
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::ProtectionDomain;
 
+entry_points! {
+    "IBVERBS_1.1" store ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) on CompletionQueue(cq) = resize_cq;
+    "IBVERBS_1.1" store ibv_destroy_cq(cq: *mut ibv_cq) on CompletionQueue(cq) unless is_inherited
+        = destroy_cq;
+    store ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) = req_notify_cq;
+}
+
 export! {
-    "IBVERBS_1.1":
-        ibv_ack_cq_events = ack_cq_events;
+    "IBVERBS_1.1": ibv_ack_cq_events = ack_cq_events;
 }
 
 /// Flag in a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
@@ -48,16 +54,23 @@ pub(crate) struct CompletionQueue {
     /// Polling batch, declared before `cq` so that it is dropped first, because it borrows from `cq`.
     pub batch: PollBatch,
     pub cq: Cq,
-    /// Parent domain in which the queue was created, or null.
-    parent: *mut ibv_pd,
+    /// Parent domain in which the queue was created, if there is one.
+    _parent: Option<Use<ProtectionDomain>>,
+    _channel: Option<Use<CompChannel>>,
 }
 
 ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } [context, handle] }
 
 impl CompletionQueue {
     /// Allocates a queue whose C struct is `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(c: ibv_cq_ex, cq: Cq, parent: *mut ibv_pd) -> *mut ibv_cq {
-        CompletionQueue { c: FfiCell::new(c), batch: PollBatch::default(), cq, parent }.into_raw()
+    pub(crate) fn new_raw(
+        c: ibv_cq_ex,
+        cq: Cq,
+        parent: Option<Use<ProtectionDomain>>,
+        channel: Option<Use<CompChannel>>,
+    ) -> *mut ibv_cq {
+        let (c, batch) = (FfiCell::new(c), PollBatch::default());
+        CompletionQueue { c, batch, cq, _parent: parent, _channel: channel }.into_raw()
     }
 }
 
@@ -66,52 +79,34 @@ thread_local! {
     static COMPLETIONS: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
 }
 
-pub(crate) unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue at `c`.
+unsafe fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue at `c`.
     let queue = unsafe { CompletionQueue::from_raw_ref(c) };
-    let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
-    match queue.cq.resize(capacity) {
-        Ok(()) => {
-            // SAFETY: `c` is live and the field is an aligned integer; the program does not read it while the
-            // queue is resized.
-            unsafe { (*c).cqe = queue.cq.capacity() as c_int };
-            0
-        }
-        Err(e) => e.errno(),
-    }
+    queue.cq.resize(usize::try_from(cqe).map_err(|_| libc::EINVAL)?).map_err(|e| e.errno())?;
+    // SAFETY: `c` is live and the field is an aligned integer; the program does not read it while the
+    // queue is resized.
+    unsafe { (*c).cqe = queue.cq.capacity() as c_int };
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
-    // is open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` and its context are live as above, and `channel` was set when the queue was made.
-    let (queue, owner, channel) =
-        unsafe { (CompletionQueue::from_raw_ref(c), Context::from_raw_ref((*c).context), (*c).channel) };
+/// Destroys a queue (`ibv_destroy_cq`).
+///
+/// # Safety
+/// `c` is live, and its context is open. The program gives up its pointer.
+pub(crate) unsafe fn destroy_cq(c: *mut ibv_cq) -> Result<(), c_int> {
+    // SAFETY: `c` and its context are live as the caller guarantees.
+    let (queue, owner) = unsafe { (CompletionQueue::from_raw_ref(c), Context::from_raw_ref((*c).context)) };
     if let Err(e @ DestroyCqError::InUse(_)) = queue.cq.clone().destroy(Duration::ZERO) {
-        return e.errno();
+        return Err(e.errno());
     }
     owner.event_objects.cqs.remove(queue.cq.id());
     // Like libibverbs, waits until all events that the program has taken are acknowledged.
     while queue.cq.clone().destroy(MAX_WAIT).is_err() {}
     owner.unacked.wait(address_of(c));
-    let parent = queue.parent;
     // SAFETY: no queue pair uses the queue and no event refers to it; the program gives up its pointer, and
     // the references above are not used any more.
     drop(unsafe { CompletionQueue::from_raw(c) });
-    if !parent.is_null() {
-        // SAFETY: the queue counted as a user of the domain, which therefore was not freed.
-        unsafe { ProtectionDomain::release(parent) };
-    }
-    if !channel.is_null() {
-        // SAFETY: the queue counted as a user of the channel, which therefore was not freed.
-        unsafe { CompChannel::from_raw_ref(channel) }.users.remove();
-    }
-    0
+    Ok(())
 }
 
 /// Returns the network header type, which hardware stores in the SL field of a datagram's completion: 0
@@ -174,9 +169,7 @@ pub(crate) unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ib
         .unwrap_or_else(|_| poll(&mut Vec::new()))
 }
 
-pub(crate) unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_req_notify_cq, store);
+unsafe fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> Result<(), c_int> {
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
     let (cq, owner) = unsafe { (&CompletionQueue::from_raw_ref(c).cq, Context::from_raw_ref((*c).context)) };
@@ -184,7 +177,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_
         true => cq.req_notify_with_missed(notify),
         false => cq.req_notify(notify),
     }
-    0
+    Ok(())
 }
 
 unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {

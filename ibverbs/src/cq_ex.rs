@@ -11,28 +11,6 @@ use crate::cq::{CompletionQueue, header_kind};
 use crate::explain::explain;
 use crate::object::FfiObject;
 
-/// Sets the function pointers in a queue's C struct.
-pub(crate) fn set_functions(c: &mut ibv_cq_ex) {
-    c.start_poll = Some(start_poll);
-    c.next_poll = Some(next_poll);
-    c.end_poll = Some(end_poll);
-    c.read_opcode = Some(read_opcode);
-    c.read_vendor_err = Some(read_vendor_err);
-    c.read_byte_len = Some(read_byte_len);
-    c.read_imm_data = Some(read_imm_data);
-    c.read_qp_num = Some(read_qp_num);
-    c.read_src_qp = Some(read_src_qp);
-    c.read_wc_flags = Some(read_wc_flags);
-    c.read_slid = Some(read_none_32);
-    c.read_sl = Some(read_sl);
-    c.read_dlid_path_bits = Some(read_none_8);
-    c.read_completion_ts = Some(read_completion_ts);
-    c.read_cvlan = Some(read_none_16);
-    c.read_flow_tag = Some(read_none_32);
-    c.read_tm_info = Some(read_tm_info);
-    c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
-}
-
 /// Advances to the next completion. Returns 0, `ENOENT` if there is none, or the queue's error number.
 ///
 /// # Safety
@@ -116,7 +94,7 @@ unsafe fn read_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>)
     poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
 }
 
-/// Defines the C functions that read a field of the current completion.
+/// Defines the C functions that read a field of the current completion, and `set_functions`.
 macro_rules! read {
     ($($name:ident: $kind:ty = $read:expr;)*) => {
         $(unsafe extern "C" fn $name(c: *mut ibv_cq_ex) -> $kind {
@@ -124,6 +102,15 @@ macro_rules! read {
             // thread, on a live queue.
             unsafe { read_current(c, $read) }
         })*
+
+        /// Sets the function pointers in a queue's C struct.
+        pub(crate) fn set_functions(c: &mut ibv_cq_ex) {
+            c.start_poll = Some(start_poll);
+            c.next_poll = Some(next_poll);
+            c.end_poll = Some(end_poll);
+            c.read_tm_info = Some(read_tm_info);
+            $(c.$name = Some($name);)*
+        }
     };
 }
 
@@ -139,9 +126,10 @@ read! {
     read_completion_ts: u64 = |wc| wc.completion_timestamp();
     read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
     read_sl: u8 = |wc| header_kind(wc.wc_flags().contains(WcFlags::GRH), wc.over_ipv4);
-    read_none_32: u32 = |_| 0;
-    read_none_16: u16 = |_| 0;
-    read_none_8: u8 = |_| 0;
+    read_slid: u32 = |_| 0;
+    read_dlid_path_bits: u8 = |_| 0;
+    read_cvlan: u16 = |_| 0;
+    read_flow_tag: u32 = |_| 0;
 }
 
 unsafe extern "C" fn read_tm_info(_c: *mut ibv_cq_ex, out: *mut ibv_wc_tm_info) {

@@ -8,12 +8,14 @@ use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_a
 use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::object::FfiObject;
-use crate::pd::ProtectionDomain;
-use crate::{cq_ex, errno};
+use crate::cq_ex;
+use crate::object::Use;
 
-export! {
-    "IBVERBS_1.1": ibv_create_cq = create_cq;
+entry_points! {
+    "IBVERBS_1.1" null ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq = create_cq;
+    null ibv_create_cq_ex(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex
+        = create_cq_ex;
 }
 
 const MASK_FLAGS: u32 = 1;
@@ -25,20 +27,18 @@ const IGNORE_OVERRUN: u32 = 2;
 /// wall-clock time.
 const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
 
-unsafe extern "C" fn create_cq(
+unsafe fn create_cq(
     context: *mut ibv_context,
     cqe: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
-) -> *mut ibv_cq {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_cq, null);
+) -> Result<*mut ibv_cq, c_int> {
     // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
 
-/// Creates a completion queue. On failure, sets `errno` and returns null.
+/// Creates a completion queue.
 ///
 /// # Safety
 /// `context` is open; `channel` and `parent` are live or null.
@@ -50,32 +50,20 @@ pub(crate) unsafe fn make(
     comp_vector: c_int,
     ignore_overrun: bool,
     parent: *mut ibv_pd,
-) -> *mut ibv_cq {
+) -> Result<*mut ibv_cq, c_int> {
     let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
-        return errno::null(libc::EINVAL);
+        return Err(libc::EINVAL);
     };
-    // SAFETY: null was excluded, so the caller passes a live channel, which the program does not destroy
-    // during the call.
-    let comp_channel = (!channel.is_null()).then(|| unsafe { CompChannel::from_raw_ref(channel) });
+    // SAFETY: the caller passes an open context, and other pointers that are live or null. The program does
+    // not destroy these objects during the call.
+    let (owner, comp_channel, parent) =
+        unsafe { (Context::from_raw_ref(context), Use::<CompChannel>::given(channel), Use::given(parent)) };
     let options = CqOptions::new(capacity).comp_vector(comp_vector).ignore_overrun(ignore_overrun);
-    let options = match comp_channel {
+    let options = match &comp_channel {
         Some(comp_channel) => options.channel(&comp_channel.channel),
         None => options,
     };
-    // SAFETY: the caller passes an open context, which the program does not close during the call.
-    let owner = unsafe { Context::from_raw_ref(context) };
-    let cq = match owner.nic.create_cq(&options) {
-        Ok(cq) => cq,
-        Err(e) => return errno::null(e.errno()),
-    };
-    if let Some(comp_channel) = comp_channel {
-        comp_channel.users.add();
-    }
-    if !parent.is_null() {
-        // SAFETY: null was excluded, so the caller passes a live domain, which the program does not
-        // deallocate during the call.
-        unsafe { ProtectionDomain::from_raw_ref(parent) }.users.add();
-    }
+    let cq = owner.nic.create_cq(&options).map_err(|e| e.errno())?;
     // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
     // condition variable, for all of which zeros are valid.
     let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
@@ -84,17 +72,15 @@ pub(crate) unsafe fn make(
     (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     cq_ex::set_functions(&mut c);
     let id = cq.id();
-    let c = CompletionQueue::new_raw(c, cq, parent);
+    let c = CompletionQueue::new_raw(c, cq, parent, comp_channel);
     owner.event_objects.cqs.add(id, c);
-    c
+    Ok(c)
 }
 
-pub(crate) unsafe extern "C" fn create_cq_ex(
+unsafe fn create_cq_ex(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
-) -> *mut ibv_cq_ex {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_cq_ex, null);
+) -> Result<*mut ibv_cq_ex, c_int> {
     // SAFETY: `ibv_create_cq_ex` requires `init` to point to a readable struct.
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
@@ -103,14 +89,14 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         || init.wc_flags & !SUPPORTED_WC_FLAGS != 0
         || !has_known_flags
     {
-        return errno::null(libc::EOPNOTSUPP);
+        return Err(libc::EOPNOTSUPP);
     }
     let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
-        return errno::null(libc::EINVAL);
+        return Err(libc::EINVAL);
     };
     let overruns = flags & IGNORE_OVERRUN != 0;
     let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
     // SAFETY: `ibv_create_cq_ex` requires an open context; the channel and the parent domain are live or
     // null. A parent domain that `comp_mask` does not cover is not used.
-    unsafe { make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
+    Ok(unsafe { make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }?.cast())
 }

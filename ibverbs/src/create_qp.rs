@@ -1,6 +1,6 @@
 //! Creation of queue pairs (`ibv_create_qp`, `ibv_create_qp_ex`).
 
-use std::ffi::c_uint;
+use std::ffi::c_int;
 
 use urxe::verbs::{QpOptions, QpState, QpType, RecvCaps, SendCaps};
 
@@ -9,32 +9,21 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::errno::null;
-use crate::object::FfiObject;
+use crate::object::{FfiObject, Use};
 use crate::pd::{ProtectionDomain, XrcDomain};
-use crate::qp::{QueuePair, XRC_RECV, XRC_SEND};
+use crate::qp::{self, QueuePair};
 use crate::qp_ex;
 use crate::srq::SharedReceiveQueue;
 
-export! {
-    "IBVERBS_1.1": ibv_create_qp = create_qp;
-}
-
-/// Converts an `enum ibv_qp_type` value, or returns `None` if the type is not supported.
-fn qp_type_from_c(number: c_uint) -> Option<QpType> {
-    Some(match number {
-        2 => QpType::Rc,
-        3 => QpType::Uc,
-        4 => QpType::Ud,
-        XRC_SEND => QpType::XrcSend,
-        XRC_RECV => QpType::XrcRecv,
-        _ => return None,
-    })
+entry_points! {
+    "IBVERBS_1.1" null ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp = create_qp;
+    null ibv_create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp
+        = create_qp_ex;
 }
 
 /// Creates a queue pair: an XRC target in `xrcd`, any other type in `pd` with completion queues. `send_ops`
 /// is the set of operations that the program may post through the `ibv_wr_*` functions, or `None` if it uses
-/// `ibv_post_send` alone. On failure, sets `errno` and returns null.
+/// `ibv_post_send` alone.
 ///
 /// # Safety
 /// The pointers are the program's arguments; live objects among them stay so during the call.
@@ -43,13 +32,13 @@ unsafe fn make(
     xrcd: *mut ibv_xrcd,
     init: &mut ibv_qp_init_attr,
     send_ops: Option<u64>,
-) -> *mut ibv_qp {
-    let Some(qp_type) = qp_type_from_c(init.qp_type) else { return null(libc::EOPNOTSUPP) };
+) -> Result<*mut ibv_qp, c_int> {
+    let qp_type = qp::qp_type(init.qp_type).ok_or(libc::EOPNOTSUPP)?;
     // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
     // condition variable, for all of which zeros are valid.
     let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
     if send_ops.is_some_and(|wanted| !qp_ex::set_functions(&mut c, qp_type, wanted)) {
-        return null(libc::EOPNOTSUPP);
+        return Err(libc::EOPNOTSUPP);
     }
     let cap = &mut init.cap;
     let has_no_receive_queue = !init.srq.is_null() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
@@ -70,55 +59,32 @@ unsafe fn make(
         })
         .recv(RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge })
         .signal_all(init.sq_sig_all != 0);
-    // SAFETY: `is_live` finds a live object before each use, other than for `srq` if that is null; the
-    // program must not destroy the objects during the call.
-    let (made, context) = unsafe {
+    // SAFETY: the program must not destroy the objects during the call. Their liveness is checked, other than
+    // of a null `srq`.
+    let (made, context, held_pd, held_xrcd, held_srq) = unsafe {
+        let srq = if init.srq.is_null() { None } else { Some(SharedReceiveQueue::live(init.srq)?) };
+        let held_srq = Use::given(init.srq);
         if qp_type == QpType::XrcRecv {
-            if !XrcDomain::is_live(xrcd) {
-                return null(libc::EINVAL);
-            }
-            let domain = XrcDomain::from_raw_ref(xrcd);
-            (domain.xrcd.create_target_qp(), domain.context())
+            let domain = XrcDomain::live(xrcd)?;
+            (domain.xrcd.create_target_qp(), domain.context(), None, Use::given(xrcd), held_srq)
         } else {
             // An XRC initiator receives nothing and needs no completion queue for receives.
             let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
                 true => init.send_cq,
                 false => init.recv_cq,
             };
-            let has_srq = init.srq.is_null() || SharedReceiveQueue::is_live(init.srq);
-            let has_queues =
-                CompletionQueue::is_live(init.send_cq) && CompletionQueue::is_live(recv_cq) && has_srq;
-            if !ProtectionDomain::is_live(pd) || !has_queues {
-                return null(libc::EINVAL);
-            }
-            let domain = ProtectionDomain::from_raw_ref(pd);
-            let (send_cq, recv_cq) =
-                (&CompletionQueue::from_raw_ref(init.send_cq).cq, &CompletionQueue::from_raw_ref(recv_cq).cq);
-            let made = match init.srq.is_null() {
-                true => domain.pd.create_qp(send_cq, recv_cq, &options),
-                false => domain.pd.create_qp(
-                    send_cq,
-                    recv_cq,
-                    &options.srq(&SharedReceiveQueue::from_raw_ref(init.srq).srq),
-                ),
+            let domain = ProtectionDomain::live(pd)?;
+            let send_cq = &CompletionQueue::live(init.send_cq)?.cq;
+            let recv_cq = &CompletionQueue::live(recv_cq)?.cq;
+            let options = match srq {
+                Some(srq) => options.srq(&srq.srq),
+                None => options,
             };
-            (made, domain.context())
+            let made = domain.pd.create_qp(send_cq, recv_cq, &options);
+            (made, domain.context(), Use::given(pd), None, held_srq)
         }
     };
-    let qp = match made {
-        Ok(qp) => qp,
-        Err(e) => return null(e.errno()),
-    };
-    // SAFETY: the objects were found live above, and a null `srq` is excluded.
-    unsafe {
-        match qp_type {
-            QpType::XrcRecv => XrcDomain::from_raw_ref(xrcd).users.add(),
-            _ => ProtectionDomain::from_raw_ref(pd).users.add(),
-        }
-        if !init.srq.is_null() {
-            SharedReceiveQueue::from_raw_ref(init.srq).users.add();
-        }
-    }
+    let qp = made.map_err(|e| e.errno())?;
     let qpn = qp.qpn();
     c.qp_base = ibv_qp {
         context,
@@ -135,27 +101,23 @@ unsafe fn make(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let c = QueuePair::new_raw(c, qp, *init, xrcd);
+    let c = QueuePair::new_raw(c, qp, *init, (held_pd, held_xrcd, held_srq));
     // SAFETY: `context` is that of a domain that was found live, and the program closes a context only after
     // it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
-    c
+    Ok(c)
 }
 
-unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_qp, null);
+unsafe fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
     // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
     // call; `make` checks the objects that it names.
     unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
 
-pub(crate) unsafe extern "C" fn create_qp_ex(
+unsafe fn create_qp_ex(
     _context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_create_qp_ex, null);
+) -> Result<*mut ibv_qp, c_int> {
     const PD: u32 = 1;
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;
@@ -167,7 +129,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     let (mask, flags) = (init.comp_mask, init.create_flags);
     let flags = if mask & CREATE_FLAGS != 0 { flags } else { 0 };
     if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
-        return null(libc::EOPNOTSUPP);
+        return Err(libc::EOPNOTSUPP);
     }
     let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
     let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
@@ -177,9 +139,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     let made =
         unsafe { make(pd, xrcd, &mut init_plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
     init.cap = init_plain.cap;
-    if !made.is_null() && flags != 0 {
+    let made = made?;
+    if flags != 0 {
         // SAFETY: `made` was returned by `make` and is not known to the program yet.
         unsafe { QueuePair::from_raw_ref(made) }.qp.block_multicast_loopback();
     }
-    made
+    Ok(made)
 }

@@ -25,9 +25,12 @@ use crate::env::{Settings, variable};
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 
+entry_points! {
+    "IBVERBS_1.1" null ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device = get_device_list;
+}
+
 export! {
     "IBVERBS_1.1":
-        ibv_get_device_list = get_device_list,
         ibv_free_device_list = free_device_list,
         ibv_get_device_name = get_device_name,
         ibv_get_device_guid = get_device_guid;
@@ -435,26 +438,32 @@ pub(crate) fn all() -> &'static [Device] {
     })
 }
 
-unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_get_device_list, null);
-    let devices = all();
+unsafe fn get_device_list(count: *mut c_int) -> Result<*mut *mut ibv_device, c_int> {
+    let devices: Vec<_> = all().iter().map(Device::as_c).collect();
+    // SAFETY: `ibv_get_device_list` requires a non-null `count` to point to a writable integer.
+    unsafe { list(&devices, count) }
+}
+
+/// Allocates a list of pointers that ends with null, and stores its length at `count`.
+///
+/// # Safety
+/// `count` points to a writable integer, or is null.
+pub(crate) unsafe fn list<T>(elements: &[*mut T], count: *mut c_int) -> Result<*mut *mut T, c_int> {
     // From `malloc`, as some programs free the list themselves.
     // SAFETY: `calloc` has no preconditions; the result is checked for null.
-    let list: *mut *mut ibv_device =
-        unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) }.cast();
+    let list: *mut *mut T = unsafe { libc::calloc(elements.len() + 1, size_of::<*mut T>()) }.cast();
     if list.is_null() {
-        return crate::errno::null(libc::ENOMEM);
+        return Err(libc::ENOMEM);
     }
-    for (i, device) in devices.iter().enumerate() {
-        // SAFETY: the list has an element for each device and a null after them, so index `i` is inside it.
-        unsafe { *list.add(i) = device.as_c() };
+    // SAFETY: the list has room for the elements and a null behind them. The caller guarantees that `count`
+    // is writable if it is not null.
+    unsafe {
+        list.copy_from_nonoverlapping(elements.as_ptr(), elements.len());
+        if !count.is_null() {
+            *count = elements.len() as c_int;
+        }
     }
-    if !count.is_null() {
-        // SAFETY: `ibv_get_device_list` requires a non-null `count` to point to a writable integer.
-        unsafe { *count = devices.len() as c_int };
-    }
-    list
+    Ok(list)
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {

@@ -7,13 +7,17 @@ use urxe::verbs::Dm;
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm};
 use crate::buffers::bytes;
 use crate::context::{Context, is_inherited};
-use crate::errno::{self, null};
-use crate::object::{FfiCell, FfiObject, Users, ffi_object};
+use crate::errno;
+use crate::object::{FfiCell, FfiObject, Used, Users, destroy_unused, ffi_object};
+
+entry_points! {
+    null ibv_alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm = alloc_dm;
+    store ibv_free_dm(dm: *mut ibv_dm) on DeviceMemory(dm) unless is_inherited = free_dm;
+    "IBVERBS_1.13" null ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm = import_dm;
+}
 
 export! {
-    "IBVERBS_1.13":
-        ibv_import_dm = import_dm,
-        ibv_unimport_dm = unimport_dm;
+    "IBVERBS_1.13": ibv_unimport_dm = unimport_dm;
 }
 
 /// Granularity of copies in bytes. Hardware requires programs to access device memory in words.
@@ -25,10 +29,10 @@ pub(crate) struct DeviceMemory {
     c: FfiCell<ibv_dm>,
     pub dm: Dm,
     /// Number of memory regions registered in the device memory.
-    pub users: Users,
+    users: Users,
 }
 
-ffi_object! { DeviceMemory { c: ibv_dm } [context, handle] }
+ffi_object! { DeviceMemory { c: ibv_dm, users } [context, handle] }
 
 /// Creates the `ibv_dm` for device memory, with the handle that `ibv_import_dm` uses to find it.
 fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
@@ -42,61 +46,26 @@ fn new_dm(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut 
     DeviceMemory { c: FfiCell::new(c), dm, users }.into_raw()
 }
 
-impl DeviceMemory {
-    /// Removes one user of device memory. Frees imported memory when its last user is removed; the import
-    /// itself counts as a user until it is unimported.
-    ///
-    /// # Safety
-    /// `c` is live and had that user.
-    pub(crate) unsafe fn release(c: *mut ibv_dm) {
-        // SAFETY: the user that is removed kept the memory alive until here. If `remove` returns true,
-        // neither an import nor another user refers to it any more, so no other thread can reach it.
-        unsafe {
-            if DeviceMemory::from_raw_ref(c).users.remove() {
-                drop(DeviceMemory::from_raw(c));
-            }
-        }
-    }
-}
-
-pub(crate) unsafe extern "C" fn alloc_dm(
-    context: *mut ibv_context,
-    attr: *mut ibv_alloc_dm_attr,
-) -> *mut ibv_dm {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_dm, null);
+unsafe fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> Result<*mut ibv_dm, c_int> {
     // SAFETY: `ibv_alloc_dm` requires `attr` to point to a readable struct, and an open context.
     let (attr, of) = unsafe { (&*attr, Context::from_raw_ref(context)) };
     // Every requested alignment is met, as addresses in device memory start at 0.
     if attr.comp_mask != 0 {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    match of.nic.alloc_dm(attr.length) {
-        Ok(dm) => {
-            let handle = of.dms.add(dm.clone());
-            new_dm(context, dm, handle, Users::default())
-        }
-        Err(e) => null(e.errno()),
-    }
+    let dm = of.nic.alloc_dm(attr.length).map_err(|e| e.errno())?;
+    let handle = of.dms.add(dm.clone());
+    Ok(new_dm(context, dm, handle, Users::default()))
 }
 
-pub(crate) unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
-    // parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` and its context are live as above. Without users, no region refers to the memory, and the
-    // program gives up its pointer.
+unsafe fn free_dm(c: *mut ibv_dm) -> Result<(), c_int> {
+    // SAFETY: `c` is live (checked by the entry point), and its context is open.
     unsafe {
-        if DeviceMemory::from_raw_ref(c).users.any() {
-            return libc::EBUSY;
-        }
-        Context::from_raw_ref((*c).context).dms.remove((*c).handle);
-        drop(DeviceMemory::from_raw(c));
+        let (context, handle) = (Context::from_raw_ref((*c).context), (*c).handle);
+        destroy_unused::<DeviceMemory>(c)?;
+        context.dms.remove(handle);
     }
-    0
+    Ok(())
 }
 
 /// Converts the offset of a copy to an index, and fails unless offset and length are multiples of `WORD`.
@@ -109,8 +78,8 @@ fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
 }
 
 /// Copies to device memory; called through a function pointer in the C struct. The header's inline function
-/// returns the error number unchanged, so this function also stores it in `errno`, like the functions in
-/// [`entry_points`](crate::entry_points).
+/// returns the error number unchanged, so this function also stores it in `errno`, like an entry point
+/// whose failure is [`store`](errno::store).
 unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if !DeviceMemory::is_live(c) {
@@ -138,14 +107,10 @@ unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64
     errno::store(copied.err().unwrap_or(0))
 }
 
-unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_import_dm, null);
+unsafe fn import_dm(context: *mut ibv_context, handle: u32) -> Result<*mut ibv_dm, c_int> {
     // SAFETY: `ibv_import_dm` requires an open context, which the program does not close during the call.
-    match unsafe { Context::from_raw_ref(context) }.dms.get(handle) {
-        Some(dm) => new_dm(context, dm, handle, Users::imported()),
-        None => null(libc::ENOENT),
-    }
+    let dm = unsafe { Context::from_raw_ref(context) }.dms.get(handle).ok_or(libc::ENOENT)?;
+    Ok(new_dm(context, dm, handle, Users::imported()))
 }
 
 unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {

@@ -1,16 +1,15 @@
 //! DMA handles (`ibv_dmah`): hints about the processor and the kind of memory that DMA targets.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use crate::abi::{ibv_context, ibv_dmah, ibv_dmah_init_attr};
-use crate::context::is_inherited;
-use crate::errno::null;
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Users, destroy_unused, ffi_object};
 
-export! {
-    "IBVERBS_1.15":
-        ibv_alloc_dmah = alloc_dmah;
+entry_points! {
+    "IBVERBS_1.15" null ibv_alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr)
+        -> *mut ibv_dmah = alloc_dmah;
+    "IBVERBS_1.15" store ibv_dealloc_dmah(dmah: *mut ibv_dmah) on DmaHandle(dmah) unless is_inherited
+        = destroy_unused::<DmaHandle>;
 }
 
 /// A DMA handle with its C struct. The hints are checked but have no effect, because this NIC copies with the
@@ -18,15 +17,16 @@ export! {
 #[repr(C)]
 pub(crate) struct DmaHandle {
     c: FfiCell<ibv_dmah>,
-    /// Cloned by each memory region registered with the handle.
-    pub users: Arc<()>,
+    /// Number of memory regions registered with the handle.
+    users: Users,
 }
 
-ffi_object! { DmaHandle { c: ibv_dmah } [context] }
+ffi_object! { DmaHandle { c: ibv_dmah, users } [context] }
 
-unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_init_attr) -> *mut ibv_dmah {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_dmah, null);
+unsafe fn alloc_dmah(
+    context: *mut ibv_context,
+    attr: *mut ibv_dmah_init_attr,
+) -> Result<*mut ibv_dmah, c_int> {
     /// Bits of `comp_mask`.
     const CPU_ID: u32 = 1;
     const PROCESSING_HINT: u32 = 2;
@@ -42,25 +42,7 @@ unsafe extern "C" fn alloc_dmah(context: *mut ibv_context, attr: *mut ibv_dmah_i
         || mask & PROCESSING_HINT != 0 && attr.ph > MAX_HINT
         || mask & MEMORY_TYPE != 0 && attr.tph_mem_type > MAX_MEMORY_TYPE
     {
-        return null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    DmaHandle { c: FfiCell::new(ibv_dmah { context }), users: Arc::default() }.into_raw()
-}
-
-pub(crate) unsafe extern "C" fn dealloc_dmah(c: *mut ibv_dmah) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
-    // parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live as above. Without users, no region refers to it, and the program gives up its
-    // pointer.
-    unsafe {
-        if Arc::strong_count(&DmaHandle::from_raw_ref(c).users) > 1 {
-            return libc::EBUSY;
-        }
-        drop(DmaHandle::from_raw(c));
-    }
-    0
+    Ok(DmaHandle { c: FfiCell::new(ibv_dmah { context }), users: Users::default() }.into_raw())
 }

@@ -62,16 +62,15 @@ pub(crate) fn null<T>(errno: c_int) -> *mut T {
     std::ptr::null_mut()
 }
 
-/// Sets `errno` and returns -1, for calls that report failure by -1.
-pub(crate) fn minus_one(errno: c_int) -> c_int {
-    set(errno);
-    -1
+/// Returns the pointer that a call has returned, or the error with which it has failed.
+pub(crate) fn non_null<T>(returned: *mut T) -> Result<*mut T, c_int> {
+    if returned.is_null() { Err(get()) } else { Ok(returned) }
 }
 
-/// Sets `errno` and returns -1, for calls that return a number of bytes.
-pub(crate) fn no_bytes(errno: c_int) -> libc::ssize_t {
+/// Sets `errno` and returns -1, for calls that report failure by -1.
+pub(crate) fn minus_one<R: From<i8>>(errno: c_int) -> R {
     set(errno);
-    -1
+    R::from(-1)
 }
 
 /// Sets the calling thread's `errno` unless the argument is 0, and returns the argument.
@@ -80,9 +79,4 @@ pub(crate) fn store(errno: c_int) -> c_int {
         set(errno);
     }
     errno
-}
-
-/// Returns the error number for `result`, or 0 for success, for calls that return an error number.
-pub(crate) fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
-    result.map_or_else(|e| errno(&e), |()| 0)
 }

@@ -2,18 +2,20 @@
 //! manager over [`urxe::verbs`], so that programs linked against these libraries run on urxe unmodified.
 //!
 //! Each exported function is a thin wrapper around its counterpart in [`urxe::verbs`]. `abi` defines the C
-//! structs, `object` ties each C struct to the Rust state behind it, and `export!` assigns the C symbol name
-//! and version. Nothing is public in Rust.
+//! structs, `object` ties each C struct to the Rust state behind it, `entry_points!` defines the C functions, and
+//! `export!` assigns the C symbol name and version. Nothing is public in Rust.
 //!
 //! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects, `abi`.
-//! Of the files of verbs objects, `ops` and `open` are at the top, the entry points and the creation of queues
-//! below them, then the objects, and at the bottom `context`, `object` and what they need.
+//! Of the files of verbs objects, `ops` and `open` are at the top, the creation of queues below them, then the
+//! objects, and at the bottom `context`, `object` and what they need.
 #![warn(unreachable_pub)]
 
 #[macro_use]
 mod call_faults;
 #[macro_use]
 mod symver;
+#[macro_use]
+mod entry_points;
 
 mod abi;
 mod address;
@@ -34,7 +36,6 @@ mod device;
 mod dm;
 mod dma_buf;
 mod dmah;
-mod entry_points;
 mod env;
 mod errno;
 mod event;

@@ -3,8 +3,7 @@
 use std::any::TypeId;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, prefer_huge_pages, supports_populate};
@@ -14,29 +13,42 @@ use urxe::verbs::{Access, DmMr, MrOptions, Mw, NullMr, RawMr, WindowKind};
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;
 use crate::call_faults;
-use crate::context::{Context, is_inherited};
+use crate::context::Context;
 use crate::dm::DeviceMemory;
 use crate::dma_buf::Mapping;
 use crate::dmah::DmaHandle;
 use crate::errno;
 use crate::live_objects;
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::ProtectionDomain;
 use crate::shared_context::MrKeys;
 
+entry_points! {
+    "IBVERBS_1.1" null ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int)
+        -> *mut ibv_mr = reg_mr;
+    "IBVERBS_1.7" null ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
+        access: c_int) -> *mut ibv_mr = reg_mr_iova;
+    "IBVERBS_1.12" null ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int,
+        bits: c_int) -> *mut ibv_mr = reg_dmabuf_mr;
+    null ibv_alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr = alloc_null_mr;
+    null ibv_reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint)
+        -> *mut ibv_mr = reg_dm_mr;
+    "IBVERBS_1.10" null ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import_mr;
+    "IBVERBS_1.1" store ibv_dereg_mr(mr: *mut ibv_mr) on MemoryRegion(mr) unless is_inherited = dereg_mr;
+    store ibv_advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge, count: u32)
+        on ProtectionDomain(pd) = advise_mr;
+    null ibv_alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw = alloc_mw;
+    store ibv_dealloc_mw(mw: *mut ibv_mw) on MemoryWindow(mw) unless is_inherited = dealloc_mw;
+}
+
 export! {
     "IBVERBS_1.1":
-        ibv_reg_mr = reg_mr,
         ibv_rereg_mr = rereg_mr,
         ibv_fork_init = fork_init,
         ibv_dontfork_range = fork_range,
         ibv_dofork_range = fork_range;
-    "IBVERBS_1.7": ibv_reg_mr_iova = reg_mr_iova;
     "IBVERBS_1.8": ibv_reg_mr_iova2 = reg_mr_iova2;
-    "IBVERBS_1.10":
-        ibv_import_mr = import_mr,
-        ibv_unimport_mr = unimport_mr;
-    "IBVERBS_1.12": ibv_reg_dmabuf_mr = reg_dmabuf_mr;
+    "IBVERBS_1.10": ibv_unimport_mr = unimport_mr;
     "IBVERBS_1.13": ibv_is_fork_initialized = is_fork_initialized;
 }
 
@@ -48,10 +60,10 @@ const OPTIONAL: u32 = 0x3ff0_0000;
 pub(crate) struct MemoryRegion {
     c: FfiCell<ibv_mr>,
     mr: Mutex<Option<Registered>>,
-    /// Address of the `ibv_pd` that counts the region among its users; `ibv_rereg_mr` can change it.
-    pd: AtomicUsize,
-    /// Marks the region as a user of the DMA handle it was registered with.
-    dma_handle: OnceLock<Arc<()>>,
+    /// The protection domain; `ibv_rereg_mr` can change it.
+    pd: Mutex<Use<ProtectionDomain>>,
+    /// The DMA handle that the region was registered with.
+    dma_handle: OnceLock<Use<DmaHandle>>,
 }
 
 /// The registration behind a region.
@@ -65,9 +77,10 @@ enum Registered {
     Null {
         _region: NullMr,
     },
+    /// A region of device memory, deregistered on drop.
     Device {
-        region: DmMr,
-        memory: *mut ibv_dm,
+        _region: DmMr,
+        _memory: Use<DeviceMemory>,
     },
     /// An imported region, registered by the exporting context.
     Imported,
@@ -84,8 +97,8 @@ impl MemoryRegion {
     }
 
     /// Makes the region a user of a DMA handle.
-    pub(crate) fn set_dma_handle(&self, handle: &DmaHandle) {
-        self.dma_handle.get_or_init(|| handle.users.clone());
+    pub(crate) fn set_dma_handle(&self, handle: Use<DmaHandle>) {
+        self.dma_handle.get_or_init(|| handle);
     }
 }
 
@@ -128,7 +141,7 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     can_be_read && (!writes || ends.iter().all(|at| may_write(*at, page)))
 }
 
-/// Registers memory for `ibv_reg_mr` and its variants. Returns null with `errno` set on failure.
+/// Registers memory for `ibv_reg_mr` and its variants.
 ///
 /// # Safety
 /// The requirements of `ibv_reg_mr`: the program keeps the memory valid as long as the region, which peers
@@ -139,20 +152,17 @@ pub(crate) unsafe fn register(
     length: usize,
     iova: u64,
     bits: c_uint,
-) -> *mut ibv_mr {
-    if !ProtectionDomain::is_live(pd) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: the program must not deallocate the domain during the call.
+    let domain = unsafe { ProtectionDomain::live(pd) }?;
     let access = access(bits);
     let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
     let is_pinned = !access.allows(Access::ON_DEMAND) && length != 0;
     if is_pinned && !can_be_pinned(addr.addr(), length, access) {
-        return errno::null(libc::EFAULT);
+        return Err(libc::EFAULT);
     }
     if access.allows(Access::ON_DEMAND) && !supports_populate() {
-        return errno::null(libc::EOPNOTSUPP);
+        return Err(libc::EOPNOTSUPP);
     }
     crate::unmapping::watch();
     // SAFETY: the contract of `ibv_reg_mr` is that of these functions: the program keeps the memory mapped
@@ -164,22 +174,16 @@ pub(crate) unsafe fn register(
             false => domain.pd.reg_mr_raw(addr.cast(), length, MrOptions::new(access).iova(iova)),
         }
     };
-    match registered {
-        Ok(mr) => {
-            let keys = MrKeys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
-            new_mr(pd, addr, keys, Registered::Memory(mr, access))
-        }
-        Err(e) => errno::null(e.errno()),
-    }
+    let mr = registered.map_err(|e| e.errno())?;
+    let keys = MrKeys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
+    Ok(new_mr(pd, addr, keys, Registered::Memory(mr, access)))
 }
 
 /// Allocates the `ibv_mr` of a region and assigns it a new handle.
 fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *mut ibv_mr {
     // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
     // context is open.
-    let (domain, context) =
-        unsafe { (ProtectionDomain::from_raw_ref(pd), Context::from_raw_ref((*pd).context)) };
-    domain.users.add();
+    let context = unsafe { Context::from_raw_ref((*pd).context) };
     new_mr_with_handle(pd, addr, keys, context.mrs.add(keys), mr)
 }
 
@@ -193,35 +197,30 @@ fn new_mr_with_handle(
 ) -> *mut ibv_mr {
     let MrKeys { lkey, rkey, length } = keys;
     // SAFETY: every caller passes a live domain, whose `context` was set when it was made.
-    let context = unsafe { (*pd).context };
-    let c = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
-    let pd = AtomicUsize::new(pd.expose_provenance());
-    MemoryRegion { c: FfiCell::new(c), mr: Mutex::new(Some(mr)), pd, dma_handle: OnceLock::new() }.into_raw()
+    let (context, domain) = unsafe { ((*pd).context, Use::new(pd)) };
+    let c = FfiCell::new(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
+    let (mr, pd) = (Mutex::new(Some(mr)), Mutex::new(domain));
+    MemoryRegion { c, mr, pd, dma_handle: OnceLock::new() }.into_raw()
 }
 
-/// Allocates the `ibv_mr` of a device memory region.
-fn new_dm_mr(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
-    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
-    new_mr(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
-}
-
-unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_mr, null);
+unsafe fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: the requirements of `register` are those of `ibv_reg_mr`, which the program meets: it keeps
     // the memory valid until it deregisters the region.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
 
-unsafe extern "C" fn reg_mr_iova(
+unsafe fn reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_int,
-) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_mr_iova, null);
+) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
@@ -240,19 +239,17 @@ unsafe extern "C" fn reg_mr_iova2(
         return errno::null(errno);
     }
     // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova2`, which are those of `ibv_reg_mr`.
-    unsafe { register(pd, addr, length, iova, access) }
+    unsafe { register(pd, addr, length, iova, access) }.unwrap_or_else(errno::null)
 }
 
-pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
+unsafe fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
     length: usize,
     iova: u64,
     fd: c_int,
     bits: c_int,
-) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_dmabuf_mr, null);
+) -> Result<*mut ibv_mr, c_int> {
     /// Flags that the kernel accepts for a DMA-buf.
     const PERMITTED: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
@@ -261,77 +258,50 @@ pub(crate) unsafe extern "C" fn reg_dmabuf_mr(
         .union(Access::RELAXED_ORDERING);
     let access = access(bits as c_uint);
     let page = page_size() as u64;
-    if !ProtectionDomain::is_live(pd) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
-    if !unsafe { Context::from_raw_ref((*pd).context) }.device.has_dma_buf() {
-        return errno::null(libc::EOPNOTSUPP);
+    // SAFETY: the program must not deallocate the domain during the call, and its context is open.
+    let (domain, context) = unsafe { (ProtectionDomain::live(pd)?, Context::from_raw_ref((*pd).context)) };
+    if !context.device.has_dma_buf() {
+        return Err(libc::EOPNOTSUPP);
     }
     if !PERMITTED.contains(access) || offset % page != iova % page {
-        return errno::null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    let mapping = match Mapping::new(fd, offset, length, access.allows(Access::LOCAL_WRITE)) {
-        Ok(mapping) => mapping,
-        Err(e) => return errno::null(e as c_int),
-    };
-    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
+    let mapping =
+        Mapping::new(fd, offset, length, access.allows(Access::LOCAL_WRITE)).map_err(|e| e as c_int)?;
+    let options = MrOptions::new(access).iova(iova);
     // SAFETY: the range is mapped for this access, and stays so until `dereg_mr` has deregistered the region.
-    match unsafe { domain.pd.reg_mr_raw(mapping.start(), length, MrOptions::new(access).iova(iova)) } {
-        Ok(region) => {
-            let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
-            // As in libibverbs, the address of the region is its offset in the DMA-buf.
-            let addr = std::ptr::without_provenance_mut(offset as usize);
-            new_mr(pd, addr, keys, Registered::DmaBuf { region, mapping })
-        }
-        Err(e) => errno::null(e.errno()),
-    }
+    let region = unsafe { domain.pd.reg_mr_raw(mapping.start(), length, options) }.map_err(|e| e.errno())?;
+    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
+    // As in libibverbs, the address of the region is its offset in the DMA-buf.
+    let addr = std::ptr::without_provenance_mut(offset as usize);
+    Ok(new_mr(pd, addr, keys, Registered::DmaBuf { region, mapping }))
 }
 
-pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_null_mr, null);
-    if !ProtectionDomain::is_live(pd) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
-    match domain.pd.alloc_null_mr() {
-        Ok(mr) => {
-            // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
-            // region here either.
-            let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
-            new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
-        }
-        Err(e) => errno::null(e.errno()),
-    }
+unsafe fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: the program must not deallocate the domain during the call.
+    let mr = unsafe { ProtectionDomain::live(pd) }?.pd.alloc_null_mr().map_err(|e| e.errno())?;
+    // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
+    // region here either.
+    let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr }))
 }
 
-pub(crate) unsafe extern "C" fn reg_dm_mr(
+unsafe fn reg_dm_mr(
     pd: *mut ibv_pd,
     c: *mut ibv_dm,
     offset: u64,
     length: usize,
     access: c_uint,
-) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_reg_dm_mr, null);
-    if !ProtectionDomain::is_live(pd) || !DeviceMemory::is_live(c) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain and live device memory, which the program must not free during
-    // the call.
-    let (domain, memory) = unsafe { (ProtectionDomain::from_raw_ref(pd), DeviceMemory::from_raw_ref(c)) };
+) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: the program must not free the two objects during the call.
+    let (domain, memory) = unsafe { (ProtectionDomain::live(pd)?, DeviceMemory::live(c)?) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
-    let Some(range) = range else { return errno::null(libc::EINVAL) };
-    match domain.pd.reg_dm_mr(&memory.dm, range, self::access(access)) {
-        Ok(mr) => {
-            memory.users.add();
-            new_dm_mr(pd, mr, c)
-        }
-        Err(e) => errno::null(e.errno()),
-    }
+    let range = range.ok_or(libc::EINVAL)?;
+    let region = domain.pd.reg_dm_mr(&memory.dm, range, self::access(access)).map_err(|e| e.errno())?;
+    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
+    // SAFETY: the memory is live as above.
+    let mr = Registered::Device { _region: region, _memory: unsafe { Use::new(c) } };
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, mr))
 }
 
 unsafe extern "C" fn rereg_mr(
@@ -395,12 +365,9 @@ unsafe extern "C" fn rereg_mr(
     // and the lock held above excludes other calls of this function.
     let c_mr = unsafe { &mut *c };
     (c_mr.lkey, c_mr.rkey) = (mr.lkey().0, mr.rkey().0);
-    if let Some(domain) = domain {
-        domain.users.add();
-        let old = region.pd.swap(pd.expose_provenance(), Ordering::AcqRel);
-        // SAFETY: the region counted as a user of its previous domain, which therefore was not freed. The
-        // swap returns that domain once.
-        unsafe { ProtectionDomain::release(std::ptr::with_exposed_provenance_mut(old)) };
+    if domain.is_some() {
+        // SAFETY: `is_live` found a live domain at `pd`.
+        *region.pd.lock() = unsafe { Use::new(pd) };
         c_mr.pd = pd;
     }
     if memory.is_some() {
@@ -412,14 +379,8 @@ unsafe extern "C" fn rereg_mr(
     0
 }
 
-pub(crate) unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
-    // parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and the program does not use it in
+unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
+    // SAFETY: `c` is live (checked by the entry point), and the program does not use it in
     // another call meanwhile.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
@@ -427,44 +388,42 @@ pub(crate) unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
         Some(Registered::Memory(memory, access)) => {
             if let Err((memory, e)) = memory.dereg() {
                 *mr = Some(Registered::Memory(memory, access));
-                return e.errno();
+                return Err(e.errno());
             }
         }
         Some(Registered::DmaBuf { region, mapping }) => {
             if let Err((region, e)) = region.dereg() {
                 *mr = Some(Registered::DmaBuf { region, mapping });
-                return e.errno();
+                return Err(e.errno());
             }
         }
-        Some(Registered::Device { region, memory }) => {
-            drop(region);
-            // SAFETY: the region counted as a user of the device memory, which therefore was not freed.
-            unsafe { DeviceMemory::release(memory) };
-        }
-        Some(Registered::Null { .. } | Registered::Imported) | None => {}
+        Some(Registered::Null { .. } | Registered::Device { .. } | Registered::Imported) | None => {}
     }
     drop(mr);
-    // SAFETY: the region counted as a user of its domain, which therefore was not freed, and its context is
-    // open. The program gives up its pointer with this call; the lock guard is dropped, and `region` is not
-    // used after `from_raw`.
+    // SAFETY: the context is open. The program gives up its pointer with this call; the lock guard is
+    // dropped, and `region` is not used after `from_raw`.
     unsafe {
-        ProtectionDomain::release(std::ptr::with_exposed_provenance_mut(region.pd.load(Ordering::Acquire)));
         Context::from_raw_ref((*c).context).mrs.remove((*c).handle);
         drop(MemoryRegion::from_raw(c));
     }
-    0
+    Ok(())
 }
 
 /// A memory window with its C struct.
 #[repr(C)]
 pub(crate) struct MemoryWindow {
     c: FfiCell<ibv_mw>,
-    pub mw: ManuallyDrop<Mw>,
+    held: ManuallyDrop<(Mw, Use<ProtectionDomain>)>,
 }
 
 ffi_object! { MemoryWindow { c: ibv_mw } [context, handle] }
 
 impl MemoryWindow {
+    /// Returns the window.
+    pub(crate) fn mw(&self) -> &Mw {
+        &self.held.0
+    }
+
     /// Allocates the `ibv_mw` of the window, reusing the memory of a destroyed window if there is any.
     fn into_raw_in_kept_memory(self) -> *mut ibv_mw {
         let Some(memory) = live_objects::take_kept_memory(TypeId::of::<MemoryWindow>()) else {
@@ -492,9 +451,9 @@ impl MemoryWindow {
     unsafe fn destroy(c: *mut ibv_mw) {
         let window: *mut MemoryWindow = c.cast();
         live_objects::remove(c.addr());
-        // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `mw` is dropped
+        // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `held` is dropped
         // exactly once.
-        unsafe { ManuallyDrop::drop(&mut (*window).mw) };
+        unsafe { ManuallyDrop::drop(&mut (*window).held) };
         live_objects::keep_memory(window.expose_provenance(), TypeId::of::<MemoryWindow>());
     }
 
@@ -506,45 +465,24 @@ impl MemoryWindow {
     }
 }
 
-pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_mw, null);
+unsafe fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> Result<*mut ibv_mw, c_int> {
     let window = match kind {
         1 => WindowKind::Type1,
         2 => WindowKind::Type2B,
-        _ => return errno::null(libc::EINVAL),
+        _ => return Err(libc::EINVAL),
     };
-    if !ProtectionDomain::is_live(pd) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, which the program must not deallocate during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(pd) };
-    match domain.pd.alloc_mw(window) {
-        Ok(mw) => {
-            domain.users.add();
-            let (context, rkey) = (domain.context(), mw.rkey().0);
-            let c = ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind };
-            MemoryWindow { c: FfiCell::new(c), mw: ManuallyDrop::new(mw) }.into_raw_in_kept_memory()
-        }
-        Err(e) => errno::null(e.errno()),
-    }
+    // SAFETY: the program must not deallocate the domain during the call.
+    let (domain, pd_use) = unsafe { (ProtectionDomain::live(pd)?, Use::new(pd)) };
+    let mw = domain.pd.alloc_mw(window).map_err(|e| e.errno())?;
+    let (context, rkey) = (domain.context(), mw.rkey().0);
+    let c = FfiCell::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind });
+    Ok(MemoryWindow { c, held: ManuallyDrop::new((mw, pd_use)) }.into_raw_in_kept_memory())
 }
 
-pub(crate) unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` points to a window that is live (checked by the `entry_points` wrapper), and its context is
-    // open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: the window is live as above and the program gives up its pointer. It counted as a user of its
-    // domain, which therefore was not freed.
-    unsafe {
-        let pd = (*c).pd;
-        MemoryWindow::destroy(c);
-        ProtectionDomain::release(pd);
-    }
-    0
+unsafe fn dealloc_mw(c: *mut ibv_mw) -> Result<(), c_int> {
+    // SAFETY: the window is live (checked by the entry point), and the program gives up its pointer.
+    unsafe { MemoryWindow::destroy(c) };
+    Ok(())
 }
 
 /// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory, as of any other
@@ -563,42 +501,29 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
     UNNEEDED
 }
 
-unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_import_mr, null);
-    if !ProtectionDomain::is_live(pd) {
-        return errno::null(libc::EINVAL);
-    }
-    // SAFETY: `is_live` found a live domain at `pd`, whose context is open.
-    let (domain, context) =
-        unsafe { (ProtectionDomain::from_raw_ref(pd), Context::from_raw_ref((*pd).context)) };
-    let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
-    domain.users.add();
+unsafe fn import_mr(pd: *mut ibv_pd, handle: u32) -> Result<*mut ibv_mr, c_int> {
+    // SAFETY: the program must not deallocate the domain during the call, and its context is open.
+    let context = unsafe { Context::from_raw_ref(ProtectionDomain::live(pd)?.context()) };
+    let keys = context.mrs.get(handle).ok_or(libc::ENOENT)?;
     // The address is unknown: only the exporter has it.
-    new_mr_with_handle(pd, std::ptr::null_mut(), keys, handle, Registered::Imported)
+    Ok(new_mr_with_handle(pd, std::ptr::null_mut(), keys, handle, Registered::Imported))
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_unimport_mr` requires a live, imported region, which the program gives up. It counted as a
-    // user of its domain, which therefore was not freed.
-    unsafe {
-        let pd = (*c).pd;
-        drop(MemoryRegion::from_raw(c));
-        ProtectionDomain::release(pd);
-    }
+    // SAFETY: `ibv_unimport_mr` requires a live, imported region, which the program gives up.
+    drop(unsafe { MemoryRegion::from_raw(c) });
 }
 
 /// Faults in pages of on-demand regions. The pages are present when the call returns, with or without
 /// `IBV_ADVISE_MR_FLAG_FLUSH`.
-pub(crate) unsafe extern "C" fn advise_mr(
+unsafe fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_uint,
     flags: u32,
     list: *mut ibv_sge,
     count: u32,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<(), c_int> {
     const PREFETCH: c_uint = 0;
     const PREFETCH_WRITE: c_uint = 1;
     const PREFETCH_NO_FAULT: c_uint = 2;
@@ -607,17 +532,17 @@ pub(crate) unsafe extern "C" fn advise_mr(
         PREFETCH => false,
         PREFETCH_WRITE => true,
         // Mapped pages need no preparation: the NIC has no page table of its own.
-        PREFETCH_NO_FAULT => return 0,
-        _ => return libc::EOPNOTSUPP,
+        PREFETCH_NO_FAULT => return Ok(()),
+        _ => return Err(libc::EOPNOTSUPP),
     };
     if flags & !FLUSH != 0 || count == 0 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
-    // SAFETY: the `entry_points` wrapper found a live domain at `pd`. `ibv_advise_mr` requires a list of
+    // SAFETY: the entry point found a live domain at `pd`. `ibv_advise_mr` requires a list of
     // `count` readable elements, which are used during the call only.
     let (sges, domain) = unsafe {
-        let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
-        (sges.and_then(|count| elements(list, count)), ProtectionDomain::from_raw_ref(pd))
+        let count = c_int::try_from(count).map_err(|_| libc::EINVAL)?;
+        (elements(list, count)?, ProtectionDomain::from_raw_ref(pd))
     };
-    sges.and_then(|sges| domain.pd.prefetch(&sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
+    domain.pd.prefetch(&sges, for_writing).map_err(|e| e.errno())
 }

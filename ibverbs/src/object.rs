@@ -11,6 +11,8 @@
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
+use std::ffi::c_int;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::live_objects::{self, Identity};
@@ -56,6 +58,18 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
         unsafe { &*c.cast() }
     }
 
+    /// Returns the object that begins with the C struct `c`, which may be dangling.
+    ///
+    /// # Errors
+    /// `EINVAL` if it [is not live](Self::is_live).
+    ///
+    /// # Safety
+    /// A live object is not passed to [`from_raw`](Self::from_raw) during `'a`.
+    unsafe fn live<'a>(c: *mut Self::C) -> Result<&'a Self, c_int> {
+        // SAFETY: a live object comes from `into_raw`, and the caller guarantees the rest.
+        if Self::is_live(c) { Ok(unsafe { Self::from_raw_ref(c) }) } else { Err(libc::EINVAL) }
+    }
+
     /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
     fn into_raw(self) -> *mut Self::C {
         const { assert!(Self::OFFSET == 0) };
@@ -84,11 +98,18 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
 
 /// Implements [`FfiObject`] for a struct, with the C struct in its field `c`: `Object { c: C }`, or `Object {
 /// c: Longer as C }` if programs see the beginning of a longer C struct. A list of the fields that make the
-/// [`Identity`] follows for objects that are recorded in [`live_objects`]. Compilation fails if `c` is not the
-/// first field or has a different type.
+/// [`Identity`] follows for objects that are recorded in [`live_objects`]. A name after the C struct is that
+/// of the field with the [`Users`] of an object that others are made from. Compilation fails if `c` is not
+/// the first field or has a different type.
 macro_rules! ffi_object {
-    ($object:ident { c: $c:ident } $($identity:tt)?) => {
+    ($object:ident { c: $c:ident $(, $users:ident)? } $($identity:tt)?) => {
         $crate::object::ffi_object! { $object { c: $c as $c } $($identity)? }
+
+        $(impl $crate::object::Used for $object {
+            fn users(&self) -> &$crate::object::Users {
+                &self.$users
+            }
+        })?
     };
     (@context $c:ident) => { 0 };
     (@context $c:ident context) => { $c.context.addr() };
@@ -174,4 +195,81 @@ impl Users {
     pub(crate) fn any(&self) -> bool {
         self.count.load(Ordering::Acquire) > usize::from(self.is_imported)
     }
+}
+
+/// An object that others are made from.
+pub(crate) trait Used: FfiObject {
+    /// Returns the number of its users.
+    fn users(&self) -> &Users;
+
+    /// Removes one user. An imported object, whose import counts as a user, is freed with the last of them.
+    ///
+    /// # Safety
+    /// `c` is live and had that user.
+    unsafe fn release(c: *mut Self::C) {
+        // SAFETY: the user that is removed kept the object alive until here. If `remove` returns true,
+        // neither an import nor another user refers to it any more, so no other thread can reach it.
+        unsafe {
+            if Self::from_raw_ref(c).users().remove() {
+                drop(Self::from_raw(c));
+            }
+        }
+    }
+}
+
+/// One of the [`Users`] of an object, which keeps it from being destroyed.
+pub(crate) struct Use<T: Used>(*mut T::C);
+
+impl<T: Used> Use<T> {
+    /// Counts one more user of an object.
+    ///
+    /// # Safety
+    /// `c` is live, and not destroyed during the call.
+    pub(crate) unsafe fn new(c: *mut T::C) -> Use<T> {
+        // SAFETY: the caller guarantees that `c` is live.
+        unsafe { T::from_raw_ref(c) }.users().add();
+        Use(c)
+    }
+
+    /// Counts one more user of an object, or returns `None` if `c` is null.
+    ///
+    /// # Safety
+    /// The requirements of [`new`](Self::new), unless `c` is null.
+    pub(crate) unsafe fn given(c: *mut T::C) -> Option<Use<T>> {
+        // SAFETY: the pointer is not null, so the caller guarantees that it is live.
+        (!c.is_null()).then(|| unsafe { Use::new(c) })
+    }
+}
+
+impl<T: Used> Deref for Use<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: this user keeps the object alive.
+        unsafe { T::from_raw_ref(self.0) }
+    }
+}
+
+impl<T: Used> Drop for Use<T> {
+    fn drop(&mut self) {
+        // SAFETY: this user was counted by `new`, and kept the object alive until here.
+        unsafe { T::release(self.0) };
+    }
+}
+
+/// Destroys an object that has no users.
+///
+/// # Errors
+/// `EBUSY` if it has.
+///
+/// # Safety
+/// `c` is live. The program gives up its pointer.
+pub(crate) unsafe fn destroy_unused<T: Used>(c: *mut T::C) -> Result<(), c_int> {
+    // SAFETY: the caller passes a live object; without users, no other one refers to it.
+    unsafe {
+        if T::from_raw_ref(c).users().any() {
+            return Err(libc::EBUSY);
+        }
+        drop(T::from_raw(c));
+    }
+    Ok(())
 }

@@ -9,36 +9,26 @@ use crate::channel::set_blocking;
 use crate::context::{Context, is_inherited};
 use crate::counters::Publisher;
 use crate::device::Device;
-use crate::errno;
 use crate::log::warn;
 use crate::object::FfiObject;
 use crate::ops;
 use crate::shared_context::{self, SharedContext};
 
-export! {
-    "IBVERBS_1.1":
-        ibv_open_device = open_device,
-        ibv_close_device = close_device;
-    "IBVERBS_1.10":
-        ibv_import_device = import_device;
+entry_points! {
+    "IBVERBS_1.1" null ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = open_device;
+    "IBVERBS_1.1" store ibv_close_device(context: *mut ibv_context) = close_device;
+    "IBVERBS_1.10" null ibv_import_device(cmd_fd: c_int) -> *mut ibv_context = import_device;
 }
 
-pub(crate) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_open_device, null);
+unsafe fn open_device(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
     // SAFETY: `ibv_open_device` requires a device of the list; devices are never freed.
     let device = unsafe { Device::from_raw_ref(device) };
-    let nic = match device.open() {
-        Ok(nic) => nic,
-        Err(e) => {
-            warn(&e.to_string());
-            return errno::null(e.errno());
-        }
-    };
-    match shared_context::create(device, nic) {
-        Ok((file, shared)) => new_context(file, shared),
-        Err(e) => errno::null(e),
-    }
+    let nic = device.open().map_err(|e| {
+        warn(&e.to_string());
+        e.errno()
+    })?;
+    let (file, shared) = shared_context::create(device, nic)?;
+    Ok(new_context(file, shared))
 }
 
 /// Allocates the `ibv_context` of an opened device. The program owns it until it closes the device.
@@ -55,12 +45,10 @@ fn new_context(file: OwnedFd, shared: Arc<SharedContext>) -> *mut ibv_context {
     Context::new_raw(c, shared, file)
 }
 
-pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_close_device, store);
+unsafe fn close_device(c: *mut ibv_context) -> Result<(), c_int> {
     // SAFETY: `ibv_close_device` requires an open context, which may be the parent's after a fork.
     if unsafe { is_inherited(c) } {
-        return 0;
+        return Ok(());
     }
     // SAFETY: the context is open, and the program gives up its pointer with this call, which no other call
     // may use at the same time. Objects that still exist hold the NIC themselves.
@@ -70,16 +58,14 @@ pub(crate) unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     let device = context.device;
     drop(context);
     device.end_publisher_of_closed_nic();
-    0
+    Ok(())
 }
 
 /// Opens a context that shares objects with the context whose `cmd_fd` is given, and takes ownership of the
 /// descriptor.
-unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_import_device, null);
-    let Some(shared) = shared_context::find(cmd_fd) else { return errno::null(libc::EINVAL) };
+unsafe fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, c_int> {
+    let shared = shared_context::find(cmd_fd).ok_or(libc::EINVAL)?;
     // SAFETY: `shared_context::find` found the descriptor open, and `ibv_import_device` transfers its ownership from
     // the program.
-    new_context(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, shared)
+    Ok(new_context(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, shared))
 }

@@ -1,17 +1,20 @@
 //! Parent domains, which combine a protection domain with a thread domain.
 
-use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd};
-use crate::errno::null;
-use crate::object::FfiObject;
-use crate::pd::{ParentParts, ProtectionDomain};
-use crate::td::ThreadDomain;
+use std::ffi::c_int;
 
-pub(crate) unsafe extern "C" fn alloc_parent_domain(
+use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd};
+use crate::object::{FfiObject, Use};
+use crate::pd::ProtectionDomain;
+
+entry_points! {
+    null ibv_alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr)
+        -> *mut ibv_pd = alloc_parent_domain;
+}
+
+unsafe fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_parent_domain, null);
+) -> Result<*mut ibv_pd, c_int> {
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
     /// `ALLOW_CC_UNPROTECTED_ALLOC` of later headers: in a confidential guest, the driver's own memory may be
@@ -23,19 +26,13 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     // The program's allocators would serve driver structures kept in program memory, of which this library
     // has none.
     let lacks_allocator = mask & ALLOCATORS != 0 && (attr.alloc.is_none() || attr.free.is_none());
-    let is_live = ProtectionDomain::is_live(attr.pd);
-    if !is_live || mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) != 0 || lacks_allocator {
-        return null(libc::EINVAL);
+    // SAFETY: the program must not deallocate the domain during the call.
+    let domain = unsafe { ProtectionDomain::live(attr.pd) }?;
+    let is_known = mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) == 0;
+    if !is_known || lacks_allocator || domain.context() != context {
+        return Err(libc::EINVAL);
     }
-    // SAFETY: `is_live` found a live domain, which the program must not deallocate during the call.
-    let domain = unsafe { ProtectionDomain::from_raw_ref(attr.pd) };
-    if domain.context() != context {
-        return null(libc::EINVAL);
-    }
-    domain.users.add();
-    if !attr.td.is_null() {
-        // SAFETY: a thread domain passed to `ibv_alloc_parent_domain` is live, or null.
-        unsafe { ThreadDomain::from_raw_ref(attr.td) }.users.add();
-    }
-    ProtectionDomain::new_raw(context, domain.pd.clone(), Some(ParentParts { pd: attr.pd, td: attr.td }))
+    // SAFETY: the domain is live, and a thread domain passed to `ibv_alloc_parent_domain` is live or null.
+    let parts = unsafe { (Use::new(attr.pd), Use::given(attr.td)) };
+    Ok(ProtectionDomain::new_raw(context, domain.pd.clone(), Some(parts)))
 }

@@ -4,19 +4,23 @@ use std::ffi::c_int;
 
 use urxe::verbs::{Pd, Xrcd};
 
-use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::{Context, is_inherited};
-use crate::errno;
-use crate::object::{FfiCell, FfiObject, Users, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, Used, Users, destroy_unused, ffi_object};
 use crate::shared_context::{FileId, OpenXrcd, file_id};
 use crate::td::ThreadDomain;
 
+entry_points! {
+    "IBVERBS_1.1" null ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd = alloc_pd;
+    "IBVERBS_1.1" store ibv_dealloc_pd(pd: *mut ibv_pd) on ProtectionDomain(pd) unless is_inherited
+        = dealloc_pd;
+    "IBVERBS_1.10" null ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd = import_pd;
+    null ibv_open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd = open_xrcd;
+    store ibv_close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain(xrcd) unless is_inherited = close_xrcd;
+}
+
 export! {
-    "IBVERBS_1.1":
-        ibv_alloc_pd = alloc_pd;
-    "IBVERBS_1.10":
-        ibv_import_pd = import_pd,
-        ibv_unimport_pd = unimport_pd;
+    "IBVERBS_1.10": ibv_unimport_pd = unimport_pd;
 }
 
 /// A protection domain or a parent domain, with its C struct.
@@ -24,35 +28,15 @@ export! {
 pub(crate) struct ProtectionDomain {
     c: FfiCell<ibv_pd>,
     pub pd: Pd,
-    pub users: Users,
+    users: Users,
     /// The components of a parent domain; `None` for an ordinary protection domain.
-    parts: Option<ParentParts>,
+    _parts: Option<ParentParts>,
 }
 
-/// The domains combined in a parent domain.
-pub(crate) struct ParentParts {
-    pub pd: *mut ibv_pd,
-    /// The thread domain, or null.
-    pub td: *mut ibv_td,
-}
+/// The domains combined in a parent domain, and the thread domain, if there is one.
+pub(crate) type ParentParts = (Use<ProtectionDomain>, Option<Use<ThreadDomain>>);
 
-impl ParentParts {
-    /// Removes the parent domain from the users of its components.
-    ///
-    /// # Safety
-    /// The parent domain is being destroyed, so this is called once.
-    pub(crate) unsafe fn release(&self) {
-        // SAFETY: the parent domain counted as a user of both components, which therefore were not freed.
-        unsafe {
-            ProtectionDomain::release(self.pd);
-            if !self.td.is_null() {
-                ThreadDomain::from_raw_ref(self.td).users.remove();
-            }
-        }
-    }
-}
-
-ffi_object! { ProtectionDomain { c: ibv_pd } [context, handle] }
+ffi_object! { ProtectionDomain { c: ibv_pd, users } [context, handle] }
 
 impl ProtectionDomain {
     /// Returns the context in which the domain was created.
@@ -71,68 +55,30 @@ impl ProtectionDomain {
     }
 
     fn with_handle(c: ibv_pd, pd: Pd, parts: Option<ParentParts>, users: Users) -> *mut ibv_pd {
-        ProtectionDomain { c: FfiCell::new(c), pd, users, parts }.into_raw()
-    }
-
-    /// Removes one user of a domain. An imported domain, whose import counts as a user, is freed with the
-    /// last of them.
-    ///
-    /// # Safety
-    /// `c` is live and had that user.
-    pub(crate) unsafe fn release(c: *mut ibv_pd) {
-        // SAFETY: the user that is removed kept the domain alive until here. If `remove` returns true,
-        // neither an import nor another user refers to the domain any more, so no other thread can reach it.
-        unsafe {
-            if ProtectionDomain::from_raw_ref(c).users.remove() {
-                drop(ProtectionDomain::from_raw(c));
-            }
-        }
+        ProtectionDomain { c: FfiCell::new(c), pd, users, _parts: parts }.into_raw()
     }
 }
 
-pub(crate) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_alloc_pd, null);
+unsafe fn alloc_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
     // SAFETY: `ibv_alloc_pd` requires an open context, which the program does not close during the call.
-    match unsafe { Context::from_raw_ref(context) }.nic.alloc_pd() {
-        Ok(pd) => ProtectionDomain::new_raw(context, pd, None),
-        Err(e) => errno::null(e.errno()),
-    }
+    let pd = unsafe { Context::from_raw_ref(context) }.nic.alloc_pd().map_err(|e| e.errno())?;
+    Ok(ProtectionDomain::new_raw(context, pd, None))
 }
 
-pub(crate) unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by this library), and its context
-    // is open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
-    // program gives up its pointer. A parent domain held a use of each of its parts until here.
+unsafe fn dealloc_pd(c: *mut ibv_pd) -> Result<(), c_int> {
+    // SAFETY: `c` is live (checked by the entry point), and its context is open.
     unsafe {
-        if ProtectionDomain::from_raw_ref(c).users.any() {
-            return libc::EBUSY;
-        }
-        Context::from_raw_ref((*c).context).pds.remove((*c).handle);
-        let domain = ProtectionDomain::from_raw(c);
-        if let Some(parts) = &domain.parts {
-            parts.release();
-        }
+        let (context, handle) = (Context::from_raw_ref((*c).context), (*c).handle);
+        destroy_unused::<ProtectionDomain>(c)?;
+        context.pds.remove(handle);
     }
-    0
+    Ok(())
 }
 
-unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_import_pd, null);
+unsafe fn import_pd(context: *mut ibv_context, handle: u32) -> Result<*mut ibv_pd, c_int> {
     // SAFETY: `ibv_import_pd` requires an open context, which the program does not close during the call.
-    match unsafe { Context::from_raw_ref(context) }.pds.get(handle) {
-        Some(pd) => {
-            let users = Users::imported();
-            ProtectionDomain::with_handle(ibv_pd { context, handle }, pd, None, users)
-        }
-        None => errno::null(libc::ENOENT),
-    }
+    let pd = unsafe { Context::from_raw_ref(context) }.pds.get(handle).ok_or(libc::ENOENT)?;
+    Ok(ProtectionDomain::with_handle(ibv_pd { context, handle }, pd, None, Users::imported()))
 }
 
 /// Ends the import of a domain (`ibv_unimport_pd`). Programs may call it before they destroy the objects
@@ -155,10 +101,10 @@ pub(crate) struct XrcDomain {
     pub xrcd: Xrcd,
     /// The file through which this process can open the domain again; `None` for a private domain.
     file: Option<FileId>,
-    pub users: Users,
+    users: Users,
 }
 
-ffi_object! { XrcDomain { c: ibv_xrcd } [context] }
+ffi_object! { XrcDomain { c: ibv_xrcd, users } [context] }
 
 impl XrcDomain {
     /// Returns the context in which the domain was created.
@@ -193,54 +139,37 @@ fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<Fi
     }
 }
 
-pub(crate) unsafe extern "C" fn open_xrcd(
+unsafe fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
-) -> *mut ibv_xrcd {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_open_xrcd, null);
+) -> Result<*mut ibv_xrcd, c_int> {
     /// Bits `FD` and `OFLAGS` of `comp_mask`, both required.
     const REQUIRED: u32 = 3;
     // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };
     if attr.comp_mask != REQUIRED {
-        return errno::null(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `ibv_open_xrcd` requires an open context, which the program does not close during the call.
-    match open(unsafe { Context::from_raw_ref(context) }, attr) {
-        Ok((xrcd, file)) => {
-            XrcDomain { c: FfiCell::new(ibv_xrcd { context }), xrcd, file, users: Users::default() }
-                .into_raw()
-        }
-        Err(e) => errno::null(e),
-    }
+    let (xrcd, file) = open(unsafe { Context::from_raw_ref(context) }, attr)?;
+    let c = FfiCell::new(ibv_xrcd { context });
+    Ok(XrcDomain { c, xrcd, file, users: Users::default() }.into_raw())
 }
 
-pub(crate) unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper), and its context is open, or a copy of the
-    // parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
-    // program gives up its pointer with this call.
-    unsafe {
-        let domain = XrcDomain::from_raw_ref(c);
-        if domain.users.any() {
-            return libc::EBUSY;
+unsafe fn close_xrcd(c: *mut ibv_xrcd) -> Result<(), c_int> {
+    // SAFETY: `c` is live (checked by the entry point), and its context is open.
+    let (context, file) = unsafe { (Context::from_raw_ref((*c).context), XrcDomain::from_raw_ref(c).file) };
+    // SAFETY: as above; the program gives up its pointer with this call.
+    unsafe { destroy_unused::<XrcDomain>(c) }?;
+    if let Some(file) = file {
+        let mut files = context.files.lock();
+        let open_count = files.get_mut(&file).map_or(0, |opened| {
+            opened.open_count -= 1;
+            opened.open_count
+        });
+        if open_count == 0 {
+            files.remove(&file);
         }
-        if let Some(file) = domain.file {
-            let mut files = Context::from_raw_ref(domain.context()).files.lock();
-            let open_count = files.get_mut(&file).map_or(0, |opened| {
-                opened.open_count -= 1;
-                opened.open_count
-            });
-            if open_count == 0 {
-                files.remove(&file);
-            }
-        }
-        drop(XrcDomain::from_raw(c));
     }
-    0
+    Ok(())
 }

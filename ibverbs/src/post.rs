@@ -17,7 +17,7 @@ use crate::buffers::elements;
 use crate::call_faults;
 use crate::mr::{MemoryRegion, MemoryWindow};
 use crate::object::FfiObject;
-use crate::qp::QueuePair;
+use crate::qp::{QueuePair, UD, XRC_SEND};
 use crate::srq::SharedReceiveQueue;
 
 const SEND_FENCE: u32 = 1;
@@ -27,9 +27,6 @@ const SEND_INLINE: u32 = 8;
 
 /// `IBV_WR_ATOMIC_WRITE`.
 const ATOMIC_WRITE: u32 = 15;
-
-const QPT_UD: u32 = 4;
-const QPT_XRC_SEND: u32 = 9;
 
 /// Buffers for the conversion of a list. They are thread-local, and empty between posts; each post reuses the
 /// allocations of the previous one.
@@ -144,8 +141,8 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
     match service {
         // Opcodes other than SEND have no destination on UD; the union then holds the operands of another
         // operation.
-        QPT_UD if !matches!(wr.opcode, 2 | 3) => Ok(None),
-        QPT_UD => {
+        UD if !matches!(wr.opcode, 2 | 3) => Ok(None),
+        UD => {
             // SAFETY: a SEND on UD uses this union member; it consists of integers and a raw pointer, for
             // which any bytes are valid.
             let ud = unsafe { wr.wr.ud };
@@ -157,7 +154,7 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
             let handle = unsafe { AddressHandle::from_raw_ref(ud.ah) };
             Ok(Some(handle.ah.to(Qpn::new(ud.remote_qpn & 0xff_ffff), QKey(ud.remote_qkey))))
         }
-        QPT_XRC_SEND => Ok(Some(Destination::Srq(SrqId(wr.qp_type)))),
+        XRC_SEND => Ok(Some(Destination::Srq(SrqId(wr.qp_type)))),
         _ => Ok(None),
     }
 }
@@ -441,7 +438,7 @@ pub(crate) unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *
     unsafe {
         let (pair, window, info) = (QueuePair::from_raw_ref(c), MemoryWindow::from_raw_ref(mw), &*info);
         let bind = bind(0, &info.bind_info);
-        match pair.qp.bind_mw(&window.mw, info.wr_id, &bind, flags(info.send_flags)) {
+        match pair.qp.bind_mw(window.mw(), info.wr_id, &bind, flags(info.send_flags)) {
             Ok(rkey) => {
                 window.set_rkey(rkey.0);
                 0

@@ -3,30 +3,64 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-use urxe::transport::{AlternatePath, MigrationState};
-use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, Qpn, RnrTimer};
+use urxe::transport::{AlternatePath, AttrMask, MigrationState};
+use urxe::verbs::{Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpState, QpType, Qpn, RnrTimer};
 
 use crate::abi::{
-    ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr, ibv_xrcd,
+    ibv_ece, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_rate_limit_attr,
 };
 use crate::address;
-use crate::context::{Context, is_inherited};
+use crate::context::Context;
 use crate::counters::Publisher;
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject, ffi_object};
+use crate::object::{FfiCell, FfiObject, Use, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
 use crate::wr_session::WrSessionState;
 
+entry_points! {
+    "IBVERBS_1.1" store ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair(qp)
+        = modify_qp;
+    store ibv_modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) on QueuePair(qp)
+        = modify_qp_rate_limit;
+    "IBVERBS_1.1" store ibv_query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int,
+        init: *mut ibv_qp_init_attr) on QueuePair(qp) = query_qp;
+    "IBVERBS_1.1" store ibv_destroy_qp(qp: *mut ibv_qp) on QueuePair(qp) unless is_inherited = destroy_qp;
+    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
+        = attach_mcast;
+    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
+        = detach_mcast;
+    "IBVERBS_1.10" store ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair(qp) = set_ece;
+}
+
 export! {
     "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
-    "IBVERBS_1.10":
-        ibv_query_ece = query_ece;
+    "IBVERBS_1.10": ibv_query_ece = query_ece;
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
 
+pub(crate) const UD: c_uint = 4;
 pub(crate) const XRC_SEND: c_uint = 9;
 pub(crate) const XRC_RECV: c_uint = 10;
+
+/// Service types with their `enum ibv_qp_type`.
+const QP_TYPES: [(c_uint, QpType); 5] = [
+    (2, QpType::Rc),
+    (3, QpType::Uc),
+    (UD, QpType::Ud),
+    (XRC_SEND, QpType::XrcSend),
+    (XRC_RECV, QpType::XrcRecv),
+];
+
+/// Converts an `enum ibv_qp_type`, or returns `None` if the type is not supported.
+pub(crate) fn qp_type(number: c_uint) -> Option<QpType> {
+    QP_TYPES.iter().find(|(other, _)| *other == number).map(|(_, qp_type)| *qp_type)
+}
+
+/// Returns the `enum ibv_qp_type` of a service type.
+pub(crate) fn qp_type_number(qp_type: QpType) -> c_uint {
+    QP_TYPES.iter().find(|(_, other)| *other == qp_type).map_or(0, |(number, _)| *number)
+}
 
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
@@ -37,9 +71,12 @@ pub(crate) struct QueuePair {
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
     init: ibv_qp_init_attr,
-    /// XRC domain of an XRC target; null for other QP types.
-    xrcd: *mut ibv_xrcd,
+    _held: Held,
 }
+
+/// The protection domain of a queue pair, or for an XRC target the XRC domain; and the shared receive queue.
+pub(crate) type Held =
+    (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
 
 ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } [context, handle] }
 
@@ -49,8 +86,9 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 
 impl QueuePair {
     /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, xrcd: *mut ibv_xrcd) -> *mut ibv_qp {
-        QueuePair { c: FfiCell::new(c), session: WrSessionState::default(), qp, init, xrcd }.into_raw()
+    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
+        let (c, session) = (FfiCell::new(c), WrSessionState::default());
+        QueuePair { c, session, qp, init, _held: held }.into_raw()
     }
 
     /// Returns the capacity of the send queue in work requests.
@@ -70,132 +108,93 @@ pub(crate) fn state(number: c_uint) -> Option<QpState> {
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
 
-pub(crate) unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `c` is live (checked by the `entry_points` wrapper, or made by librdmacm here), and its context
-    // is open, or a copy of the parent's after fork.
-    if unsafe { is_inherited((*c).context) } {
-        return 0;
-    }
-    // SAFETY: `c` is live as above, and the program gives up its pointer. Its context, domain and shared
-    // receive queue are live too: the queue pair was counted among their users and prevented their
-    // destruction.
+/// Destroys a queue pair (`ibv_destroy_qp`).
+///
+/// # Safety
+/// `c` is live, and its context is open. The program gives up its pointer.
+pub(crate) unsafe fn destroy_qp(c: *mut ibv_qp) -> Result<(), c_int> {
+    // SAFETY: `c` and its context are live as the caller guarantees.
     unsafe {
         let context = Context::from_raw_ref((*c).context);
-        let (pd, srq) = ((*c).pd, (*c).srq);
-        let qp = QueuePair::from_raw_ref(c);
-        let (xrcd, qpn) = (qp.xrcd, qp.qp.qpn());
-        let is_last = context.event_objects.qps.remove(qpn);
+        let is_last = context.event_objects.qps.remove(QueuePair::from_raw_ref(c).qp.qpn());
         context.unacked.wait(address_of(c));
-        let is_target = (*c).qp_type == XRC_RECV;
         drop(QueuePair::from_raw(c));
-        if is_target {
-            XrcDomain::from_raw_ref(xrcd).users.remove();
-        } else {
-            ProtectionDomain::release(pd);
-        }
-        if !srq.is_null() {
-            SharedReceiveQueue::from_raw_ref(srq).users.remove();
-        }
         if is_last {
             context.device.with_publisher(Publisher::publish_idle);
         }
     }
-    0
+    Ok(())
 }
 
-/// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
-fn attr_from_c(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
-    let is_set = |bit: u32| mask & 1 << bit != 0;
-    macro_rules! attr {
-        ($bit:literal, $value:expr) => {
-            if is_set($bit) { Some($value) } else { None }
-        };
-    }
-    let code = |n: c_uint| u8::try_from(n).unwrap_or(u8::MAX);
-    Some(
-        QpAttr::default()
-            .state(attr!(0, state(from.qp_state)?))
-            .cur_state(attr!(1, state(from.cur_qp_state)?))
-            .sqd_notify(attr!(2, from.en_sqd_async_notify != 0))
-            .access(attr!(3, Access::from_bits_retain(from.qp_access_flags)))
-            .pkey_index(attr!(4, from.pkey_index))
-            .port(attr!(5, from.port_num))
-            .qkey(attr!(6, QKey(from.qkey)))
-            .av(attr!(7, address::path(context, &from.ah_attr)?))
-            .path_mtu(attr!(8, Mtu::from_code(code(from.path_mtu))?))
-            .timeout(attr!(9, AckTimeout::new(from.timeout)))
-            .retry_cnt(attr!(10, from.retry_cnt))
-            .rnr_retry(attr!(11, from.rnr_retry))
-            .rq_psn(attr!(12, Psn::new(from.rq_psn)))
-            .max_rd_atomic(attr!(13, from.max_rd_atomic))
-            .alt_path(attr!(
-                14,
-                AlternatePath {
-                    av: address::path(context, &from.alt_ah_attr).filter(|_| from.alt_port_num == 1)?,
+/// Defines the conversions of attributes from and to their C struct, with an attribute in each row: its mask,
+/// its field, the C field, and its value from that of the C field and the reverse.
+macro_rules! attributes {
+    ($context:ident; $(
+        $mask:ident $field:ident = $c_field:ident, |$given:ident| $from:expr, |$value:ident| $to:expr;
+    )*) => {
+        /// Converts the attributes selected by `mask`. Returns `None` if one has an invalid value.
+        fn attr_from_c($context: &Context, from: &ibv_qp_attr, mask: AttrMask) -> Option<QpAttr> {
+            let mut attr = QpAttr::default();
+            $(if mask.contains(AttrMask::$mask) {
+                let $given = from.$c_field;
+                attr.$field = Some($from);
+            })*
+            if mask.contains(AttrMask::ALT_PATH) {
+                attr.alt_path = Some(AlternatePath {
+                    av: address::path($context, &from.alt_ah_attr).filter(|_| from.alt_port_num == 1)?,
                     pkey_index: from.alt_pkey_index,
                     timeout: AckTimeout::new(from.alt_timeout),
-                }
-            ))
-            .min_rnr_timer(attr!(15, RnrTimer::new(from.min_rnr_timer)))
-            .sq_psn(attr!(16, Psn::new(from.sq_psn)))
-            .max_dest_rd_atomic(attr!(17, from.max_dest_rd_atomic))
-            .path_mig_state(attr!(
-                18,
-                match from.path_mig_state {
-                    0 => MigrationState::Migrated,
-                    1 => MigrationState::Rearm,
-                    2 => MigrationState::Armed,
-                    _ => return None,
-                }
-            ))
-            .dest_qpn(attr!(20, Qpn::new(from.dest_qp_num)))
-            .rate_limit(attr!(25, from.rate_limit)),
-    )
+                });
+            }
+            Some(attr)
+        }
+
+        /// Converts attributes to the C struct, and returns it with the mask of the attributes that are set.
+        pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
+            // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
+            let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
+            $(if let Some($value) = attr.$field {
+                to.$c_field = $to;
+            })*
+            if let Some(alt) = attr.alt_path {
+                to.alt_ah_attr = address::attr(&alt.av);
+                to.alt_pkey_index = alt.pkey_index;
+                to.alt_port_num = 1;
+                to.alt_timeout = alt.timeout.code();
+            }
+            (to, attr.mask().bits() as c_int)
+        }
+    };
 }
 
-/// Converts attributes to the C struct, and returns it with the mask of the attributes that are set.
-pub(crate) fn attr_to_c(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
-    // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
-    let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    let mut mask = 0;
-    macro_rules! set {
-        ($($bit:literal: $given:expr => |$value:pat_param| $write:expr;)*) => {
-            $(if let Some($value) = $given {
-                $write;
-                mask |= 1 << $bit;
-            })*
-        };
-    }
-    set! {
-        0: attr.state => |state| to.qp_state = state as u32;
-        1: attr.cur_state => |state| to.cur_qp_state = state as u32;
-        2: attr.sqd_notify => |on| to.en_sqd_async_notify = on.into();
-        3: attr.access => |access| to.qp_access_flags = access.bits();
-        4: attr.pkey_index => |index| to.pkey_index = index;
-        5: attr.port => |port| to.port_num = port;
-        6: attr.qkey => |key| to.qkey = key.0;
-        7: attr.av => |av| to.ah_attr = address::attr(&av);
-        8: attr.path_mtu => |mtu| to.path_mtu = mtu.code().into();
-        9: attr.timeout => |timeout| to.timeout = timeout.code();
-        10: attr.retry_cnt => |count| to.retry_cnt = count;
-        11: attr.rnr_retry => |count| to.rnr_retry = count;
-        12: attr.rq_psn => |psn| to.rq_psn = psn.get();
-        13: attr.max_rd_atomic => |count| to.max_rd_atomic = count;
-        14: attr.alt_path => |alt| {
-            to.alt_ah_attr = address::attr(&alt.av);
-            to.alt_pkey_index = alt.pkey_index;
-            to.alt_port_num = 1;
-            to.alt_timeout = alt.timeout.code();
-        };
-        15: attr.min_rnr_timer => |timer| to.min_rnr_timer = timer.code();
-        16: attr.sq_psn => |psn| to.sq_psn = psn.get();
-        17: attr.max_dest_rd_atomic => |count| to.max_dest_rd_atomic = count;
-        18: attr.path_mig_state => |state| to.path_mig_state = state as u32;
-        20: attr.dest_qpn => |qpn| to.dest_qp_num = qpn.get();
-        25: attr.rate_limit => |limit| to.rate_limit = limit;
-    }
-    (to, mask)
+attributes! {
+    context;
+    STATE state = qp_state, |number| state(number)?, |state| state as u32;
+    CUR_STATE cur_state = cur_qp_state, |number| state(number)?, |state| state as u32;
+    EN_SQD_ASYNC_NOTIFY sqd_notify = en_sqd_async_notify, |on| on != 0, |on| on.into();
+    ACCESS_FLAGS access = qp_access_flags, |bits| Access::from_bits_retain(bits), |access| access.bits();
+    PKEY_INDEX pkey_index = pkey_index, |index| index, |index| index;
+    PORT port = port_num, |port| port, |port| port;
+    QKEY qkey = qkey, |key| QKey(key), |key| key.0;
+    AV av = ah_attr, |attr| address::path(context, &attr)?, |av| address::attr(&av);
+    PATH_MTU path_mtu = path_mtu, |code| Mtu::from_code(code.try_into().ok()?)?, |mtu| mtu.code().into();
+    TIMEOUT timeout = timeout, |code| AckTimeout::new(code), |timeout| timeout.code();
+    RETRY_CNT retry_cnt = retry_cnt, |count| count, |count| count;
+    RNR_RETRY rnr_retry = rnr_retry, |count| count, |count| count;
+    RQ_PSN rq_psn = rq_psn, |psn| Psn::new(psn), |psn| psn.get();
+    MAX_RD_ATOMIC max_rd_atomic = max_rd_atomic, |count| count, |count| count;
+    MIN_RNR_TIMER min_rnr_timer = min_rnr_timer, |code| RnrTimer::new(code), |timer| timer.code();
+    SQ_PSN sq_psn = sq_psn, |psn| Psn::new(psn), |psn| psn.get();
+    MAX_DEST_RD_ATOMIC max_dest_rd_atomic = max_dest_rd_atomic, |count| count, |count| count;
+    PATH_MIG_STATE path_mig_state = path_mig_state, |number| migration_state(number)?, |state| state as u32;
+    DEST_QPN dest_qpn = dest_qp_num, |number| Qpn::new(number), |qpn| qpn.get();
+    RATE_LIMIT rate_limit = rate_limit, |limit| limit, |limit| limit;
+}
+
+/// Converts an `enum ibv_mig_state`.
+fn migration_state(number: c_uint) -> Option<MigrationState> {
+    use MigrationState::*;
+    [Migrated, Rearm, Armed].into_iter().find(|state| *state as u32 == number)
 }
 
 /// Mask of all known attributes: bits 0 to 20, and the rate limit.
@@ -215,56 +214,47 @@ fn ignored_attrs(qp_type: c_uint) -> c_int {
     }
 }
 
-pub(crate) unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+unsafe fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
     let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
     let mask = mask & !ignored_attrs(qp.init.qp_type);
     if mask & !ALL_ATTRS != 0 || mask & CAP != 0 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     let context = unsafe { Context::from_raw_ref((*c).context) };
-    let Some(given) = attr_from_c(context, attr, mask) else { return libc::EINVAL };
-    match qp.qp.modify(&given) {
-        Ok(()) => {
-            if let Some(state) = given.state {
-                // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
-                // during the call.
-                unsafe { (*c).state = state as u32 };
-            }
-            0
-        }
-        Err(e) => e.errno(),
+    let mask = AttrMask::from_bits_retain(mask as u32);
+    let given = attr_from_c(context, attr, mask).ok_or(libc::EINVAL)?;
+    qp.qp.modify(&given).map_err(|e| e.errno())?;
+    if let Some(state) = given.state {
+        // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
+        // during the call.
+        unsafe { (*c).state = state as u32 };
     }
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
-    c: *mut ibv_qp,
-    attr: *mut ibv_qp_rate_limit_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `attr` to be
+unsafe fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `attr` to be
     // readable.
     let (qp, attr) = unsafe { (QueuePair::from_raw_ref(c), &*attr) };
     // The burst size cannot be chosen here.
     if attr.comp_mask != 0 || attr.max_burst_sz != 0 || attr.typical_pkt_sz != 0 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     let ready = Some(QpState::Rts);
     let given = QpAttr::default().state(ready).cur_state(ready).rate_limit(attr.rate_limit);
-    crate::errno::number(qp.qp.modify(&given), |e| e.errno())
+    qp.qp.modify(&given).map_err(|e| e.errno())
 }
 
-pub(crate) unsafe extern "C" fn query_qp(
+unsafe fn query_qp(
     c: *mut ibv_qp,
     out: *mut ibv_qp_attr,
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`.
+) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`.
     let qp = unsafe { QueuePair::from_raw_ref(c) };
     let queried = qp.qp.query();
     let (attr, _) = attr_to_c(&queried);
@@ -275,23 +265,21 @@ pub(crate) unsafe extern "C" fn query_qp(
         *out = attr;
         *init = qp.init;
     }
-    0
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+unsafe fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
     let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    crate::errno::number(qp.qp.attach_mcast(gid), |e| e.errno())
+    qp.qp.attach_mcast(gid).map_err(|e| e.errno())
 }
 
-pub(crate) unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: the `entry_points` wrapper found a live queue pair at `c`; the C call requires `gid` to be
+unsafe fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
+    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
     // readable.
     let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    crate::errno::number(qp.qp.detach_mcast(gid), |e| e.errno())
+    qp.qp.detach_mcast(gid).map_err(|e| e.errno())
 }
 
 /// Returns the extended struct, or null if the queue pair was created without `send_ops_flags`.
@@ -302,9 +290,9 @@ unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
 }
 
 /// Accepts only empty options, because the device has none for enhanced connection establishment (ECE).
-pub(crate) unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+unsafe fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> Result<(), c_int> {
     // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 requests no options.
-    if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
+    if unsafe { (*ece).vendor_id } == 0 { Ok(()) } else { Err(libc::EOPNOTSUPP) }
 }
 
 unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {

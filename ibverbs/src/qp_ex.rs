@@ -48,25 +48,7 @@ pub(crate) fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> 
     if wanted & !operations(service) != 0 {
         return false;
     }
-    macro_rules! set {
-        ($($flag:ident: $function:ident,)*) => {
-            $(if wanted & $flag != 0 { c.$function = Some($function); })*
-        };
-    }
-    set! {
-        RDMA_WRITE: wr_rdma_write,
-        RDMA_WRITE_IMM: wr_rdma_write_imm,
-        SEND: wr_send,
-        SEND_IMM: wr_send_imm,
-        RDMA_READ: wr_rdma_read,
-        CMP_SWP: wr_atomic_cmp_swp,
-        FETCH_ADD: wr_atomic_fetch_add,
-        LOCAL_INV: wr_local_inv,
-        BIND_MW: wr_bind_mw,
-        SEND_INV: wr_send_inv,
-        FLUSH: wr_flush,
-        ATOMIC_WRITE: wr_atomic_write,
-    }
+    set_operations(c, wanted);
     c.wr_set_ud_addr = Some(wr_set_ud_addr);
     c.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
     c.wr_set_inline_data = Some(wr_set_inline_data);
@@ -158,30 +140,41 @@ unsafe fn begin(c: *mut ibv_qp_ex, op: WrOp) {
     }
 }
 
-/// Defines the C functions that begin a work request.
+/// Defines the C functions that begin a work request, except for those without arguments here, and a function
+/// that sets their pointers.
 macro_rules! operations {
-    ($($name:ident($($argument:ident: $kind:ty),*) = $op:expr;)*) => {
-        $(unsafe extern "C" fn $name(c: *mut ibv_qp_ex, $($argument: $kind),*) {
+    ($($flag:ident $name:ident $(($($argument:ident: $kind:ty),*) = $op:expr)?;)*) => {
+        $($(unsafe extern "C" fn $name(c: *mut ibv_qp_ex, $($argument: $kind),*) {
             // SAFETY: the header's inline functions may only be called between `ibv_wr_start` and
             // `ibv_wr_complete`, by the thread that started the session.
             unsafe { begin(c, $op) };
-        })*
+        })?)*
+
+        /// Sets the function pointers for the operations in `wanted`.
+        fn set_operations(c: &mut ibv_qp_ex, wanted: u64) {
+            $(if wanted & $flag != 0 {
+                c.$name = Some($name);
+            })*
+        }
     };
 }
 
 operations! {
-    wr_send() = WrOp::Send;
-    wr_send_imm(imm: u32) = WrOp::SendWithImm(u32::from_be(imm));
-    wr_send_inv(rkey: u32) = WrOp::SendWithInv(RKey(rkey));
-    wr_local_inv(rkey: u32) = WrOp::LocalInv(RKey(rkey));
-    wr_rdma_write(rkey: u32, va: u64) = WrOp::Write { va, rkey: RKey(rkey) };
-    wr_rdma_write_imm(rkey: u32, va: u64, imm: u32) =
+    SEND wr_send() = WrOp::Send;
+    SEND_IMM wr_send_imm(imm: u32) = WrOp::SendWithImm(u32::from_be(imm));
+    SEND_INV wr_send_inv(rkey: u32) = WrOp::SendWithInv(RKey(rkey));
+    LOCAL_INV wr_local_inv(rkey: u32) = WrOp::LocalInv(RKey(rkey));
+    RDMA_WRITE wr_rdma_write(rkey: u32, va: u64) = WrOp::Write { va, rkey: RKey(rkey) };
+    RDMA_WRITE_IMM wr_rdma_write_imm(rkey: u32, va: u64, imm: u32) =
         WrOp::WriteWithImm { va, rkey: RKey(rkey), imm: u32::from_be(imm) };
-    wr_rdma_read(rkey: u32, va: u64) = WrOp::Read { va, rkey: RKey(rkey) };
-    wr_atomic_cmp_swp(rkey: u32, va: u64, compare: u64, swap: u64) =
+    RDMA_READ wr_rdma_read(rkey: u32, va: u64) = WrOp::Read { va, rkey: RKey(rkey) };
+    CMP_SWP wr_atomic_cmp_swp(rkey: u32, va: u64, compare: u64, swap: u64) =
         WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::CompareSwap { compare, swap } };
-    wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) =
+    FETCH_ADD wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) =
         WrOp::Atomic { va, rkey: RKey(rkey), op: AtomicOp::FetchAdd(add) };
+    BIND_MW wr_bind_mw;
+    FLUSH wr_flush;
+    ATOMIC_WRITE wr_atomic_write;
 }
 
 unsafe extern "C" fn wr_flush(c: *mut ibv_qp_ex, rkey: u32, va: u64, len: usize, placement: u8, level: u8) {

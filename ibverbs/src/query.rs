@@ -12,16 +12,30 @@ use crate::abi::{
 use crate::call_faults;
 use crate::context::Context;
 use crate::device::copy_text;
-use crate::errno::{minus_one, set};
+use crate::errno::minus_one;
+
+entry_points! {
+    "IBVERBS_1.1" store ibv_query_device(context: *mut ibv_context, out: *mut ibv_device_attr) = query_device;
+    store ibv_query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input,
+        out: *mut ibv_device_attr_ex, len: usize) = query_device_ex;
+    store ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) = query_rt_values;
+    "IBVERBS_1.1" store ibv_query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr)
+        = query_port;
+    store query_port_of_context as ibv_query_port(context: *mut ibv_context, port: u8,
+        out: *mut ibv_port_attr, len: usize) = query_port_with_len;
+    "IBVERBS_1.16" store ibv_query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64)
+        = query_port_speed;
+    "IBVERBS_1.1" minus_one ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int,
+        out: *mut ibv_gid) = query_gid;
+    "IBVERBS_1.11" store _ibv_query_gid_ex as ibv_query_gid_ex(context: *mut ibv_context, port: u32,
+        index: u32, out: *mut ibv_gid_entry, flags: u32, len: usize) = query_gid_ex;
+    "IBVERBS_1.1" minus_one ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16)
+        = query_pkey;
+}
 
 export! {
-    "IBVERBS_1.1":
-        ibv_query_device = query_device,
-        ibv_query_gid = query_gid,
-        ibv_query_pkey = query_pkey;
     "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
-    "IBVERBS_1.11":
-        _ibv_query_gid_table = query_gid_table;
+    "IBVERBS_1.11": _ibv_query_gid_table = query_gid_table;
 }
 
 const LINK_LAYER_ETHERNET: u8 = 2;
@@ -102,26 +116,23 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     (attr, c)
 }
 
-unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_query_device, store);
+unsafe fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> Result<(), c_int> {
     // SAFETY: `ibv_query_device` requires an open context, which the program does not close during the call.
     let (_, c) = device_attr(unsafe { Context::from_raw_ref(context) });
     // SAFETY: `ibv_query_device` requires `out` to point to a writable struct.
     unsafe { *out = c };
-    0
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn query_device_ex(
+unsafe fn query_device_ex(
     context: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
     out: *mut ibv_device_attr_ex,
     len: usize,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<(), c_int> {
     // SAFETY: `ibv_query_device_ex` requires a non-null `input` to point to a readable struct.
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     // SAFETY: `ibv_query_device_ex` requires an open context, which the program does not close during the
     // call.
@@ -149,15 +160,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     };
     // SAFETY: `len` is the size of the caller's struct as its header defines it.
     unsafe { copy_part(&c, out, len) };
-    0
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn query_rt_values(
-    context: *mut ibv_context,
-    values: *mut ibv_values_ex,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_query_rt_values_ex, store);
+unsafe fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> Result<(), c_int> {
     const RAW_CLOCK: u32 = 1;
     // SAFETY: `ibv_query_rt_values_ex` requires `values` to point to a struct that is the caller's alone
     // during the call.
@@ -169,7 +175,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
     }
     values.comp_mask &= RAW_CLOCK;
-    0
+    Ok(())
 }
 
 /// Returns the port attributes as a C struct.
@@ -198,43 +204,35 @@ fn port_attr(context: &Context) -> ibv_port_attr {
     }
 }
 
-pub(crate) unsafe extern "C" fn query_port_with_len(
+unsafe fn query_port_with_len(
     context: *mut ibv_context,
     port: u8,
     out: *mut ibv_port_attr,
     len: usize,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<(), c_int> {
     if port != 1 {
-        return libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     // SAFETY: `ibv_query_port` requires an open context, and `len` is the size of the caller's struct as its
     // header defines it.
     unsafe { copy_part(&port_attr(Context::from_raw_ref(context)), out, len) };
-    0
+    Ok(())
 }
 
-pub(crate) unsafe extern "C" fn query_port(
-    context: *mut ibv_context,
-    port: u8,
-    out: *mut ibv_port_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> Result<(), c_int> {
     // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
     // `COMPAT_PORT_ATTR_LEN` bytes.
     unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
-pub(crate) unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> c_int {
+unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> Result<(), c_int> {
     // SAFETY: `ibv_query_port_speed` requires an open context, which the program does not close during the
     // call.
     let attr = unsafe { Context::from_raw_ref(context) }.nic.query_port();
-    let Some(speed) = speed(attr.active_width, attr.active_speed).filter(|_| port == 1) else {
-        return libc::EINVAL;
-    };
+    let speed = speed(attr.active_width, attr.active_speed).filter(|_| port == 1);
     // SAFETY: `ibv_query_port_speed` requires `out` to point to a writable integer.
-    unsafe { *out = speed };
-    0
+    unsafe { *out = speed.ok_or(libc::EINVAL)? };
+    Ok(())
 }
 
 /// Returns a port's bandwidth in units of 100 Mb/s, from the codes of its width and of the speed of a lane.
@@ -269,22 +267,18 @@ fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
     }
 }
 
-unsafe extern "C" fn query_gid(
+unsafe fn query_gid(
     context: *mut ibv_context,
     port: u8,
     index: c_int,
     out: *mut ibv_gid,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_query_gid, minus_one);
+) -> Result<(), c_int> {
     // SAFETY: `ibv_query_gid` requires an open context, which the program does not close during the call.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::from_raw_ref(context) }, i));
-    match found.filter(|_| port == 1) {
-        // SAFETY: `ibv_query_gid` requires `out` to point to a writable union.
-        Some(gid) => unsafe { *out = ibv_gid { raw: gid.unwrap_or_default().0 } },
-        None => return minus_one(libc::EINVAL),
-    }
-    0
+    let gid = found.filter(|_| port == 1).ok_or(libc::EINVAL)?;
+    // SAFETY: `ibv_query_gid` requires `out` to point to a writable union.
+    unsafe { *out = ibv_gid { raw: gid.unwrap_or_default().0 } };
+    Ok(())
 }
 
 /// Returns the GID table entry at `index` as a C struct, or `None` if it is empty or past the end.
@@ -294,28 +288,26 @@ fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
 }
 
-pub(crate) unsafe extern "C" fn query_gid_ex(
+unsafe fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
     index: u32,
     out: *mut ibv_gid_entry,
     flags: u32,
     len: usize,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<(), c_int> {
     if flags != 0 {
-        return libc::EOPNOTSUPP;
+        return Err(libc::EOPNOTSUPP);
+    }
+    if port != 1 {
+        return Err(libc::EINVAL);
     }
     // SAFETY: `ibv_query_gid_ex` requires an open context, which the program does not close during the call.
-    let Some(entry) =
-        gid_entry(unsafe { Context::from_raw_ref(context) }, index as usize).filter(|_| port == 1)
-    else {
-        // The error of the kernel for an empty table entry.
-        return if port == 1 { libc::ENODATA } else { libc::EINVAL };
-    };
-    // SAFETY: `len` is the size of the caller's struct as its header defines it.
-    unsafe { copy_part(&entry, out, len) };
-    0
+    let entry = gid_entry(unsafe { Context::from_raw_ref(context) }, index as usize);
+    // SAFETY: `len` is the size of the caller's struct as its header defines it. The error is that of the
+    // kernel for an empty table entry.
+    unsafe { copy_part(&entry.ok_or(libc::ENODATA)?, out, len) };
+    Ok(())
 }
 
 unsafe extern "C" fn query_gid_table(
@@ -365,16 +357,14 @@ pub(crate) unsafe extern "C" fn query_gid_type(
     0
 }
 
-unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(ibv_query_pkey, minus_one);
+unsafe fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> Result<(), c_int> {
     // SAFETY: `ibv_query_pkey` requires an open context, which the program does not close during the call.
     let key =
         usize::try_from(index).ok().and_then(|i| unsafe { Context::from_raw_ref(context) }.nic.query_pkey(i));
-    let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
+    let PKey(key) = key.filter(|_| port == 1).ok_or(libc::EINVAL)?;
     // SAFETY: `ibv_query_pkey` requires `out` to point to a writable integer.
     unsafe { *out = key.to_be() };
-    0
+    Ok(())
 }
 
 unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
@@ -384,11 +374,5 @@ unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u1
     let context = unsafe { Context::from_raw_ref(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));
     let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);
-    found.map_or_else(
-        || {
-            set(libc::EINVAL);
-            -1
-        },
-        int,
-    )
+    found.map_or_else(|| minus_one(libc::EINVAL), int)
 }

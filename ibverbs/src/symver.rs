@@ -1,19 +1,5 @@
 //! Symbol names and versions: export of this crate's Rust functions under their C names.
 
-#[cfg(target_arch = "x86_64")]
-macro_rules! jump {
-    () => {
-        "jmp {f}"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! jump {
-    () => {
-        "b {f}"
-    };
-}
-
 /// Exports functions under their C names, each in one of the library's version nodes (`build.rs`): `"NODE":
 /// name = path, ...;`.
 ///
@@ -28,7 +14,7 @@ macro_rules! export {
             // Call frame information, for a thread that is unwound from this instruction by an asynchronous
             // cancellation.
             ".cfi_startproc",
-            jump!(),
+            concat!(env!("URXE_JUMP"), " {f}"),
             ".cfi_endproc",
             concat!(".symver urxe_export_", stringify!($name), ",", stringify!($name), "@@", $node),
             ".popsection",

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::next::{errno, set_errno};
+use crate::next::{warn, with_saved_errno};
 
 /// End of the name of the file that libibverbs reads when it looks for devices.
 static ABI_VERSION_FILE: [u8; 35] = *b"/class/infiniband_verbs/abi_version";
@@ -19,11 +19,9 @@ pub fn warn_of_copy(name: &[u8]) {
     if !name.ends_with(&ABI_VERSION_FILE) || DONE.swap(true, Ordering::Relaxed) {
         return;
     }
-    let saved_errno = errno();
     // SAFETY: `warn_if_copy` has the signature that `dl_iterate_phdr` expects, and ignores the null data
     // pointer.
-    unsafe { libc::dl_iterate_phdr(Some(warn_if_copy), null_mut()) };
-    set_errno(saved_errno);
+    with_saved_errno(|| unsafe { libc::dl_iterate_phdr(Some(warn_if_copy), null_mut()) });
 }
 
 unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _data: *mut c_void) -> c_int {
@@ -37,7 +35,7 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
     // SAFETY: the name is not null, and the loader's names are zero-terminated and stay valid during the
     // call.
     let path = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let parts: [&[u8]; 3] = match path {
+    warn(match path {
         b"" => [
             b"",
             b"urxe: warning: the program contains a statically linked libibverbs, which finds no urxe device: link it \
@@ -50,12 +48,7 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
             b", a bundled copy of libibverbs, through dlsym, and finds no urxe device in it: remove \
               this file, or replace it by a link to libibverbs.so.1\n",
         ],
-    };
-    let text =
-        parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-    // SAFETY: the vectors point to the bytes of `parts`, which outlive the call, and the count is that of
-    // `text`.
-    unsafe { libc::writev(libc::STDERR_FILENO, text.as_ptr(), text.len() as c_int) };
+    });
     1
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 
-use crate::next::{Next, fail};
+use crate::next::{Next, next};
 use crate::redirect::{flags_of_mode, redirect};
 
 /// Defines one interposed function per line: its arguments before the file name, its arguments after the file
@@ -21,13 +21,8 @@ macro_rules! interpose {
             /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($before: $b,)* path: *const c_char, $($after: $a),*) -> $ret {
-                let next = $name::NEXT.get();
-                if next.is_null() {
-                    return fail(libc::ENOSYS);
-                }
                 type Function = unsafe extern "C" fn($($b,)* *const c_char, $($a),*) -> $ret;
-                // SAFETY: the next library's function of this name has this signature.
-                let next: Function = unsafe { std::mem::transmute(next) };
+                let next = next!($name::NEXT => Function);
                 // SAFETY: the caller's arguments satisfy the contract of the C library's function, to which
                 // they are passed with a valid name.
                 unsafe { redirect($from, path, || 0 $(| $flags)?, |path| next($($before,)* path, $($after),*)) }

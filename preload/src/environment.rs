@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::next::{Next, errno, fail, is_invalid, set_errno};
+use crate::next::{Next, is_invalid, next, warn, with_saved_errno};
 
 /// Null-terminated array of strings: arguments or an environment.
 type Strings = *const *const c_char;
@@ -126,22 +126,19 @@ unsafe fn warn_of_cleaner(program: *const c_char) {
     // SAFETY: the caller's guarantee.
     let path = unsafe { CStr::from_ptr(program) }.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    let saved_errno = errno();
-    // Shells try a path in every directory of PATH.
-    // SAFETY: the caller's guarantee.
-    if is_cleaner(file) && (file.len() == path.len() || unsafe { libc::access(program, libc::X_OK) } == 0) {
-        let parts: [&[u8]; 3] = [
-            b"urxe: warning: ",
-            file,
-            b" removes LD_PRELOAD from the environment, so programs start without urxe: let it start urxe (sudo urxe run -- \
-              PROGRAM)\n",
-        ];
-        let text =
-            parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: the vectors point to the bytes of `parts`, which outlive the call, and the count is the length of `text`.
-        unsafe { libc::writev(libc::STDERR_FILENO, text.as_ptr(), text.len() as c_int) };
-    }
-    set_errno(saved_errno);
+    with_saved_errno(|| {
+        // Shells try a path in every directory of PATH.
+        // SAFETY: the caller's guarantee.
+        if is_cleaner(file) && (file.len() == path.len() || unsafe { libc::access(program, libc::X_OK) } == 0)
+        {
+            warn([
+                b"urxe: warning: ",
+                file,
+                b" removes LD_PRELOAD from the environment, so programs start without urxe: let it start urxe (sudo urxe run -- \
+                  PROGRAM)\n",
+            ]);
+        }
+    });
 }
 
 /// Calls the next `execve` or `execvpe`.
@@ -149,14 +146,9 @@ unsafe fn warn_of_cleaner(program: *const c_char) {
 /// # Safety
 /// As for these functions.
 unsafe fn execute(next: &Next, program: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    let next = next.get();
-    if next.is_null() {
-        return fail(libc::ENOSYS);
-    }
-    type Function = unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int;
-    // SAFETY: the next library's function has this signature, and the caller's arguments satisfy its contract.
+    let next = next!(next => unsafe extern "C" fn(*const c_char, Strings, Strings) -> c_int);
+    // SAFETY: the caller's arguments satisfy the contract of the function.
     unsafe {
-        let next: Function = std::mem::transmute::<*mut c_void, Function>(next);
         warn_of_cleaner(program);
         with_variables(environment, |environment| next(program, arguments, environment))
     }
@@ -209,17 +201,12 @@ macro_rules! spawn {
                 arguments: Strings,
                 environment: Strings,
             ) -> c_int {
-                let next = $next.get();
-                if next.is_null() {
-                    return libc::ENOSYS;
-                }
                 type Function = unsafe extern "C" fn(
                     *mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings,
                 ) -> c_int;
-                // SAFETY: the next library's function has this signature, and the caller's arguments satisfy its
-                // contract.
+                let next = next!($next => Function, libc::ENOSYS);
+                // SAFETY: the caller's arguments satisfy the contract of the function.
                 unsafe {
-                    let next: Function = std::mem::transmute::<*mut c_void, Function>(next);
                     warn_of_cleaner(program);
                     with_variables(environment, |environment| {
                         next(pid, program, actions, attributes, arguments, environment)

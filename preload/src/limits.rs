@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use libc::{RLIM_INFINITY, RLIM64_INFINITY, RLIMIT_MEMLOCK, pid_t, rlimit, rlimit64};
 
-use crate::next::{Next, fail};
+use crate::next::next;
 
 /// Type of a resource in the C library's functions.
 type Resource = libc::__rlimit_resource_t;
@@ -18,13 +18,8 @@ macro_rules! limits {
             /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type,)* limit: *mut $limit) -> c_int {
-                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
-                let next = NEXT.get();
-                if next.is_null() {
-                    return fail(libc::ENOSYS);
-                }
-                // SAFETY: `next` is not null and is the next definition of this function, whose type it has.
-                let next: unsafe extern "C" fn($($type,)* *mut $limit) -> c_int = unsafe { std::mem::transmute(next) };
+                type Function = unsafe extern "C" fn($($type,)* *mut $limit) -> c_int;
+                let next = next!($name: Function);
                 // SAFETY: the caller's arguments satisfy the contract of the function.
                 let result = unsafe { next($($argument,)* limit) };
                 if result == 0 && $resource == RLIMIT_MEMLOCK && !limit.is_null() {

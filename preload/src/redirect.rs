@@ -6,7 +6,7 @@ use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::bundled::warn_of_copy;
-use crate::next::{Failed, copy_of_variable, errno, fail, is_invalid, set_errno};
+use crate::next::{Failed, copy_of_variable, fail, is_invalid, with_saved_errno};
 
 /// Redirected names: `name` itself, and all names in which the byte `next` follows it.
 struct Directory {
@@ -292,12 +292,4 @@ fn status_of(from: c_int, path: &CStr, flags: c_int) -> Option<libc::stat64> {
     let result = unsafe { libc::fstatat64(from, path.as_ptr(), found.as_mut_ptr(), flags) };
     // SAFETY: the call succeeded, so it has filled in `found`.
     (result == 0).then(|| unsafe { found.assume_init() })
-}
-
-/// Runs `f` and restores errno.
-fn with_saved_errno<R>(f: impl FnOnce() -> R) -> R {
-    let saved_errno = errno();
-    let result = f();
-    set_errno(saved_errno);
-    result
 }

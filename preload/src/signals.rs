@@ -12,7 +12,7 @@ use libc::{
     SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, SIG_UNBLOCK, SIGBUS, SIGSEGV, sighandler_t, sigset_t,
 };
 
-use crate::next::{Next, fail};
+use crate::next::{Next, fail, next};
 
 type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
@@ -106,16 +106,11 @@ macro_rules! masks {
             /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(how: c_int, new: *const sigset_t, old: *mut sigset_t) -> c_int {
-                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
-                let next = NEXT.get();
-                if next.is_null() {
-                    return fail(libc::ENOSYS);
-                }
                 type Mask = unsafe extern "C" fn(c_int, *const sigset_t, *mut sigset_t) -> c_int;
-                // SAFETY: the next library's function of this name has this signature, and the caller's arguments satisfy
-                // its contract: `new` is null or readable.
+                let next = next!($name: Mask);
+                // SAFETY: the caller's arguments satisfy the contract of the function: `new` is null or
+                // readable.
                 unsafe {
-                    let next = std::mem::transmute::<*mut std::ffi::c_void, Mask>(next);
                     if new.is_null() || how == SIG_UNBLOCK {
                         return next(how, new, old);
                     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{MAP_FAILED, off_t, size_t};
 
-use crate::next::{Next, errno, set_errno};
+use crate::next::{next, with_saved_errno};
 
 /// Function of the urxe library to which calls are reported: the first address, the number of bytes, and whether only pages of
 /// private mappings are lost.
@@ -27,31 +27,10 @@ extern "C" fn urxe_report_unmapping(to: Report) {
 fn report(address: *mut c_void, len: usize, private_only: bool) {
     let function: *mut () = REPORT.load(Ordering::Acquire);
     if !function.is_null() && len != 0 {
-        let errno = errno();
         // SAFETY: `urxe_report_unmapping` stored a function of this type.
-        unsafe { std::mem::transmute::<*mut (), Report>(function)(address.addr(), len, private_only) };
-        set_errno(errno);
+        let function = unsafe { std::mem::transmute::<*mut (), Report>(function) };
+        with_saved_errno(|| function(address.addr(), len, private_only));
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! target {
-    (jump) => {
-        "jmp {f}"
-    };
-    (version) => {
-        "GLIBC_2.2.5"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! target {
-    (jump) => {
-        "b {f}"
-    };
-    (version) => {
-        "GLIBC_2.17"
-    };
 }
 
 /// Exports functions under names of the C library, with their version in it but not as the default one.
@@ -63,9 +42,9 @@ macro_rules! export {
             concat!(".type urxe_export_", stringify!($name), ",@function"),
             concat!("urxe_export_", stringify!($name), ":"),
             ".cfi_startproc",
-            target!(jump),
+            concat!(env!("URXE_JUMP"), " {f}"),
             ".cfi_endproc",
-            concat!(".symver urxe_export_", stringify!($name), ",", stringify!($name), "@", target!(version)),
+            concat!(".symver urxe_export_", stringify!($name), ",", stringify!($name), "@", env!("URXE_GLIBC_NODE")),
             ".popsection",
             f = sym $function,
         );)*
@@ -80,24 +59,10 @@ export! {
     madvise = madvise,
 }
 
-/// Returns the next definition of a function. Where it is used, the function returns `$failed` with ENOSYS if there is none.
-macro_rules! next {
-    ($name:literal: $function:ty, $failed:expr) => {{
-        static NEXT: Next = Next::new($name);
-        let next = NEXT.get();
-        if next.is_null() {
-            set_errno(libc::ENOSYS);
-            return $failed;
-        }
-        // SAFETY: `next` is not null and is the next definition of this function, whose type it has.
-        unsafe { std::mem::transmute::<*mut c_void, $function>(next) }
-    }};
-}
-
 /// # Safety
 /// As for the C library's function.
 unsafe extern "C" fn munmap(address: *mut c_void, len: size_t) -> c_int {
-    let next = next!("munmap\0": unsafe extern "C" fn(*mut c_void, size_t) -> c_int, -1);
+    let next = next!(munmap: unsafe extern "C" fn(*mut c_void, size_t) -> c_int);
     // Before the call, because another thread may map something at the address at once.
     report(address, len, false);
     // SAFETY: the caller's arguments satisfy the contract of the function.
@@ -115,7 +80,7 @@ unsafe extern "C" fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     type Mmap = unsafe extern "C" fn(*mut c_void, size_t, c_int, c_int, c_int, off_t) -> *mut c_void;
-    let next = next!("mmap\0": Mmap, MAP_FAILED);
+    let next = next!(mmap: Mmap, MAP_FAILED);
     // SAFETY: the caller's arguments satisfy the contract of the function.
     let mapped = unsafe { next(address, len, protection, flags, fd, offset) };
     // This call (MAP_FIXED), or an earlier one that was not reported, has unmapped the previous mapping of the range.
@@ -135,7 +100,7 @@ unsafe extern "C" fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
-    let next = next!("mremap\0": Mremap, MAP_FAILED);
+    let next = next!(mremap: Mremap, MAP_FAILED);
     // SAFETY: the caller's arguments satisfy the contract of the function; the last one exists only with MREMAP_FIXED, and is
     // then passed in the same register as here.
     let mapped = unsafe { next(address, old, new, flags, to) };
@@ -153,7 +118,7 @@ unsafe extern "C" fn mremap(
 /// # Safety
 /// As for the C library's function.
 unsafe extern "C" fn madvise(address: *mut c_void, len: size_t, advice: c_int) -> c_int {
-    let next = next!("madvise\0": unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int, -1);
+    let next = next!(madvise: unsafe extern "C" fn(*mut c_void, size_t, c_int) -> c_int);
     if matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | MADV_DONTNEED_LOCKED) {
         report(address, len, advice != libc::MADV_REMOVE);
     }

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use super::{ibv_comp_channel, ibv_cq, ibv_gid, ibv_pd, ibv_srq, ibv_td, ibv_xrcd};
 
 c_structs! {
-    ibv_gid_entry { gid: ibv_gid, gid_index: u32, port_num: u32, gid_type: u32, ndev_ifindex: u32 }
+    ibv_gid_entry: 32 { gid: ibv_gid, gid_index: u32, port_num: u32, gid_type: u32, ndev_ifindex: u32 }
 
-    ibv_device_attr {
+    ibv_device_attr: 232 {
         fw_ver: [c_char; 64],
         node_guid: u64,
         sys_image_guid: u64,
@@ -50,13 +50,13 @@ c_structs! {
         phys_port_cnt: u8,
     }
 
-    ibv_query_device_ex_input { comp_mask: u32 }
+    ibv_query_device_ex_input: 4 { comp_mask: u32 }
 
-    ibv_odp_caps { general_caps: u64, per_transport_caps: [u32; 3] }
+    ibv_odp_caps: 24 { general_caps: u64, per_transport_caps: [u32; 3] }
 
-    ibv_tso_caps { max_tso: u32, supported_qpts: u32 }
+    ibv_tso_caps: 8 { max_tso: u32, supported_qpts: u32 }
 
-    ibv_rss_caps {
+    ibv_rss_caps: 32 {
         supported_qpts: u32,
         max_rwq_indirection_tables: u32,
         max_rwq_indirection_table_size: u32,
@@ -64,15 +64,15 @@ c_structs! {
         rx_hash_function: u8,
     }
 
-    ibv_packet_pacing_caps { qp_rate_limit_min: u32, qp_rate_limit_max: u32, supported_qpts: u32 }
+    ibv_packet_pacing_caps: 12 { qp_rate_limit_min: u32, qp_rate_limit_max: u32, supported_qpts: u32 }
 
-    ibv_tm_caps { max_rndv_hdr_size: u32, max_num_tags: u32, flags: u32, max_ops: u32, max_sge: u32 }
+    ibv_tm_caps: 20 { max_rndv_hdr_size: u32, max_num_tags: u32, flags: u32, max_ops: u32, max_sge: u32 }
 
-    ibv_cq_moderation_caps { max_cq_count: u16, max_cq_period: u16 }
+    ibv_cq_moderation_caps: 4 { max_cq_count: u16, max_cq_period: u16 }
 
-    ibv_pci_atomic_caps { fetch_add: u16, swap: u16, compare_swap: u16 }
+    ibv_pci_atomic_caps: 6 { fetch_add: u16, swap: u16, compare_swap: u16 }
 
-    ibv_device_attr_ex {
+    ibv_device_attr_ex: 400 {
         orig_attr: ibv_device_attr,
         comp_mask: u32,
         odp_caps: ibv_odp_caps,
@@ -92,7 +92,7 @@ c_structs! {
         phys_port_cnt_ex: u32,
     }
 
-    ibv_port_attr {
+    ibv_port_attr: 56 {
         state: c_uint,
         max_mtu: c_uint,
         active_mtu: c_uint,
@@ -120,15 +120,15 @@ c_structs! {
 
     /// Asynchronous event: `element` points to the affected queue, or holds the port number in its first four
     /// bytes.
-    ibv_async_event { element: *mut c_void, event_type: c_uint }
+    ibv_async_event: 16 { element: *mut c_void, event_type: c_uint }
 
-    ibv_td_init_attr { comp_mask: u32 }
+    ibv_td_init_attr: 4 { comp_mask: u32 }
 
-    ibv_xrcd_init_attr { comp_mask: u32, fd: c_int, oflags: c_int }
+    ibv_xrcd_init_attr: 12 { comp_mask: u32, fd: c_int, oflags: c_int }
 
-    ibv_alloc_dm_attr { length: usize, log_align_req: u32, comp_mask: u32 }
+    ibv_alloc_dm_attr: 16 { length: usize, log_align_req: u32, comp_mask: u32 }
 
-    ibv_global_route {
+    ibv_global_route: 24 {
         dgid: ibv_gid,
         flow_label: u32,
         sgid_index: u8,
@@ -136,7 +136,7 @@ c_structs! {
         traffic_class: u8,
     }
 
-    ibv_ah_attr {
+    ibv_ah_attr: 32 {
         grh: ibv_global_route,
         dlid: u16,
         sl: u8,
@@ -146,15 +146,15 @@ c_structs! {
         port_num: u8,
     }
 
-    ibv_srq_attr { max_wr: u32, max_sge: u32, srq_limit: u32 }
+    ibv_srq_attr: 12 { max_wr: u32, max_sge: u32, srq_limit: u32 }
 
-    ibv_srq_init_attr { srq_context: *mut c_void, attr: ibv_srq_attr }
+    ibv_srq_init_attr: 24 { srq_context: *mut c_void, attr: ibv_srq_attr }
 
-    ibv_tm_cap { max_num_tags: u32, max_ops: u32 }
+    ibv_tm_cap: 8 { max_num_tags: u32, max_ops: u32 }
 
     /// Extended attributes of a shared receive queue. The struct does not begin with a whole
     /// `ibv_srq_init_attr`: `comp_mask` lies where that struct would have padding.
-    ibv_srq_init_attr_ex {
+    ibv_srq_init_attr_ex: 64 {
         srq_context: *mut c_void,
         attr: ibv_srq_attr,
         comp_mask: u32,
@@ -165,7 +165,7 @@ c_structs! {
         tm_cap: ibv_tm_cap,
     }
 
-    ibv_qp_cap {
+    ibv_qp_cap: 20 {
         max_send_wr: u32,
         max_recv_wr: u32,
         max_send_sge: u32,
@@ -173,7 +173,7 @@ c_structs! {
         max_inline_data: u32,
     }
 
-    ibv_qp_init_attr {
+    ibv_qp_init_attr: 64 {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
         recv_cq: *mut ibv_cq,
@@ -183,7 +183,7 @@ c_structs! {
         sq_sig_all: c_int,
     }
 
-    ibv_rx_hash_conf {
+    ibv_rx_hash_conf: 24 {
         rx_hash_function: u8,
         rx_hash_key_len: u8,
         rx_hash_key: *mut u8,
@@ -192,7 +192,7 @@ c_structs! {
 
     /// Extended attributes of a queue pair. The struct does not begin with a whole `ibv_qp_init_attr`:
     /// `comp_mask` lies where that struct would have padding.
-    ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex: 136 {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,
         recv_cq: *mut ibv_cq,
@@ -211,7 +211,7 @@ c_structs! {
         send_ops_flags: u64,
     }
 
-    ibv_qp_open_attr {
+    ibv_qp_open_attr: 32 {
         comp_mask: u32,
         qp_num: u32,
         xrcd: *mut ibv_xrcd,
@@ -219,7 +219,7 @@ c_structs! {
         qp_type: c_uint,
     }
 
-    ibv_qp_attr {
+    ibv_qp_attr: 144 {
         qp_state: c_uint,
         cur_qp_state: c_uint,
         path_mtu: c_uint,
@@ -248,11 +248,11 @@ c_structs! {
         rate_limit: u32,
     }
 
-    ibv_qp_rate_limit_attr { rate_limit: u32, max_burst_sz: u32, typical_pkt_sz: u16, comp_mask: u32 }
+    ibv_qp_rate_limit_attr: 16 { rate_limit: u32, max_burst_sz: u32, typical_pkt_sz: u16, comp_mask: u32 }
 
-    ibv_ece { vendor_id: u32, options: u32, comp_mask: u32 }
+    ibv_ece: 12 { vendor_id: u32, options: u32, comp_mask: u32 }
 
-    ibv_cq_init_attr_ex {
+    ibv_cq_init_attr_ex: 56 {
         cqe: u32,
         cq_context: *mut c_void,
         channel: *mut ibv_comp_channel,
@@ -263,11 +263,11 @@ c_structs! {
         parent_domain: *mut ibv_pd,
     }
 
-    ibv_moderate_cq { cq_count: u16, cq_period: u16 }
+    ibv_moderate_cq: 4 { cq_count: u16, cq_period: u16 }
 
-    ibv_modify_cq_attr { attr_mask: u32, moderate: ibv_moderate_cq }
+    ibv_modify_cq_attr: 8 { attr_mask: u32, moderate: ibv_moderate_cq }
 
-    ibv_parent_domain_init_attr {
+    ibv_parent_domain_init_attr: 48 {
         pd: *mut ibv_pd,
         td: *mut ibv_td,
         comp_mask: u32,
@@ -276,6 +276,6 @@ c_structs! {
         pd_context: *mut c_void,
     }
 
-    ibv_values_ex { comp_mask: u32, raw_clock: libc::timespec }
+    ibv_values_ex: 24 { comp_mask: u32, raw_clock: libc::timespec }
 
 }

@@ -7,7 +7,7 @@ use libc::{sockaddr, sockaddr_storage, socklen_t};
 use super::{ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_srq};
 
 c_structs! {
-    ibv_sa_path_rec {
+    ibv_sa_path_rec: 64 {
         dgid: ibv_gid,
         sgid: ibv_gid,
         dlid: u16,
@@ -29,7 +29,7 @@ c_structs! {
         preference: u8,
     }
 
-    ibv_path_record {
+    ibv_path_record: 64 {
         service_id: u64,
         dgid: ibv_gid,
         sgid: ibv_gid,
@@ -47,18 +47,18 @@ c_structs! {
         reserved: [u8; 6],
     }
 
-    ibv_path_data { flags: u32, reserved: u32, path: ibv_path_record }
+    ibv_path_data: 72 { flags: u32, reserved: u32, path: ibv_path_record }
 
-    rdma_ib_addr { sgid: ibv_gid, dgid: ibv_gid, pkey: u16 }
+    rdma_ib_addr: 40 { sgid: ibv_gid, dgid: ibv_gid, pkey: u16 }
 
     /// Source and destination addresses of a connection; in C, each is a union of socket address types.
-    rdma_addr { src_storage: sockaddr_storage, dst_storage: sockaddr_storage, addr: rdma_ib_addr }
+    rdma_addr: 296 { src_storage: sockaddr_storage, dst_storage: sockaddr_storage, addr: rdma_ib_addr }
 
-    rdma_route { addr: rdma_addr, path_rec: *mut ibv_sa_path_rec, num_paths: c_int }
+    rdma_route: 312 { addr: rdma_addr, path_rec: *mut ibv_sa_path_rec, num_paths: c_int }
 
-    rdma_event_channel { fd: c_int }
+    rdma_event_channel: 4 { fd: c_int }
 
-    rdma_cm_id {
+    rdma_cm_id: 416 {
         verbs: *mut ibv_context,
         channel: *mut rdma_event_channel,
         context: *mut c_void,
@@ -76,7 +76,7 @@ c_structs! {
         qp_type: c_uint,
     }
 
-    rdma_conn_param {
+    rdma_conn_param: 24 {
         private_data: *const c_void,
         private_data_len: u8,
         responder_resources: u8,
@@ -88,7 +88,7 @@ c_structs! {
         qp_num: u32,
     }
 
-    rdma_ud_param {
+    rdma_ud_param: 56 {
         private_data: *const c_void,
         private_data_len: u8,
         ah_attr: ibv_ah_attr,
@@ -96,7 +96,7 @@ c_structs! {
         qkey: u32,
     }
 
-    rdma_cm_event {
+    rdma_cm_event: 80 {
         id: *mut rdma_cm_id,
         listen_id: *mut rdma_cm_id,
         event: c_uint,
@@ -104,7 +104,7 @@ c_structs! {
         param: EventParam,
     }
 
-    rdma_addrinfo {
+    rdma_addrinfo: 96 {
         ai_flags: c_int,
         ai_family: c_int,
         ai_qp_type: c_int,
@@ -122,7 +122,7 @@ c_structs! {
         ai_next: *mut rdma_addrinfo,
     }
 
-    rdma_cm_join_mc_attr_ex { comp_mask: u32, join_flags: u32, addr: *mut sockaddr }
+    rdma_cm_join_mc_attr_ex: 16 { comp_mask: u32, join_flags: u32, addr: *mut sockaddr }
 }
 
 /// The anonymous union `rdma_cm_event.param`.

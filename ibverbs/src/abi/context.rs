@@ -16,7 +16,7 @@ use super::{
 pub(crate) type Unused = Option<unsafe extern "C" fn()>;
 
 c_structs! {
-    ibv_device {
+    ibv_device: 664 {
         _ops: [Unused; 2],
         node_type: c_int,
         transport_type: c_int,
@@ -26,7 +26,7 @@ c_structs! {
         ibdev_path: [c_char; 256],
     }
 
-    ibv_context_ops {
+    ibv_context_ops: 256 {
         _compat_query_device: Unused,
         _compat_query_port: Unused,
         _compat_alloc_pd: Unused,
@@ -61,7 +61,7 @@ c_structs! {
         _compat_async_event: Unused,
     }
 
-    ibv_context {
+    ibv_context: 328 {
         device: *mut ibv_device,
         ops: ibv_context_ops,
         cmd_fd: c_int,
@@ -73,7 +73,7 @@ c_structs! {
 
     /// Extended context, which later rdma-core releases extend at the front. Programs hold a pointer to the
     /// last field, `context`, from which they find the others; `sz` is the size of the struct.
-    verbs_context {
+    verbs_context: 648 {
         query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
         alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,

@@ -1,5 +1,5 @@
 //! Structs that rdma-core 65 has and 44 lacks. Their layouts are compared with the installed headers only if
-//! those have them; `sizes.rs` has their sizes as the C compiler computes them from the headers of 65, and
+//! those have them; their sizes are those that the C compiler computes from the headers of 65, and
 //! `tests/c/release65.c` declares them again.
 //!
 //! [`FIELDS`] lists the fields that 65 adds at the end of structs of 44.
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::ibv_context;
 
 c_structs! {
-    ibv_mr_init_attr {
+    ibv_mr_init_attr: 72 {
         length: usize,
         access: c_int,
         comp_mask: u64,
@@ -22,19 +22,19 @@ c_structs! {
     }
 
     /// Handle of a buffer, which programs do not read.
-    ibv_buf { addr: *mut c_void }
+    ibv_buf: 8 { addr: *mut c_void }
 
-    ibv_dmah { context: *mut ibv_context }
+    ibv_dmah: 8 { context: *mut ibv_context }
 
-    ibv_dmah_init_attr { comp_mask: u32, cpu_id: u32, ph: u8, tph_mem_type: u8 }
+    ibv_dmah_init_attr: 12 { comp_mask: u32, cpu_id: u32, ph: u8, tph_mem_type: u8 }
 
-    ibv_comp_cntr { context: *mut ibv_context, handle: u32 }
+    ibv_comp_cntr: 16 { context: *mut ibv_context, handle: u32 }
 
-    ibv_comp_cntr_caps { max_value: u64, max_counters: u32, supported_qp_attach_ops: u32 }
+    ibv_comp_cntr_caps: 16 { max_value: u64, max_counters: u32, supported_qp_attach_ops: u32 }
 
-    ibv_comp_cntr_init_attr { comp_mask: u32, r#type: c_uint, flags: u32 }
+    ibv_comp_cntr_init_attr: 12 { comp_mask: u32, r#type: c_uint, flags: u32 }
 
-    ibv_qp_attach_comp_cntr_attr { comp_mask: u32, op_mask: u32 }
+    ibv_qp_attach_comp_cntr_attr: 8 { comp_mask: u32, op_mask: u32 }
 }
 
 /// Structs of other files, each with a last field that 44 lacks.

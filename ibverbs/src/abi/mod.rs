@@ -32,10 +32,15 @@ impl Layout {
     }
 }
 
-/// Defines `#[repr(C)]` structs, each with a constant `LAYOUT`, and the list `LAYOUTS` of all of them.
+/// Defines `#[repr(C)]` structs, each with a constant `LAYOUT`, and the list `LAYOUTS` of all of them. The
+/// number is the size of the struct on x86-64, as the C compiler computes it. It is asserted at compile time,
+/// because the comparison of all fields in `tests.rs` does not run on machines without the C headers.
 macro_rules! c_structs {
-    ($($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
+    ($($(#[$meta:meta])* $name:ident: $size:literal { $($field:ident: $kind:ty),* $(,)? })*) => {
         $(
+            #[cfg(target_arch = "x86_64")]
+            const _: () = assert!(size_of::<$name>() == $size);
+
             $(#[$meta])* #[repr(C)] #[derive(Clone, Copy)] pub(crate) struct $name { $(pub $field: $kind),* }
 
             impl $name {
@@ -60,8 +65,6 @@ mod cm;
 mod context;
 mod later;
 mod object;
-#[cfg(target_arch = "x86_64")]
-mod sizes;
 mod work;
 
 pub(crate) use attr::*;

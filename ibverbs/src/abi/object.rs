@@ -8,13 +8,13 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 use super::{ibv_context, ibv_data_buf, ibv_mw_bind_info, ibv_poll_cq_attr, ibv_sge, ibv_wc_tm_info};
 
 c_structs! {
-    ibv_pd { context: *mut ibv_context, handle: u32 }
+    ibv_pd: 16 { context: *mut ibv_context, handle: u32 }
 
-    ibv_td { context: *mut ibv_context }
+    ibv_td: 8 { context: *mut ibv_context }
 
-    ibv_xrcd { context: *mut ibv_context }
+    ibv_xrcd: 8 { context: *mut ibv_context }
 
-    ibv_mr {
+    ibv_mr: 48 {
         context: *mut ibv_context,
         pd: *mut ibv_pd,
         addr: *mut c_void,
@@ -24,9 +24,9 @@ c_structs! {
         rkey: u32,
     }
 
-    ibv_mw { context: *mut ibv_context, pd: *mut ibv_pd, rkey: u32, handle: u32, r#type: c_uint }
+    ibv_mw: 32 { context: *mut ibv_context, pd: *mut ibv_pd, rkey: u32, handle: u32, r#type: c_uint }
 
-    ibv_dm {
+    ibv_dm: 32 {
         context: *mut ibv_context,
         memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
         memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
@@ -34,11 +34,11 @@ c_structs! {
         handle: u32,
     }
 
-    ibv_ah { context: *mut ibv_context, pd: *mut ibv_pd, handle: u32 }
+    ibv_ah: 24 { context: *mut ibv_context, pd: *mut ibv_pd, handle: u32 }
 
-    ibv_comp_channel { context: *mut ibv_context, fd: c_int, refcnt: c_int }
+    ibv_comp_channel: 16 { context: *mut ibv_context, fd: c_int, refcnt: c_int }
 
-    ibv_cq {
+    ibv_cq: 128 {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
         cq_context: *mut c_void,
@@ -51,7 +51,7 @@ c_structs! {
     }
 
     /// Extended completion queue, which begins with the fields of `ibv_cq`.
-    ibv_cq_ex {
+    ibv_cq_ex: 288 {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,
         cq_context: *mut c_void,
@@ -84,7 +84,7 @@ c_structs! {
         read_completion_wallclock_ns: Option<unsafe extern "C" fn(*mut ibv_cq_ex) -> u64>,
     }
 
-    ibv_srq {
+    ibv_srq: 128 {
         context: *mut ibv_context,
         srq_context: *mut c_void,
         pd: *mut ibv_pd,
@@ -94,7 +94,7 @@ c_structs! {
         events_completed: u32,
     }
 
-    ibv_qp {
+    ibv_qp: 160 {
         context: *mut ibv_context,
         qp_context: *mut c_void,
         pd: *mut ibv_pd,
@@ -110,7 +110,7 @@ c_structs! {
         events_completed: u32,
     }
 
-    ibv_qp_ex {
+    ibv_qp_ex: 360 {
         qp_base: ibv_qp,
         comp_mask: u64,
         wr_id: u64,

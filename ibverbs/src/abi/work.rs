@@ -5,16 +5,16 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{ibv_ah, ibv_mr, ibv_mw};
 
 c_structs! {
-    ibv_sge { addr: u64, length: u32, lkey: u32 }
+    ibv_sge: 16 { addr: u64, length: u32, lkey: u32 }
 
-    ibv_data_buf { addr: *mut c_void, length: usize }
+    ibv_data_buf: 16 { addr: *mut c_void, length: usize }
 
-    ibv_mw_bind_info { mr: *mut ibv_mr, addr: u64, length: u64, mw_access_flags: c_uint }
+    ibv_mw_bind_info: 32 { mr: *mut ibv_mr, addr: u64, length: u64, mw_access_flags: c_uint }
 
-    ibv_mw_bind { wr_id: u64, send_flags: c_uint, bind_info: ibv_mw_bind_info }
+    ibv_mw_bind: 48 { wr_id: u64, send_flags: c_uint, bind_info: ibv_mw_bind_info }
 
     /// Send work request; `imm_data` shares a union with `invalidate_rkey`, and `bind_mw` with `tso`.
-    ibv_send_wr {
+    ibv_send_wr: 128 {
         wr_id: u64,
         next: *mut ibv_send_wr,
         sg_list: *mut ibv_sge,
@@ -27,10 +27,10 @@ c_structs! {
         bind_mw: SendWrBind,
     }
 
-    ibv_recv_wr { wr_id: u64, next: *mut ibv_recv_wr, sg_list: *mut ibv_sge, num_sge: c_int }
+    ibv_recv_wr: 32 { wr_id: u64, next: *mut ibv_recv_wr, sg_list: *mut ibv_sge, num_sge: c_int }
 
     /// Work completion; `imm_data` shares a union with `invalidated_rkey`.
-    ibv_wc {
+    ibv_wc: 48 {
         wr_id: u64,
         status: c_uint,
         opcode: c_uint,
@@ -46,11 +46,11 @@ c_structs! {
         dlid_path_bits: u8,
     }
 
-    ibv_wc_tm_info { tag: u64, r#priv: u32 }
+    ibv_wc_tm_info: 16 { tag: u64, r#priv: u32 }
 
-    ibv_poll_cq_attr { comp_mask: u32 }
+    ibv_poll_cq_attr: 4 { comp_mask: u32 }
 
-    ibv_grh {
+    ibv_grh: 40 {
         version_tclass_flow: u32,
         paylen: u16,
         next_hdr: u8,

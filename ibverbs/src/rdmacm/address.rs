@@ -7,15 +7,22 @@ use std::time::Duration;
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::sync::sync_entry_points;
+
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) = bind;
+}
+
+sync_entry_points! {
+    "RDMACM_1.0" rdma_resolve_addr(c: *mut rdma_cm_id, src: *mut sockaddr, dst: *mut sockaddr, timeout: c_int)
+        = resolve_addr;
+    "RDMACM_1.0" rdma_resolve_route(c: *mut rdma_cm_id, timeout: c_int) = resolve_route;
+}
 
 export! {
     "RDMACM_1.0":
-        rdma_bind_addr = bind_addr,
-        rdma_resolve_addr = resolve_addr,
-        rdma_resolve_route = resolve_route,
         rdma_get_src_port = get_src_port,
         rdma_get_dst_port = get_dst_port;
 }
@@ -38,48 +45,25 @@ pub(super) unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(),
     Ok(())
 }
 
-unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_bind_addr, minus_one);
-    // SAFETY: `rdma_bind_addr` requires a live id and a complete socket address; null is checked.
-    result_code(unsafe { bind(c, to) })
-}
-
 /// Resolves the destination address and binds the id to a device (`rdma_resolve_addr`).
-///
-/// # Safety
-/// `c` is a live id, or null; `src` and `dst` are complete socket addresses, or null.
-pub(super) unsafe extern "C-unwind" fn resolve_addr(
-    c: *mut rdma_cm_id,
+unsafe fn resolve_addr(
+    id: &Id,
     src: *mut sockaddr,
     dst: *mut sockaddr,
     timeout: c_int,
-) -> c_int {
-    inject_fault!(rdma_resolve_addr, minus_one);
-    let start = |id: &Id| {
-        // SAFETY: the caller passes complete socket addresses or null, valid during the whole call.
-        let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
-        if !src.is_null() && from.is_none() {
-            return Err(libc::EINVAL);
-        }
-        id.id.resolve_addr(from, to, milliseconds(timeout)).map_err(errno)?;
-        Ok(true)
-    };
-    // SAFETY: the caller passes a live id or null. This frame holds pointers and integers only, with nothing
-    // to drop.
-    unsafe { call_sync(c, start) }
+) -> Result<bool, c_int> {
+    // SAFETY: the caller passes complete socket addresses or null, valid during the whole call.
+    let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
+    if !src.is_null() && from.is_none() {
+        return Err(libc::EINVAL);
+    }
+    id.id.resolve_addr(from, to, milliseconds(timeout)).map_err(errno)?;
+    Ok(true)
 }
 
 /// Resolves the path to the destination (`rdma_resolve_route`).
-///
-/// # Safety
-/// `c` is a live id, or null.
-pub(super) unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
-    inject_fault!(rdma_resolve_route, minus_one);
-    let start = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
-    // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
-    // nothing to drop.
-    unsafe { call_sync(c, start) }
+fn resolve_route(id: &Id, timeout: c_int) -> Result<bool, c_int> {
+    id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true)
 }
 
 /// Returns the port of an address, in network byte order.

@@ -1,19 +1,21 @@
 //! `rdma_getaddrinfo`: resolves host and service names to addresses, and chooses the queue pair type and port
 //! space.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
 
 use crate::abi::rdma_addrinfo;
-use crate::errno::minus_one;
+
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_getaddrinfo(node: *const c_char, service: *const c_char,
+        hints: *const rdma_addrinfo, result: *mut *mut rdma_addrinfo) -> c_int = getaddrinfo;
+}
 
 export! {
-    "RDMACM_1.0":
-        rdma_getaddrinfo = getaddrinfo,
-        rdma_freeaddrinfo = freeaddrinfo;
+    "RDMACM_1.0": rdma_freeaddrinfo = freeaddrinfo;
 }
 
 /// Flags of `ai_flags`.
@@ -30,8 +32,8 @@ pub(super) const PS_TCP: c_int = 0x0106;
 pub(super) const PS_UDP: c_int = 0x0111;
 
 /// `enum ibv_qp_type`.
-pub(super) const RC: c_uint = 2;
-pub(super) const UD: c_uint = 4;
+const RC: c_int = 2;
+const UD: c_int = 4;
 
 /// A list element: the C struct, followed by the addresses that it points to.
 #[repr(C)]
@@ -50,12 +52,12 @@ fn qp_type_and_ps(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
     let datagrams = match qp_type {
         0 => matches!(space, PS_UDP | PS_IPOIB),
-        given => given == UD as c_int,
+        given => given == UD,
     };
     let or = |given: c_int, other: c_int| if given == 0 { other } else { given };
     match datagrams {
-        true => (or(qp_type, UD as c_int), or(space, PS_UDP)),
-        false => (or(qp_type, RC as c_int), or(space, PS_TCP)),
+        true => (or(qp_type, UD), or(space, PS_UDP)),
+        false => (or(qp_type, RC), or(space, PS_TCP)),
     }
 }
 
@@ -191,7 +193,7 @@ impl Query {
         system_hints.ai_family = self.family;
         // Chooses between the TCP and the UDP port of a service name, and makes the system list each address
         // once.
-        system_hints.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+        system_hints.ai_socktype = if kind.0 == UD { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
         let mut list = null_mut();
         let text = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
         // SAFETY: `node` and `service` are zero-terminated strings or null; `system_hints` and `list` are
@@ -219,28 +221,25 @@ impl Found {
     }
 }
 
-unsafe extern "C" fn getaddrinfo(
+/// Resolves a name (`rdma_getaddrinfo`). Returns 0, or the code with which the system's `getaddrinfo` fails.
+unsafe fn getaddrinfo(
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
     result: *mut *mut rdma_addrinfo,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_getaddrinfo, minus_one);
+) -> Result<c_int, c_int> {
     if result.is_null() {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `rdma_getaddrinfo` requires strings and readable hints, or null.
-    let query = match unsafe { Query::new(node, service, hints) } {
-        Ok(query) => query,
-        Err(e) => return minus_one(e),
-    };
-    match query.resolve() {
-        // SAFETY: `result` was checked for null, and points to a writable pointer.
-        Ok(found) => unsafe { *result = found.to_c() },
-        Err(code) => return code,
+    match unsafe { Query::new(node, service, hints) }?.resolve() {
+        Ok(found) => {
+            // SAFETY: `result` was checked for null, and points to a writable pointer.
+            unsafe { *result = found.to_c() };
+            Ok(0)
+        }
+        Err(code) => Ok(code),
     }
-    0
 }
 
 unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
@@ -271,7 +270,7 @@ mod tests {
         // SAFETY: strings and hints are valid or null, `list` is a local, and the returned list is read
         // before it is freed.
         unsafe {
-            let code = getaddrinfo(text(node), text(service), hints, &mut list);
+            let code = rdma_getaddrinfo(text(node), text(service), hints, &mut list);
             if code != 0 {
                 return (code, 0, 0, None, None);
             }

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
@@ -14,13 +15,14 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::EventChannel;
 
 use crate::abi::rdma_event_channel;
-use crate::errno::null;
 use crate::rdmacm::process::ProcessGlobals;
 
+entry_points! {
+    "RDMACM_1.0" null rdma_create_event_channel() -> *mut rdma_event_channel = create;
+}
+
 export! {
-    "RDMACM_1.0":
-        rdma_create_event_channel = create,
-        rdma_destroy_event_channel = destroy;
+    "RDMACM_1.0": rdma_destroy_event_channel = destroy;
 }
 
 /// State of an event channel (`rdma_event_channel`).
@@ -40,29 +42,19 @@ impl Channel {
     ///
     /// # Errors
     /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.
-    pub(super) fn lookup(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
+    pub(super) fn lookup(c: *mut rdma_event_channel) -> Result<Arc<Channel>, c_int> {
         let channel = CHANNELS.lock().get(&c.addr()).cloned().ok_or(libc::EBADF)?;
         if channel.process.is_inherited() { Err(libc::ENODEV) } else { Ok(channel) }
     }
 }
 
-/// Creates a channel (`rdma_create_event_channel`).
-pub(super) extern "C" fn create() -> *mut rdma_event_channel {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_event_channel, null);
-    let process = match ProcessGlobals::current() {
-        Ok(process) => process,
-        Err(e) => return null(e),
-    };
-    match EventChannel::new() {
-        Ok(channel) => {
-            let c = Box::into_raw(Box::new(rdma_event_channel { fd: channel.as_fd().as_raw_fd() }));
-            let channel = Channel { channel, read_lock: Mutex::default(), process };
-            CHANNELS.lock().insert(c.addr(), Arc::new(channel));
-            c
-        }
-        Err(e) => null(e.raw_os_error().unwrap_or(libc::EMFILE)),
-    }
+fn create() -> Result<*mut rdma_event_channel, c_int> {
+    let process = ProcessGlobals::current()?;
+    let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
+    let c = Box::into_raw(Box::new(rdma_event_channel { fd: channel.as_fd().as_raw_fd() }));
+    let channel = Channel { channel, read_lock: Mutex::default(), process };
+    CHANNELS.lock().insert(c.addr(), Arc::new(channel));
+    Ok(c)
 }
 
 /// Destroys a channel (`rdma_destroy_event_channel`); threads that wait on it keep its Rust state alive.

@@ -8,19 +8,21 @@ use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
 use crate::context::Context;
-use crate::rdmacm::id::{Id, Offered, errno, id_ref, result_code};
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::id::{Id, Offered, errno, id_ref};
+use crate::rdmacm::sync::sync_entry_points;
 
-export! {
-    "RDMACM_1.0":
-        rdma_listen = listen,
-        rdma_connect = connect,
-        rdma_accept = accept,
-        rdma_reject = reject,
-        rdma_notify = notify,
-        rdma_disconnect = disconnect;
-    "RDMACM_1.2": rdma_establish = establish;
-    "RDMACM_1.3": rdma_reject_ece = reject_ece;
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
+    "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject;
+    "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject_ece;
+    "RDMACM_1.2" minus_one rdma_establish(c: *mut rdma_cm_id) = establish;
+    "RDMACM_1.0" minus_one rdma_notify(c: *mut rdma_cm_id, event: c_uint) = notify;
+}
+
+sync_entry_points! {
+    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = connect;
+    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = accept;
+    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) = disconnect;
 }
 
 /// Value that requests the maximum number of outstanding READs and atomics (`RDMA_MAX_RESP_RES`,
@@ -85,118 +87,80 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
         .qkey(None))
 }
 
-unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_listen, minus_one);
-    let listen = || {
-        // SAFETY: `rdma_listen` requires a live id, which the program does not destroy during the call; null
-        // is checked.
-        let id = unsafe { id_ref(c) }?;
-        if id.id.local_addr().is_none() {
-            id.id.bind_addr(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).map_err(errno)?;
-        }
-        id.id.listen(usize::try_from(backlog).unwrap_or(0)).map_err(errno)?;
-        id.refresh();
-        Ok(())
-    };
-    result_code(listen())
+unsafe fn listen(c: *mut rdma_cm_id, backlog: c_int) -> Result<(), c_int> {
+    // SAFETY: `rdma_listen` requires a live id, which the program does not destroy during the call; null
+    // is checked.
+    let id = unsafe { id_ref(c) }?;
+    if id.id.local_addr().is_none() {
+        id.id.bind_addr(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).map_err(errno)?;
+    }
+    id.id.listen(usize::try_from(backlog).unwrap_or(0)).map_err(errno)?;
+    id.refresh();
+    Ok(())
 }
 
-unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
-    inject_fault!(rdma_connect, minus_one);
-    let connect = |id: &Id| {
-        id.adopt_qp()?;
-        // SAFETY: `rdma_connect` requires a readable struct or null.
-        let mut param = unsafe { param(id, param_c, None) }?;
-        let mut data = id.connect_data();
-        data.append(&mut param.private_data);
-        param.private_data = data;
-        id.id.connect(&param).map_err(errno)?;
-        Ok(true)
-    };
-    // SAFETY: `rdma_connect` requires a live id; null is checked. This frame holds pointers only, with
-    // nothing to drop.
-    unsafe { call_sync(c, connect) }
+unsafe fn connect(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
+    id.adopt_qp()?;
+    // SAFETY: `rdma_connect` requires a readable struct or null.
+    let mut param = unsafe { param(id, from, None) }?;
+    let mut data = id.state().connect_data.clone();
+    data.append(&mut param.private_data);
+    param.private_data = data;
+    id.id.connect(&param).map_err(errno)?;
+    Ok(true)
 }
 
-unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, param_c: *mut rdma_conn_param) -> c_int {
-    inject_fault!(rdma_accept, minus_one);
-    let accept = |id: &Id| {
-        id.adopt_qp()?;
-        // SAFETY: `rdma_accept` requires a readable struct or null.
-        let param = unsafe { param(id, param_c, id.offered()) }?;
-        id.id.accept(&param).map_err(errno)?;
-        id.sync_qp_state();
-        // No event follows for a datagram service, which only communicates its queue pair.
-        Ok(id.id.qp_type() != Some(QpType::Ud))
-    };
-    // SAFETY: `rdma_accept` requires a live id; null is checked. This frame holds pointers only, with nothing
-    // to drop.
-    unsafe { call_sync(c, accept) }
+unsafe fn accept(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
+    id.adopt_qp()?;
+    let offered = id.state().offered;
+    // SAFETY: `rdma_accept` requires a readable struct or null.
+    let param = unsafe { param(id, from, offered) }?;
+    id.id.accept(&param).map_err(errno)?;
+    id.sync_qp_state();
+    // No event follows for a datagram service, which only communicates its queue pair.
+    Ok(id.id.qp_type() != Some(QpType::Ud))
 }
 
-unsafe extern "C" fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_reject, minus_one);
+unsafe fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
     // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
-    result_code(unsafe { id_ref(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
+    unsafe { id_ref(c)?.id.reject(&bytes(data, len)) }.map_err(errno)
 }
 
-unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_reject_ece, minus_one);
+unsafe fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
     // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
-    result_code(unsafe {
-        id_ref(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
-    })
+    unsafe { id_ref(c)?.id.reject_with(RejReason::VendorOption, &bytes(data, len)) }.map_err(errno)
 }
 
-unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_establish, minus_one);
-    let establish = || {
-        // SAFETY: `rdma_establish` requires a live id, which the program does not destroy during the call;
-        // null is checked.
-        let id = unsafe { id_ref(c) }?;
-        // With a queue pair of the id, no further step is needed.
-        // SAFETY: `id_ref` has checked `c`, and only the library writes this field.
-        if unsafe { !(*c).qp.is_null() } {
-            return Err(libc::EINVAL);
-        }
-        id.id.establish().map_err(errno)
-    };
-    result_code(establish())
+unsafe fn establish(c: *mut rdma_cm_id) -> Result<(), c_int> {
+    // SAFETY: `rdma_establish` requires a live id, which the program does not destroy during the call;
+    // null is checked.
+    let id = unsafe { id_ref(c) }?;
+    // With a queue pair of the id, no further step is needed.
+    // SAFETY: `id_ref` has checked `c`, and only the library writes this field.
+    if unsafe { !(*c).qp.is_null() } {
+        return Err(libc::EINVAL);
+    }
+    id.id.establish().map_err(errno)
 }
 
-unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
-    inject_fault!(rdma_disconnect, minus_one);
-    let disconnect = |id: &Id| {
-        id.id.disconnect().map_err(errno)?;
-        id.sync_qp_state();
-        Ok(true)
-    };
-    // SAFETY: `rdma_disconnect` requires a live id; null is checked. This frame holds a pointer only, with
-    // nothing to drop.
-    unsafe { call_sync(c, disconnect) }
+fn disconnect(id: &Id) -> Result<bool, c_int> {
+    id.id.disconnect().map_err(errno)?;
+    id.sync_qp_state();
+    Ok(true)
 }
 
 /// `IBV_EVENT_COMM_EST`.
 const ESTABLISHED: c_uint = 4;
 
-unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_notify, minus_one);
-    let notify = || {
-        // SAFETY: `rdma_notify` requires a live id, which the program does not destroy during the call; null
-        // is checked.
-        let id = unsafe { id_ref(c) }?;
-        if event != ESTABLISHED {
-            return Err(libc::EINVAL);
-        }
-        // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field; its number
-        // does not change.
-        let qpn = unsafe { (*c).qp.as_ref() }.map_or(Qpn::new(0), |qp| Qpn::new(qp.qp_num));
-        id.id.notify(AsyncEvent::CommunicationEstablished(qpn)).map_err(errno)
-    };
-    result_code(notify())
+unsafe fn notify(c: *mut rdma_cm_id, event: c_uint) -> Result<(), c_int> {
+    // SAFETY: `rdma_notify` requires a live id, which the program does not destroy during the call; null
+    // is checked.
+    let id = unsafe { id_ref(c) }?;
+    if event != ESTABLISHED {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field; its number
+    // does not change.
+    let qpn = unsafe { (*c).qp.as_ref() }.map_or(Qpn::new(0), |qp| Qpn::new(qp.qp_num));
+    id.id.notify(AsyncEvent::CommunicationEstablished(qpn)).map_err(errno)
 }

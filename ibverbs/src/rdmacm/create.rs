@@ -8,15 +8,19 @@ use crate::abi::{rdma_cm_id, rdma_event_channel};
 use crate::errno::minus_one;
 use crate::event_objects::address_of;
 use crate::object::FfiObject;
+use crate::qp::qp_type;
 use crate::rdmacm::channel::{self, Channel};
-use crate::rdmacm::id::{Id, IdState, errno, id_ref, new_private_channel, qp_type_from_c, result_code};
+use crate::rdmacm::id::{Id, IdState, errno, id_ref, new_private_channel};
 use crate::rdmacm::process::ProcessGlobals;
 
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_create_id(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_id,
+        context: *mut c_void, space: c_uint) = create_id;
+    "RDMACM_1.0" minus_one rdma_migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) = migrate;
+}
+
 export! {
-    "RDMACM_1.0":
-        rdma_create_id = create_id,
-        rdma_destroy_id = destroy_id,
-        rdma_migrate_id = migrate_id;
+    "RDMACM_1.0": rdma_destroy_id = destroy_id;
 }
 
 /// Creates an id on the channel `on`, or on a private channel if `on` is null.
@@ -32,7 +36,7 @@ pub(super) unsafe fn create(
     let process = ProcessGlobals::current()?;
     let space = u16::try_from(space).ok().and_then(PortSpace::from_code).ok_or(libc::EPROTONOSUPPORT)?;
     let service = match qp_type {
-        Some(number) => Some(qp_type_from_c(number).ok_or(libc::EOPNOTSUPP)?),
+        Some(number) => Some(self::qp_type(number).ok_or(libc::EOPNOTSUPP)?),
         None => None,
     };
     let synchronous = on.is_null();
@@ -45,7 +49,10 @@ pub(super) unsafe fn create(
         id.map_err(errno)
     });
     match made {
-        Ok(id) => Ok(Id::new_raw(process, id, raw_channel, context, IdState::new(synchronous))),
+        Ok(id) => {
+            let state = IdState { synchronous, ..IdState::default() };
+            Ok(Id::new_raw(process, id, raw_channel, context, state))
+        }
         Err(e) => {
             if synchronous {
                 // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
@@ -56,20 +63,18 @@ pub(super) unsafe fn create(
     }
 }
 
-unsafe extern "C" fn create_id(
+unsafe fn create_id(
     channel: *mut rdma_event_channel,
     out: *mut *mut rdma_cm_id,
     context: *mut c_void,
     space: c_uint,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_id, minus_one);
+) -> Result<(), c_int> {
     if out.is_null() {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `rdma_create_id` requires a channel or null; `out` was checked for null and points to a
     // writable pointer.
-    result_code(unsafe { create(channel, context, space, None).map(|id| *out = id) })
+    unsafe { create(channel, context, space, None).map(|id| *out = id) }
 }
 
 pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
@@ -117,7 +122,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
         return Err(e);
     }
     id.ack_kept_event();
-    let was_synchronous = id.set_synchronous(to.is_null());
+    let was_synchronous = std::mem::replace(&mut id.state().synchronous, to.is_null());
     // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel
     // was its own and has no other user.
     unsafe {
@@ -127,11 +132,4 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
         }
     }
     Ok(())
-}
-
-unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_migrate_id, minus_one);
-    // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
-    result_code(unsafe { migrate(c, to) })
 }

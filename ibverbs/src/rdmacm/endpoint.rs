@@ -6,15 +6,14 @@ use urxe::verbs::cm::CmEventKind;
 
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
 use crate::cancel::{Call, Step, blocking};
-use crate::errno::minus_one;
-use crate::rdmacm::address::{self, resolve_addr, resolve_route};
+use crate::errno::{self, minus_one};
+use crate::rdmacm::address::{self, rdma_resolve_addr, rdma_resolve_route};
 use crate::rdmacm::addrinfo::PASSIVE;
 use crate::rdmacm::create::{create, destroy_id};
 use crate::rdmacm::event::{ack_cm_event, next_cm_event};
 use crate::rdmacm::id::{RequestQueues, id_ref};
 use crate::rdmacm::options::set_route;
 use crate::rdmacm::queues;
-use crate::rdmacm::sync::last_errno;
 
 export! {
     "RDMACM_1.0":
@@ -53,8 +52,8 @@ unsafe fn create_unresolved(
                 return Err(e);
             }
             if let Some(init) = init {
-                id_ref(c)?
-                    .set_request_queues(RequestQueues { pd, init: ibv_qp_init_attr { qp_type, ..*init } });
+                let init = ibv_qp_init_attr { qp_type, ..*init };
+                id_ref(c)?.state().requests = Some(RequestQueues { pd, init });
             }
         }
         Ok(c)
@@ -81,7 +80,7 @@ unsafe fn create_resources(
         }
         if !to.ai_connect.is_null() && to.ai_connect_len != 0 {
             let data = std::slice::from_raw_parts(to.ai_connect.cast::<u8>(), to.ai_connect_len);
-            id_ref(c)?.set_connect_data(data);
+            id_ref(c)?.state().connect_data = data.to_vec();
         }
     }
     Ok(())
@@ -105,15 +104,16 @@ unsafe extern "C-unwind" fn create_ep(
             Err(e) => return minus_one(e),
         };
         if (*to).ai_flags & PASSIVE == 0 {
-            let resolved = resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVE_TIMEOUT_MS) == 0
+            let resolved = rdma_resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVE_TIMEOUT_MS)
+                == 0
                 && match (*to).ai_route_len {
-                    0 => resolve_route(c, RESOLVE_TIMEOUT_MS) == 0,
+                    0 => rdma_resolve_route(c, RESOLVE_TIMEOUT_MS) == 0,
                     // The program supplies the path.
                     len => set_route(c, (*to).ai_route, len) == 0,
                 };
             let created = match resolved {
                 true => blocking(|_| Step::Done(create_resources(c, &*to, pd, init.as_mut()))),
-                false => Err(last_errno()),
+                false => Err(errno::get()),
             };
             if let Err(e) = created {
                 destroy_ep(c);
@@ -170,14 +170,15 @@ unsafe fn next_request(
         match next_cm_event((*listener).channel, &mut event, call) {
             Step::Wait => return Ok(false),
             Step::Done(0) => {}
-            Step::Done(_) => return Err(last_errno()),
+            Step::Done(_) => return Err(errno::get()),
         }
         let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
         if status != 0 || kind != CmEventKind::ConnectRequest as c_uint {
             ack_cm_event(event);
             return Err(if status < 0 { -status } else { libc::EINVAL });
         }
-        if let Some(mut with) = listener_id.request_queues()
+        let requests = listener_id.state().requests;
+        if let Some(mut with) = requests
             && let Err(e) = queues::make_plain(id, with.pd, &mut with.init)
         {
             ack_cm_event(event);

@@ -103,7 +103,7 @@ impl Event {
         id_state.apply_event(&event);
         let join = match &event.param {
             Param::Datagram(with) => {
-                with.group.and_then(|group| id_state.join_context(group.ip().to_canonical()))
+                with.group.and_then(|group| id_state.state().joins.get(&group.ip().to_canonical()).copied())
             }
             _ => None,
         };

@@ -1,12 +1,11 @@
 //! Ids (`rdma_cm_id`): their state, and the fields of the C struct that programs read.
 
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-use urxe::transport::QpType;
+use parking_lot::{Mutex, MutexGuard};
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError};
 use urxe::verbs::{ClaimError, Qpn};
 
@@ -18,15 +17,11 @@ use crate::errno::minus_one;
 use crate::event_objects::object_at;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
-use crate::qp::QueuePair;
+use crate::qp::{QueuePair, qp_type_number};
 use crate::rdmacm::addrinfo;
 use crate::rdmacm::channel::{self, Channel};
 use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
 use crate::rdmacm::sockaddr;
-
-/// `enum ibv_qp_type`.
-pub(super) const XRC_SEND: c_uint = 9;
-pub(super) const XRC_RECV: c_uint = 10;
 
 /// An id with its C struct.
 #[repr(C)]
@@ -46,24 +41,17 @@ ffi_object! { Id { c: rdma_cm_id } }
 pub(super) struct IdState {
     /// Whether the id has a private channel, so that calls on it wait for the event that reports their
     /// completion.
-    synchronous: bool,
+    pub synchronous: bool,
     /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
-    requests: Option<RequestQueues>,
+    pub requests: Option<RequestQueues>,
     /// Data sent before the program's private data in a connection request.
-    connect_data: Vec<u8>,
+    pub connect_data: Vec<u8>,
     /// READ and atomic limits offered in the connection request from which the id was created.
-    offered: Option<Offered>,
+    pub offered: Option<Offered>,
     /// The program's context for each joined multicast group.
-    joins: HashMap<IpAddr, *mut c_void>,
+    pub joins: HashMap<IpAddr, *mut c_void>,
     /// Addresses that the last successful `rdma_resolve_addrinfo` found.
-    resolved: Arc<Mutex<Option<addrinfo::Found>>>,
-}
-
-impl IdState {
-    /// Returns the state of a new id.
-    pub(super) fn new(synchronous: bool) -> IdState {
-        IdState { synchronous, ..IdState::default() }
-    }
+    pub resolved: Arc<Mutex<Option<addrinfo::Found>>>,
 }
 
 // SAFETY: the pointers are the program's; this library stores them and returns them or passes them to
@@ -113,29 +101,6 @@ pub(super) unsafe fn id_ref<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
     if id.process.is_inherited() { Err(libc::ENODEV) } else { Ok(id) }
 }
 
-/// Converts an `enum ibv_qp_type` to a service type.
-pub(super) fn qp_type_from_c(number: c_uint) -> Option<QpType> {
-    Some(match number {
-        addrinfo::RC => QpType::Rc,
-        3 => QpType::Uc,
-        addrinfo::UD => QpType::Ud,
-        XRC_SEND => QpType::XrcSend,
-        XRC_RECV => QpType::XrcRecv,
-        _ => return None,
-    })
-}
-
-/// Converts a service type to its `enum ibv_qp_type`.
-fn qp_type_to_c(service: QpType) -> c_uint {
-    match service {
-        QpType::Rc => addrinfo::RC,
-        QpType::Uc => 3,
-        QpType::Ud => addrinfo::UD,
-        QpType::XrcSend => XRC_SEND,
-        QpType::XrcRecv => XRC_RECV,
-    }
-}
-
 /// Ends the connections of all ids when the process exits.
 fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
     process.ids.for_each_address(|address| {
@@ -148,7 +113,8 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
 
 /// Creates the private channel of a synchronous id.
 pub(super) fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
-    let channel = channel::create();
+    // SAFETY: the call has no requirements.
+    let channel = unsafe { channel::rdma_create_event_channel() };
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
@@ -166,7 +132,7 @@ impl Id {
         (c.channel, c.context) = (channel, context);
         // Port space and type do not change during the life of the id.
         c.ps = id.port_space().map_or(0, |space| space.code().into());
-        c.qp_type = id.qp_type().map_or(0, qp_type_to_c);
+        c.qp_type = id.qp_type().map_or(0, qp_type_number);
         let number = id.number();
         let (c, path, state) = (FfiCell::new(c), FfiCell::new(path), Mutex::new(state));
         let c = Id { c, path, id, process, state }.into_raw();
@@ -218,39 +184,9 @@ impl Id {
         self.state.lock().synchronous
     }
 
-    /// Sets whether the id has a private channel, and returns whether it had one.
-    pub(super) fn set_synchronous(&self, synchronous: bool) -> bool {
-        std::mem::replace(&mut self.state.lock().synchronous, synchronous)
-    }
-
-    /// Returns the limits in the peer's connection request, for an id created from one.
-    pub(super) fn offered(&self) -> Option<Offered> {
-        self.state.lock().offered
-    }
-
-    /// Returns the slot in which `rdma_resolve_addrinfo` stores the addresses.
-    pub(super) fn resolved(&self) -> Arc<Mutex<Option<addrinfo::Found>>> {
-        self.state.lock().resolved.clone()
-    }
-
-    /// Returns the data to send before the program's private data.
-    pub(super) fn connect_data(&self) -> Vec<u8> {
-        self.state.lock().connect_data.clone()
-    }
-
-    /// Sets the data to send before the program's private data.
-    pub(super) fn set_connect_data(&self, data: &[u8]) {
-        self.state.lock().connect_data = data.to_vec();
-    }
-
-    /// Returns the attributes for the queue pairs of connections to this listener.
-    pub(super) fn request_queues(&self) -> Option<RequestQueues> {
-        self.state.lock().requests
-    }
-
-    /// Sets the attributes for the queue pairs of connections to this listener.
-    pub(super) fn set_request_queues(&self, queues: RequestQueues) {
-        self.state.lock().requests = Some(queues);
+    /// Locks the state.
+    pub(super) fn state(&self) -> MutexGuard<'_, IdState> {
+        self.state.lock()
     }
 
     /// Joins a multicast group and, on success, stores the program's context for it. The lock delays the
@@ -265,16 +201,6 @@ impl Id {
         join()?;
         state.joins.insert(group, context);
         Ok(())
-    }
-
-    /// Removes the context of a multicast group that the id has left.
-    pub(super) fn remove_join(&self, group: IpAddr) {
-        self.state.lock().joins.remove(&group);
-    }
-
-    /// Returns the program's context for a multicast group.
-    pub(super) fn join_context(&self, group: IpAddr) -> Option<*mut c_void> {
-        self.state.lock().joins.get(&group).copied()
     }
 
     /// Updates the fields that programs read from the id, depending on the event.

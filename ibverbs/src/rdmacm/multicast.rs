@@ -6,15 +6,19 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::sync::sync_entry_points;
 
-export! {
-    "RDMACM_1.0":
-        rdma_join_multicast = join_multicast,
-        rdma_leave_multicast = leave_multicast;
-    "RDMACM_1.1": rdma_join_multicast_ex = join_multicast_ex;
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) = leave_multicast;
+}
+
+sync_entry_points! {
+    "RDMACM_1.0" rdma_join_multicast(c: *mut rdma_cm_id, group: *mut sockaddr, context: *mut c_void)
+        = join_fully;
+    "RDMACM_1.1" rdma_join_multicast_ex(c: *mut rdma_cm_id, with: *mut rdma_cm_join_mc_attr_ex,
+        context: *mut c_void) = join_ex;
 }
 
 /// Bits of `comp_mask`, both required.
@@ -38,50 +42,30 @@ unsafe fn join(
     Ok(true)
 }
 
-unsafe extern "C-unwind" fn join_multicast(
-    c: *mut rdma_cm_id,
-    group: *mut sockaddr,
-    context: *mut c_void,
-) -> c_int {
-    inject_fault!(rdma_join_multicast, minus_one);
-    // SAFETY: `rdma_join_multicast` requires a live id and a complete address; null is checked. This frame
-    // has nothing to drop.
-    unsafe { call_sync(c, |id| join(id, group, Membership::Full, context)) }
+unsafe fn join_fully(id: &Id, group: *mut sockaddr, context: *mut c_void) -> Result<bool, c_int> {
+    // SAFETY: `rdma_join_multicast` requires a complete address; null is checked.
+    unsafe { join(id, group, Membership::Full, context) }
 }
 
-unsafe extern "C-unwind" fn join_multicast_ex(
-    c: *mut rdma_cm_id,
-    with: *mut rdma_cm_join_mc_attr_ex,
-    context: *mut c_void,
-) -> c_int {
-    inject_fault!(rdma_join_multicast_ex, minus_one);
-    let start = |id: &Id| {
-        // SAFETY: `rdma_join_multicast_ex` requires a non-null `with` to be readable during the call.
-        let with = unsafe { with.as_ref() }.ok_or(libc::EINVAL)?;
-        if with.comp_mask != ADDRESS | FLAGS {
-            return Err(libc::EINVAL);
-        }
-        let membership = match with.join_flags {
-            0 => Membership::Full,
-            1 => Membership::SendOnly,
-            _ => return Err(libc::EINVAL),
-        };
-        // SAFETY: the address in the struct is complete, or null, and valid during the call.
-        unsafe { join(id, with.addr, membership, context) }
+unsafe fn join_ex(id: &Id, with: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void) -> Result<bool, c_int> {
+    // SAFETY: `rdma_join_multicast_ex` requires a non-null `with` to be readable during the call.
+    let with = unsafe { with.as_ref() }.ok_or(libc::EINVAL)?;
+    if with.comp_mask != ADDRESS | FLAGS {
+        return Err(libc::EINVAL);
+    }
+    let membership = match with.join_flags {
+        0 => Membership::Full,
+        1 => Membership::SendOnly,
+        _ => return Err(libc::EINVAL),
     };
-    // SAFETY: `c` is a live id, or null. This frame holds pointers only, with nothing to drop.
-    unsafe { call_sync(c, start) }
+    // SAFETY: the address in the struct is complete, or null, and valid during the call.
+    unsafe { join(id, with.addr, membership, context) }
 }
 
-unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_leave_multicast, minus_one);
-    let leave = || {
-        // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
-        let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };
-        id.id.leave_multicast(group).map_err(errno)?;
-        id.remove_join(group.ip().to_canonical());
-        Ok(())
-    };
-    result_code(leave())
+unsafe fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> Result<(), c_int> {
+    // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
+    let (id, group) = unsafe { (id_ref(c)?, read(group).ok_or(libc::EINVAL)?) };
+    id.id.leave_multicast(group).map_err(errno)?;
+    id.state().joins.remove(&group.ip().to_canonical());
+    Ok(())
 }

@@ -7,10 +7,14 @@ use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
 use crate::rdmacm::id::{Id, errno, id_ref, result_code};
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::sync::sync_entry_points;
+
+sync_entry_points! {
+    "RDMACM_1.0" rdma_set_option(c: *mut rdma_cm_id, level: c_int, name: c_int, from: *mut c_void, len: usize)
+        = set;
+}
 
 export! {
-    "RDMACM_1.0": rdma_set_option = set_option;
     "RDMACM_1.3":
         rdma_set_local_ece = set_local_ece,
         rdma_get_remote_ece = get_remote_ece;
@@ -86,7 +90,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
 ///
 /// # Safety
 /// `from` is null or has `len` readable bytes.
-unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usize) -> Result<bool, c_int> {
+unsafe fn set(id: &Id, level: c_int, name: c_int, from: *mut c_void, len: usize) -> Result<bool, c_int> {
     // SAFETY: the caller guarantees `len` readable bytes or null; all types read here are integers or
     // structs of integers.
     unsafe {
@@ -102,27 +106,14 @@ unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usiz
     }
 }
 
-/// Sets the path of an id with [`set_option`]. `from` points to the option's value.
+/// Sets the path of an id with `rdma_set_option`. `from` points to the option's value.
 ///
 /// # Safety
-/// The requirements of [`set_option`]: `c` is a live id or null, and `from` has `len` readable bytes or is
+/// The requirements of `rdma_set_option`: `c` is a live id or null, and `from` has `len` readable bytes or is
 /// null.
 pub(super) unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
-    // SAFETY: `set_option` requires of `c` and of the bytes what this function requires.
-    unsafe { set_option(c, LEVEL_IB, IB_PATH, from, len) }
-}
-
-unsafe extern "C-unwind" fn set_option(
-    c: *mut rdma_cm_id,
-    level: c_int,
-    name: c_int,
-    from: *mut c_void,
-    len: usize,
-) -> c_int {
-    inject_fault!(rdma_set_option, minus_one);
-    // SAFETY: `rdma_set_option` requires a live id and `len` readable bytes; null is checked. This frame has
-    // nothing to drop.
-    unsafe { call_sync(c, |id| set(id, level, name, from, len)) }
+    // SAFETY: the call requires of `c` and of the bytes what this function requires.
+    unsafe { rdma_set_option(c, LEVEL_IB, IB_PATH, from, len) }
 }
 
 unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {

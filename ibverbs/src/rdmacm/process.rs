@@ -16,13 +16,15 @@ use crate::device;
 use crate::errno::null;
 use crate::event_objects::{ObjectTable, UnackedEvents};
 use crate::log::warn;
-use crate::open::{close_device, open_device};
-use crate::pd::{alloc_pd, open_xrcd};
+use crate::open::{ibv_close_device, ibv_open_device};
+use crate::pd::{ibv_alloc_pd, ibv_open_xrcd};
+
+entry_points! {
+    "RDMACM_1.0" null rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context = get_devices;
+}
 
 export! {
-    "RDMACM_1.0":
-        rdma_get_devices = get_devices,
-        rdma_free_devices = free_devices;
+    "RDMACM_1.0": rdma_free_devices = free_devices;
 }
 
 /// State of a process. A forked child creates its own and does not use its parent's.
@@ -49,7 +51,7 @@ impl Drop for OpenDevice {
     /// exists on the device.
     fn drop(&mut self) {
         // SAFETY: `open` opened this context and no other code has the pointer.
-        unsafe { close_device(self.context) };
+        unsafe { ibv_close_device(self.context) };
     }
 }
 
@@ -85,9 +87,9 @@ impl ProcessGlobals {
     }
 
     fn open() -> Result<ProcessGlobals, c_int> {
-        // SAFETY: the pointers are those of the device list, whose devices are never freed. `open_device`
+        // SAFETY: the pointers are those of the device list, whose devices are never freed. The call
         // reports failures itself.
-        let contexts = device::all().iter().map(|device| unsafe { open_device(device.as_c()) });
+        let contexts = device::all().iter().map(|device| unsafe { ibv_open_device(device.as_c()) });
         let devices: Vec<OpenDevice> = contexts
             .filter(|context| !context.is_null())
             .map(|context| OpenDevice { context, pd: Mutex::new(null_mut()), xrcd: Mutex::new(null_mut()) })
@@ -95,7 +97,7 @@ impl ProcessGlobals {
         if devices.is_empty() {
             return Err(libc::ENODEV);
         }
-        // SAFETY: `open_device` returned these contexts, and `devices` keeps them open.
+        // SAFETY: `ibv_open_device` returned these contexts, and `devices` keeps them open.
         let nics = devices.iter().map(|d| unsafe { Context::from_raw_ref(d.context) }.nic.clone()).collect();
         let manager = ConnectionManager::new(nics).map_err(|e| {
             warn(&format!("cannot create the connection manager: {e}"));
@@ -125,31 +127,35 @@ impl ProcessGlobals {
     /// Returns the default protection domain of a device, creating it if necessary. Returns null with `errno`
     /// set on failure.
     pub(crate) fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
-        let Some(device) = self.devices.iter().find(|device| device.context == context) else {
-            return null(libc::EINVAL);
-        };
-        let mut pd = device.pd.lock();
-        if pd.is_null() {
-            // SAFETY: `context` is the one of `device`, which stays open as long as the process lives.
-            *pd = unsafe { alloc_pd(context) };
-        }
-        *pd
+        // SAFETY: the context is that of a device that stays open as long as the process lives.
+        self.default(context, |device| &device.pd, || unsafe { ibv_alloc_pd(context) })
     }
 
     /// Returns the default XRC domain of a device, creating it if necessary. Returns null with `errno` set on
     /// failure.
     pub(crate) fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
+        // A private domain of this process, without a file; the call requires both attributes.
+        let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+        // SAFETY: the context is that of a device that stays open as long as the process lives, and `attr` is
+        // a local.
+        self.default(context, |device| &device.xrcd, || unsafe { ibv_open_xrcd(context, &mut attr) })
+    }
+
+    /// Returns the default object of a device, which `create` makes unless there is one.
+    fn default<T>(
+        &self,
+        context: *mut ibv_context,
+        of: impl FnOnce(&OpenDevice) -> &Mutex<*mut T>,
+        create: impl FnOnce() -> *mut T,
+    ) -> *mut T {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
-        let mut xrcd = device.xrcd.lock();
-        if xrcd.is_null() {
-            // A private domain of this process, without a file; the call requires both attributes.
-            let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: the context stays open as long as the process lives, and `attr` is a local.
-            *xrcd = unsafe { open_xrcd(context, &mut attr) };
+        let mut object = of(device).lock();
+        if object.is_null() {
+            *object = create();
         }
-        *xrcd
+        *object
     }
 }
 
@@ -197,28 +203,10 @@ extern "C" fn disconnect_all() {
     }
 }
 
-unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_get_devices, null);
-    let process = match ProcessGlobals::current() {
-        Ok(process) => process,
-        Err(e) => return null(e),
-    };
-    // SAFETY: `calloc` has no preconditions; the result is checked for null.
-    let list: *mut *mut ibv_context =
-        unsafe { libc::calloc(process.devices.len() + 1, size_of::<*mut ibv_context>()) }.cast();
-    if list.is_null() {
-        return null(libc::ENOMEM);
-    }
-    for (i, device) in process.devices.iter().enumerate() {
-        // SAFETY: the list has an element for each device and a null after them, so index `i` is inside it.
-        unsafe { *list.add(i) = device.context };
-    }
-    if !count.is_null() {
-        // SAFETY: `rdma_get_devices` requires a non-null `count` to point to a writable integer.
-        unsafe { *count = process.devices.len() as c_int };
-    }
-    list
+unsafe fn get_devices(count: *mut c_int) -> Result<*mut *mut ibv_context, c_int> {
+    let contexts: Vec<_> = ProcessGlobals::current()?.devices.iter().map(|device| device.context).collect();
+    // SAFETY: `rdma_get_devices` requires a non-null `count` to point to a writable integer.
+    unsafe { device::list(&contexts, count) }
 }
 
 unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {

@@ -10,24 +10,31 @@ use crate::abi::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
-use crate::channel::{create_comp_channel, destroy_comp_channel};
+use crate::channel::{CompChannel, ibv_create_comp_channel};
 use crate::cq::destroy_cq;
 use crate::create_cq;
-use crate::create_qp::create_qp_ex;
-use crate::object::FfiObject;
-use crate::qp::{self, QueuePair, destroy_qp};
-use crate::rdmacm::id::{XRC_RECV, XRC_SEND, errno, id_ref, result_code};
-use crate::srq::{create_srq_ex, destroy_srq};
+use crate::create_qp::ibv_create_qp_ex;
+use crate::errno::non_null;
+use crate::object::{FfiObject, destroy_unused};
+use crate::qp::{self, QueuePair, XRC_RECV, XRC_SEND, destroy_qp};
+use crate::rdmacm::id::{errno, id_ref};
+use crate::srq::{destroy_srq, ibv_create_srq_ex};
+
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_create_qp(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr)
+        = make_plain;
+    "RDMACM_1.0" minus_one rdma_create_qp_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) = make;
+    "RDMACM_1.0" minus_one rdma_create_srq(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_srq_init_attr)
+        = make_plain_srq;
+    "RDMACM_1.0" minus_one rdma_create_srq_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) = make_srq;
+    "RDMACM_1.2" minus_one rdma_init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int)
+        = init_qp_attr;
+}
 
 export! {
     "RDMACM_1.0":
-        rdma_create_qp = create,
-        rdma_create_qp_ex = create_ex,
         rdma_destroy_qp = destroy,
-        rdma_create_srq = create_id_srq,
-        rdma_create_srq_ex = create_id_srq_ex,
         rdma_destroy_srq = destroy_id_srq;
-    "RDMACM_1.2": rdma_init_qp_attr = init_qp_attr;
 }
 
 /// Bits of `comp_mask` in `ibv_qp_init_attr_ex` and in `ibv_srq_init_attr_ex`.
@@ -39,11 +46,6 @@ const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
 const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
-
-/// Returns the error number of the last failed call.
-fn last_errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
-}
 
 /// Creates a completion queue for an id, with a completion channel.
 ///
@@ -57,18 +59,14 @@ unsafe fn create_cq_with_channel(
     // SAFETY: the caller passes an open context, so the channel is live if it is not null. It is destroyed
     // only if no queue was made that uses it.
     unsafe {
-        let channel = create_comp_channel(context);
-        if channel.is_null() {
-            return Err(last_errno());
+        let channel = non_null(ibv_create_comp_channel(context))?;
+        let size = c_int::try_from(size).map_err(|_| libc::EINVAL);
+        let make =
+            |size: c_int| create_cq::make(context, size.max(1), id.cast(), channel, 0, false, null_mut());
+        match size.and_then(make) {
+            Ok(cq) => Ok((cq, channel)),
+            Err(e) => destroy_unused::<CompChannel>(channel).and(Err(e)),
         }
-        let size = c_int::try_from(size).map_err(|_| libc::EINVAL)?.max(1);
-        let cq = create_cq::make(context, size, id.cast(), channel, 0, false, null_mut());
-        if cq.is_null() {
-            let error = last_errno();
-            destroy_comp_channel(channel);
-            return Err(error);
-        }
-        Ok((cq, channel))
     }
 }
 
@@ -110,10 +108,10 @@ unsafe fn destroy_cqs(c: *mut rdma_cm_id) {
             (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel),
             (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel),
         ] {
-            if !(*cq).is_null() && destroy_cq(*cq) == 0 {
+            if !(*cq).is_null() && destroy_cq(*cq).is_ok() {
                 *cq = null_mut();
             }
-            if !(*channel).is_null() && destroy_comp_channel(*channel) == 0 {
+            if !(*channel).is_null() && destroy_unused::<CompChannel>(*channel).is_ok() {
                 *channel = null_mut();
             }
         }
@@ -140,11 +138,13 @@ unsafe fn pd_for_id(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_p
 /// Creates the queue pair of an id (`rdma_create_qp_ex`).
 ///
 /// # Safety
-/// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
-pub(super) unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: `id_ref` checks for null. The device of a bound id stays open. Only the library writes the
+/// `c` is a live id, or null; `init` is a struct of the caller's alone, or null; objects in it that
+/// `comp_mask` covers are live.
+unsafe fn make(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
+    // SAFETY: null is checked. The device of a bound id stays open. Only the library writes the
     // fields of the id used here; queues in them are live. A new queue pair is live until `destroy_qp`.
     unsafe {
+        let init = init.as_mut().ok_or(libc::EINVAL)?;
         let id = id_ref(c)?;
         if (*c).verbs.is_null() || !(*c).qp.is_null() {
             return Err(libc::EINVAL);
@@ -177,14 +177,9 @@ pub(super) unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) ->
         if init.srq.is_null() {
             init.srq = (*c).srq;
         }
-        let qp = create_qp_ex((*c).verbs, init);
-        if qp.is_null() {
-            let error = last_errno();
-            destroy_cqs(c);
-            return Err(error);
-        }
+        let qp = non_null(ibv_create_qp_ex((*c).verbs, init)).inspect_err(|_| destroy_cqs(c))?;
         if let Err(e) = id.id.attach_qp(&QueuePair::from_raw_ref(qp).qp) {
-            destroy_qp(qp);
+            let _ = destroy_qp(qp);
             destroy_cqs(c);
             return Err(e.errno());
         }
@@ -198,12 +193,15 @@ pub(super) unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) ->
 /// Creates the queue pair of an id from basic attributes (`rdma_create_qp`).
 ///
 /// # Safety
-/// `c` is a live id, or null; `pd` is a live domain, or null; objects in `init` are live, or null.
+/// `c` is a live id, or null; `pd` is a live domain, or null; `init` is a struct of the caller's alone, or
+/// null; objects in it are live, or null.
 pub(super) unsafe fn make_plain(
     c: *mut rdma_cm_id,
     pd: *mut ibv_pd,
-    init: &mut ibv_qp_init_attr,
+    init: *mut ibv_qp_init_attr,
 ) -> Result<(), c_int> {
+    // SAFETY: the caller guarantees a struct or null.
+    let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
@@ -227,22 +225,6 @@ pub(super) unsafe fn make_plain(
     Ok(())
 }
 
-unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_qp, minus_one);
-    // SAFETY: `rdma_create_qp` requires a live id, a live domain or null, and a struct that is the caller's
-    // alone during the call; a null id or struct is checked.
-    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
-}
-
-unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_qp_ex, minus_one);
-    // SAFETY: `rdma_create_qp_ex` requires a live id and a struct that is the caller's alone during the call;
-    // null is checked.
-    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
-}
-
 pub(super) unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_destroy_qp` requires a live id; null is checked. Its queue pair is live, and destroyed
@@ -252,7 +234,7 @@ pub(super) unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
         let qp = std::mem::replace(&mut (*c).qp, null_mut());
         if !qp.is_null() {
             id.id.detach_qp();
-            destroy_qp(qp);
+            let _ = destroy_qp(qp);
         }
         if (*c).srq.is_null() {
             destroy_cqs(c);
@@ -263,11 +245,13 @@ pub(super) unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
 /// Creates the shared receive queue of an id (`rdma_create_srq_ex`).
 ///
 /// # Safety
-/// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
-unsafe fn make_srq(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: `id_ref` checks for null. The device of a bound id stays open. Only the library writes the
+/// `c` is a live id, or null; `init` is a struct of the caller's alone, or null; objects in it that
+/// `comp_mask` covers are live.
+unsafe fn make_srq(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
+    // SAFETY: null is checked. The device of a bound id stays open. Only the library writes the
     // fields of the id used here; queues in them are live.
     unsafe {
+        let init = init.as_mut().ok_or(libc::EINVAL)?;
         let id = id_ref(c)?;
         if (*c).verbs.is_null() || !(*c).srq.is_null() {
             return Err(libc::EINVAL);
@@ -285,55 +269,36 @@ unsafe fn make_srq(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Resul
             init.xrcd = id.process.xrcd((*c).verbs);
             init.comp_mask |= SRQ_XRCD;
         }
-        let srq = create_srq_ex((*c).verbs, init);
-        if srq.is_null() {
-            let error = last_errno();
-            destroy_cqs(c);
-            return Err(error);
-        }
-        (*c).srq = srq;
+        (*c).srq = non_null(ibv_create_srq_ex((*c).verbs, init)).inspect_err(|_| destroy_cqs(c))?;
         (*c).pd = init.pd;
     }
     Ok(())
 }
 
-unsafe extern "C" fn create_id_srq(
+unsafe fn make_plain_srq(
     c: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_srq, minus_one);
+) -> Result<(), c_int> {
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
-    let create = || {
-        // SAFETY: `rdma_create_srq` requires a struct that is the caller's alone during the call; null is
-        // checked.
-        let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
-        // An XRC target receives into an XRC shared receive queue.
-        // SAFETY: `rdma_create_srq` requires a live id; `id_ref` checks for null before the field is read,
-        // which does not change.
-        let is_xrc = unsafe {
-            id_ref(c)?;
-            (*c).qp_type == XRC_RECV
-        };
-        let srq_type = if is_xrc { SRQT_XRC } else { SRQT_BASIC };
-        let (srq_context, attr, comp_mask) = (init.srq_context, init.attr, SRQ_PD | SRQ_TYPE);
-        let mut init_ex = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
-        // SAFETY: `c` is a live id, and `pd` a live domain or null, as `rdma_create_srq` requires.
-        unsafe { make_srq(c, &mut init_ex) }?;
-        init.attr = init_ex.attr;
-        Ok(())
+    // SAFETY: `rdma_create_srq` requires a struct that is the caller's alone during the call; null is
+    // checked.
+    let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
+    // An XRC target receives into an XRC shared receive queue.
+    // SAFETY: `rdma_create_srq` requires a live id; `id_ref` checks for null before the field is read,
+    // which does not change.
+    let is_xrc = unsafe {
+        id_ref(c)?;
+        (*c).qp_type == XRC_RECV
     };
-    result_code(create())
-}
-
-unsafe extern "C" fn create_id_srq_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_create_srq_ex, minus_one);
-    // SAFETY: `rdma_create_srq_ex` requires a live id and a struct that is the caller's alone during the
-    // call; null is checked.
-    result_code(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_srq(c, init)) })
+    let srq_type = if is_xrc { SRQT_XRC } else { SRQT_BASIC };
+    let (srq_context, attr, comp_mask) = (init.srq_context, init.attr, SRQ_PD | SRQ_TYPE);
+    let mut init_ex = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
+    // SAFETY: `c` is a live id, and `pd` a live domain or null, as `rdma_create_srq` requires.
+    unsafe { make_srq(c, &mut init_ex) }?;
+    init.attr = init_ex.attr;
+    Ok(())
 }
 
 pub(super) unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
@@ -346,7 +311,7 @@ pub(super) unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
         }
         let srq = std::mem::replace(&mut (*c).srq, null_mut());
         if !srq.is_null() {
-            destroy_srq(srq);
+            let _ = destroy_srq(srq);
         }
         if (*c).qp.is_null() {
             destroy_cqs(c);
@@ -354,18 +319,13 @@ pub(super) unsafe extern "C" fn destroy_id_srq(c: *mut rdma_cm_id) {
     }
 }
 
-unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    inject_fault!(rdma_init_qp_attr, minus_one);
-    let init = || {
-        // SAFETY: `rdma_init_qp_attr` requires a live id and a struct that the caller has partly filled; null
-        // is checked.
-        let (id, wanted) = unsafe { (id_ref(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
-        let state: QpState = qp::state(wanted).ok_or(libc::EINVAL)?;
-        let attr = id.id.init_qp_attr(state).map_err(errno)?;
-        // SAFETY: `out` was checked for null; both point to the caller's writable structs.
-        unsafe { (*out, *mask) = qp::attr_to_c(&attr) };
-        Ok(())
-    };
-    result_code(init())
+unsafe fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> Result<(), c_int> {
+    // SAFETY: `rdma_init_qp_attr` requires a live id and a struct that the caller has partly filled; null
+    // is checked.
+    let (id, wanted) = unsafe { (id_ref(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
+    let state: QpState = qp::state(wanted).ok_or(libc::EINVAL)?;
+    let attr = id.id.init_qp_attr(state).map_err(errno)?;
+    // SAFETY: `out` was checked for null; both point to the caller's writable structs.
+    unsafe { (*out, *mask) = qp::attr_to_c(&attr) };
+    Ok(())
 }

@@ -7,50 +7,47 @@ use urxe::sys::thread::spawn_background;
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::rdmacm::addrinfo::{DNS, Query, SA};
 use crate::rdmacm::id::{Id, id_ref, result_code};
-use crate::rdmacm::sync::call_sync;
+use crate::rdmacm::sync::sync_entry_points;
+
+sync_entry_points! {
+    "RDMACM_1.4" rdma_resolve_addrinfo(c: *mut rdma_cm_id, node: *const c_char, service: *const c_char,
+        hints: *const rdma_addrinfo) = resolve_addrinfo;
+}
 
 export! {
-    "RDMACM_1.4":
-        rdma_resolve_addrinfo = resolve_addrinfo,
-        rdma_query_addrinfo = query_addrinfo;
+    "RDMACM_1.4": rdma_query_addrinfo = query_addrinfo;
 }
 
 /// Starts the resolution of a name (`rdma_resolve_addrinfo`). On a synchronous id, waits for the result.
-unsafe extern "C-unwind" fn resolve_addrinfo(
-    c: *mut rdma_cm_id,
+unsafe fn resolve_addrinfo(
+    id: &Id,
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
-) -> c_int {
-    inject_fault!(rdma_resolve_addrinfo, minus_one);
-    let start = |id: &Id| {
-        // SAFETY: `rdma_resolve_addrinfo` requires strings and readable hints, or null.
-        let query = unsafe { Query::new(node, service, hints) }?;
-        match (query.flags() & SA != 0, query.flags() & DNS != 0) {
-            (true, true) => return Err(libc::EINVAL),
-            // RoCE has no subnet administrator.
-            (true, false) => return Err(libc::EOPNOTSUPP),
-            (false, _) => {}
-        }
-        let (id, slot) = (id.id.clone(), id.resolved());
-        let resolve = move || {
-            let status = match query.resolve() {
-                Ok(found) => {
-                    *slot.lock() = Some(found);
-                    0
-                }
-                Err(code) => code,
-            };
-            // Fails if the program has destroyed the id meanwhile.
-            let _ = id.report_addrinfo(status);
+) -> Result<bool, c_int> {
+    // SAFETY: `rdma_resolve_addrinfo` requires strings and readable hints, or null.
+    let query = unsafe { Query::new(node, service, hints) }?;
+    match (query.flags() & SA != 0, query.flags() & DNS != 0) {
+        (true, true) => return Err(libc::EINVAL),
+        // RoCE has no subnet administrator.
+        (true, false) => return Err(libc::EOPNOTSUPP),
+        (false, _) => {}
+    }
+    let (id, slot) = (id.id.clone(), id.state().resolved.clone());
+    let resolve = move || {
+        let status = match query.resolve() {
+            Ok(found) => {
+                *slot.lock() = Some(found);
+                0
+            }
+            Err(code) => code,
         };
-        spawn_background("urxe-resolver".into(), resolve)
-            .map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))?;
-        Ok(true)
+        // Fails if the program has destroyed the id meanwhile.
+        let _ = id.report_addrinfo(status);
     };
-    // SAFETY: `rdma_resolve_addrinfo` requires a live id; null is checked. This frame holds pointers only,
-    // with nothing to drop.
-    unsafe { call_sync(c, start) }
+    spawn_background("urxe-resolver".into(), resolve)
+        .map_err(|e| e.raw_os_error().unwrap_or(libc::EAGAIN))?;
+    Ok(true)
 }
 
 /// Returns a copy of the addresses that the last successful resolution found, or fails with `ENODATA`.
@@ -58,7 +55,7 @@ unsafe extern "C" fn query_addrinfo(c: *mut rdma_cm_id, out: *mut *mut rdma_addr
     let _uncancelled = crate::cancel::disable();
     // SAFETY: `rdma_query_addrinfo` requires a live id; null is checked.
     let found = unsafe { id_ref(c) }.and_then(|id| {
-        let found = *id.resolved().lock();
+        let found = *id.state().resolved.lock();
         if out.is_null() { Err(libc::EINVAL) } else { found.ok_or(libc::ENODATA) }
     });
     // SAFETY: `out` is not null, and points to a writable pointer.

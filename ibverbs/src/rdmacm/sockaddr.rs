@@ -1,8 +1,9 @@
 //! Conversion of socket addresses from and to their C structs.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use libc::{c_int, sa_family_t, sockaddr, sockaddr_storage, socklen_t};
+use nix::sys::socket::{SockaddrIn, SockaddrIn6, SockaddrLike};
 use urxe::verbs::{Gid, ServiceId};
 
 /// Address family of `sockaddr_ib`, which has a GID instead of an IP address, and a service ID instead of a
@@ -40,63 +41,39 @@ pub(crate) unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
     if from.is_null() {
         return None;
     }
-    // SAFETY: the pointer is not null, and every socket address begins with the family.
-    match c_int::from(unsafe { (*from).sa_family }) {
-        libc::AF_INET => {
-            // SAFETY: the family is `AF_INET`, so the caller passes a complete `sockaddr_in`; it is copied
-            // from any alignment.
-            let v4 = unsafe { from.cast::<sockaddr_in>().read_unaligned() };
-            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
-            Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+    // SAFETY: the pointer is not null, every socket address begins with the family, and the caller passes a
+    // complete address of that family. It is copied from any alignment.
+    unsafe {
+        match c_int::from((*from).sa_family) {
+            libc::AF_INET => SockaddrIn::from_raw(from, None).map(|v4| SocketAddrV4::from(v4).into()),
+            libc::AF_INET6 => SockaddrIn6::from_raw(from, None).map(|v6| SocketAddrV6::from(v6).into()),
+            AF_IB => of_ib(&from.cast::<SockaddrIb>().read_unaligned()),
+            _ => None,
         }
-        libc::AF_INET6 => {
-            // SAFETY: the family is `AF_INET6`, so the caller passes a complete `sockaddr_in6`; it is copied
-            // from any alignment.
-            let v6 = unsafe { from.cast::<sockaddr_in6>().read_unaligned() };
-            let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
-            Some(SocketAddrV6::new(ip, port, u32::from_be(v6.sin6_flowinfo), v6.sin6_scope_id).into())
-        }
-        AF_IB => {
-            // SAFETY: the family is `AF_IB`, so the caller passes a complete `sockaddr_ib`; it is copied from
-            // any alignment.
-            of_ib(&unsafe { from.cast::<SockaddrIb>().read_unaligned() })
-        }
-        _ => None,
     }
 }
 
 /// Converts an address to its C struct, and returns the struct with its length in bytes.
 pub(crate) fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
+    match address {
+        SocketAddr::V4(v4) => in_storage(SockaddrIn::from(v4)),
+        SocketAddr::V6(v6) => in_storage(SockaddrIn6::from(v6)),
+    }
+}
+
+fn in_storage(from: impl SockaddrLike) -> (sockaddr_storage, socklen_t) {
     // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
-    let to = &raw mut storage;
-    let len = match address {
-        SocketAddr::V4(v4) => {
-            // SAFETY: `sockaddr_storage` is large enough and aligned for every address type, consists of
-            // integers, and is a local that only this reference accesses.
-            let c = unsafe { &mut *to.cast::<sockaddr_in>() };
-            c.sin_family = libc::AF_INET as sa_family_t;
-            c.sin_port = v4.port().to_be();
-            c.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
-            size_of::<sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            // SAFETY: `sockaddr_storage` is large enough and aligned for every address type, consists of
-            // integers, and is a local that only this reference accesses.
-            let c = unsafe { &mut *to.cast::<sockaddr_in6>() };
-            c.sin6_family = libc::AF_INET6 as sa_family_t;
-            c.sin6_port = v6.port().to_be();
-            c.sin6_flowinfo = v6.flowinfo().to_be();
-            c.sin6_addr.s6_addr = v6.ip().octets();
-            c.sin6_scope_id = v6.scope_id();
-            size_of::<sockaddr_in6>()
-        }
-    };
-    (storage, len as socklen_t)
+    let to = (&raw mut storage).cast::<u8>();
+    // SAFETY: `from` has that length, and `sockaddr_storage` is large enough for every address type.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, from.len() as usize) };
+    (storage, from.len())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     #[test]

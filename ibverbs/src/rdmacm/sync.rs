@@ -7,7 +7,7 @@ use urxe::verbs::cm::CmEventKind;
 
 use crate::abi::{rdma_cm_event, rdma_cm_id};
 use crate::cancel::{Call, Step, blocking};
-use crate::errno::minus_one;
+use crate::errno::{self, minus_one};
 use crate::rdmacm::event::{ack_cm_event, next_cm_event};
 use crate::rdmacm::id::{Id, id_ref, result_code};
 
@@ -25,7 +25,7 @@ impl Id {
         match unsafe { next_cm_event((*c).channel, &mut event, call) } {
             Step::Wait => return Step::Wait,
             Step::Done(0) => {}
-            Step::Done(_) => return Step::Done(Err(last_errno())),
+            Step::Done(_) => return Step::Done(Err(errno::get())),
         }
         // SAFETY: the event was just returned and not acknowledged, so it is live. The C struct lies in
         // `self`, and only the library writes its field `event`.
@@ -55,10 +55,30 @@ impl Id {
     }
 }
 
-/// Returns the error number of the last failed call.
-pub(super) fn last_errno() -> c_int {
-    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+/// Defines C functions that start an operation on an id and, on a synchronous id, wait for its completion,
+/// one in each row: `"NODE" NAME(c, ARGUMENTS) = PATH;`. The Rust function at `PATH` starts the operation, as
+/// described for [`call_sync`].
+macro_rules! sync_entry_points {
+    ($($node:literal $name:ident($c:ident: $id:ty $(, $argument:ident: $kind:ty)*) = $start:path;)*) => {$(
+        export! { $node: $name = $name; }
+
+        pub(super) use $name::entry as $name;
+
+        mod $name {
+            use super::*;
+
+            pub(in $crate::rdmacm) unsafe extern "C-unwind" fn entry($c: $id $(, $argument: $kind)*) -> std::ffi::c_int {
+                inject_fault!($name, minus_one);
+                // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+                // function; a null id is checked. This frame holds pointers and integers only, with nothing to
+                // drop.
+                #[allow(unused_unsafe, reason = "some of the functions are safe")]
+                unsafe { $crate::rdmacm::sync::call_sync($c, |id| $start(id $(, $argument)*)) }
+            }
+        }
+    )*};
 }
+pub(super) use sync_entry_points;
 
 /// Calls `begin`, which starts an operation on an id. If it returns true, an event will report the
 /// completion; on a synchronous id, this function waits for it.

@@ -1,22 +1,48 @@
 //! Scatter and gather lists over the buffers that the program passes to a call, consumed piece by piece.
 
 use std::net::SocketAddr;
+use std::ops::{Deref, Range};
+use std::vec;
 
-/// Gather list of the data to send.
+/// A buffer from whose beginning pieces are taken.
+pub(super) trait Buffer: Default + Deref<Target = [u8]> {
+    /// Takes the first `len` bytes, which the buffer must have.
+    fn take_first(&mut self, len: usize) -> Self;
+}
+
+impl Buffer for &[u8] {
+    fn take_first(&mut self, len: usize) -> Self {
+        self.split_off(..len).unwrap_or_default()
+    }
+}
+
+impl Buffer for &mut [u8] {
+    fn take_first(&mut self, len: usize) -> Self {
+        self.split_off_mut(..len).unwrap_or_default()
+    }
+}
+
+/// List of buffers.
 #[derive(Clone)]
-pub(super) struct Source<'a> {
-    parts: &'a [&'a [u8]],
-    /// Number of bytes taken from the first buffer in `parts`.
-    first_offset: usize,
+pub(super) struct Buffers<B> {
+    first: B,
+    rest: vec::IntoIter<B>,
     /// Number of bytes taken in total.
     position: usize,
     /// Number of bytes not yet taken.
     remaining: usize,
 }
 
-impl<'a> Source<'a> {
-    pub(super) fn new(parts: &'a [&'a [u8]]) -> Source<'a> {
-        Source { parts, first_offset: 0, position: 0, remaining: parts.iter().map(|part| part.len()).sum() }
+/// Gather list of the data to send.
+pub(super) type Source<'a> = Buffers<&'a [u8]>;
+
+/// Scatter list for received data.
+pub(super) type Sink<'a> = Buffers<&'a mut [u8]>;
+
+impl<B: Buffer> Buffers<B> {
+    pub(super) fn new(parts: Vec<B>) -> Buffers<B> {
+        let remaining = parts.iter().map(|part| part.len()).sum();
+        Buffers { first: B::default(), rest: parts.into_iter(), position: 0, remaining }
     }
 
     /// Returns the number of bytes not yet taken.
@@ -31,76 +57,34 @@ impl<'a> Source<'a> {
 
     /// Skips `len` bytes, or all remaining ones if they are fewer.
     pub(super) fn skip(&mut self, len: usize) {
-        let end = self.position + len;
-        while self.position < end && !self.next_piece(end - self.position).is_empty() {}
+        self.take(0..len, |_, _| ());
     }
 
     /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
     /// 0.
-    pub(super) fn next_piece(&mut self, len: usize) -> &'a [u8] {
-        while let [first, rest @ ..] = self.parts {
-            if self.first_offset < first.len() {
-                let piece = &first[self.first_offset..];
-                let piece = &piece[..len.min(piece.len())];
-                self.first_offset += piece.len();
-                self.position += piece.len();
-                self.remaining -= piece.len();
-                return piece;
-            }
-            (self.parts, self.first_offset) = (rest, 0);
+    pub(super) fn next_piece(&mut self, len: usize) -> B {
+        while self.first.is_empty()
+            && let Some(next) = self.rest.next()
+        {
+            self.first = next;
         }
-        &[]
-    }
-}
-
-/// Scatter list for received data.
-pub(super) struct Sink<'a> {
-    parts: Vec<&'a mut [u8]>,
-    /// Index of the buffer being filled.
-    part: usize,
-    /// Number of bytes filled in that buffer.
-    part_offset: usize,
-    /// Number of bytes filled in total.
-    position: usize,
-    /// Number of bytes not yet filled.
-    remaining: usize,
-}
-
-impl<'a> Sink<'a> {
-    pub(super) fn new(parts: Vec<&'a mut [u8]>) -> Sink<'a> {
-        let remaining = parts.iter().map(|part| part.len()).sum();
-        Sink { parts, part: 0, part_offset: 0, position: 0, remaining }
-    }
-
-    /// Returns the number of bytes not yet filled.
-    pub(super) fn remaining(&self) -> usize {
-        self.remaining
-    }
-
-    /// Returns the number of bytes filled.
-    pub(super) fn position(&self) -> usize {
-        self.position
-    }
-
-    /// Skips `len` bytes, or all remaining ones if they are fewer.
-    pub(super) fn skip(&mut self, len: usize) {
-        let end = self.position + len;
-        while self.position < end && !self.next_piece(end - self.position).is_empty() {}
-    }
-
-    /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
-    /// 0.
-    pub(super) fn next_piece(&mut self, len: usize) -> &mut [u8] {
-        while self.parts.get(self.part).is_some_and(|part| part.len() == self.part_offset) {
-            (self.part, self.part_offset) = (self.part + 1, 0);
-        }
-        let Some(part) = self.parts.get_mut(self.part) else { return &mut [] };
-        let len = len.min(part.len() - self.part_offset);
-        let piece = &mut part[self.part_offset..self.part_offset + len];
-        self.part_offset += len;
-        self.position += len;
-        self.remaining -= len;
+        let piece = self.first.take_first(len.min(self.first.len()));
+        self.position += piece.len();
+        self.remaining -= piece.len();
         piece
+    }
+
+    /// Takes as many bytes as the range is long, or all remaining ones if they are fewer, and calls `f` with
+    /// each piece and its position in the range. Returns the position behind the last one.
+    pub(super) fn take(&mut self, range: Range<usize>, mut f: impl FnMut(usize, B)) -> usize {
+        let mut at = range.start;
+        while at < range.end && self.remaining > 0 {
+            let piece = self.next_piece(range.end - at);
+            let len = piece.len();
+            f(at, piece);
+            at += len;
+        }
+        at
     }
 }
 
@@ -122,10 +106,10 @@ mod tests {
     #[test]
     fn pieces_of_a_source_end_at_the_end_of_each_buffer() {
         let parts: [&[u8]; 4] = [b"abc", b"", b"de", b"f"];
-        let mut rest = Source::new(&parts);
+        let mut rest = Source::new(parts.to_vec());
         rest.skip(4);
         assert_eq!((rest.position(), rest.remaining(), rest.next_piece(9)), (4, 2, &b"e"[..]));
-        let mut source = Source::new(&parts);
+        let mut source = Source::new(parts.to_vec());
         assert_eq!(
             (source.remaining(), source.next_piece(2), source.next_piece(9), source.next_piece(1)),
             (6, &b"ab"[..], &b"c"[..], &b"d"[..])

@@ -6,92 +6,84 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
-use urxe::verbs::faults::Call as Injectable;
 
 use super::buffers::{Received, Sink, Source};
+use super::connection::Connection;
 use super::poll::{Sets, select, wait_for};
 use super::repoll;
 use super::socket::Socket;
 use super::stream::Phase;
 use super::table;
-use super::wait::step;
-use crate::call_faults::on_call;
-use crate::cancel::{Call, blocking};
-use crate::errno::{minus_one, no_bytes};
+use super::wait::waiting_entry_points;
+use crate::cancel::Call;
+use crate::errno;
 use crate::rdmacm::sockaddr::{read, write};
+
+entry_points! {
+    "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
+    "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t) = bind;
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) = listen;
+    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int) = shutdown;
+    "RDMACM_1.0" minus_one rclose(fd: c_int) = close;
+    "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_peer_name;
+    "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_socket_name;
+    "RDMACM_1.0" minus_one rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
+        len: socklen_t) = set_option;
+    "RDMACM_1.0" minus_one rgetsockopt(fd: c_int, level: c_int, name: c_int, out: *mut c_void,
+        len: *mut socklen_t) = get_option;
+    "RDMACM_1.0" minus_one rfcntl(fd: c_int, command: c_int, argument: c_long) = control;
+    "RDMACM_1.0" minus_one riomap(fd: c_int, buffer: *mut c_void, len: size_t, protection: c_int,
+        flags: c_int, offset: off_t) -> off_t = map;
+    "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t) = unmap;
+}
+
+// `riowrite` returns -1 in an unsigned type.
+waiting_entry_points! {
+    "RDMACM_1.0" raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int = accept;
+    "RDMACM_1.0" rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int = connect;
+    "RDMACM_1.0" rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t = receive_bytes;
+    "RDMACM_1.0" rrecvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, peer: *mut sockaddr,
+        peer_len: *mut socklen_t) -> ssize_t = receive_from;
+    "RDMACM_1.0" rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t = receive_message;
+    "RDMACM_1.0" rsendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, to: *const sockaddr,
+        to_len: socklen_t) -> ssize_t = send_to;
+    "RDMACM_1.0" rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t = send_message;
+    "RDMACM_1.0" rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t = receive_list;
+    "RDMACM_1.0" rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t = send_list;
+    "RDMACM_1.0" rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int = poll;
+    "RDMACM_1.0" rselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval) -> c_int = select_of;
+    "RDMACM_1.0" riowrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t, flags: c_int) -> ssize_t
+        = write_at;
+}
 
 export! {
     "RDMACM_1.0":
-        rsocket = rsocket,
-        rbind = rbind,
-        rlisten = rlisten,
-        raccept = raccept,
-        rconnect = rconnect,
-        rshutdown = rshutdown,
-        rclose = rclose,
-        rrecv = rrecv,
-        rrecvfrom = rrecvfrom,
-        rrecvmsg = rrecvmsg,
-        rsend = rsend,
-        rsendto = rsendto,
-        rsendmsg = rsendmsg,
         rread = rread,
-        rreadv = rreadv,
-        rwrite = rwrite,
-        rwritev = rwritev,
-        rpoll = rpoll,
-        rselect = rselect,
-        rgetpeername = rgetpeername,
-        rgetsockname = rgetsockname,
-        rsetsockopt = rsetsockopt,
-        rgetsockopt = rgetsockopt,
-        rfcntl = rfcntl,
-        riomap = riomap,
-        riounmap = riounmap,
-        riowrite = riowrite;
+        rsend = rsend,
+        rwrite = rwrite;
 }
 
 /// Maximum number of buffers per message (`IOV_MAX`).
 const IOV_MAX: usize = 1024;
 
-/// Converts a result to the return value of a call: 0, or -1 with `errno` set.
-fn result_code(result: Result<(), c_int>) -> c_int {
-    result.map_or_else(minus_one, |()| 0)
-}
-
-/// Converts a result to the return value of a call: the number, or -1 with `errno` set.
-fn number(result: Result<c_int, c_int>) -> c_int {
-    result.unwrap_or_else(minus_one)
-}
-
-/// Converts a result to the return value of a call: the number of bytes, or -1 with `errno` set.
-fn count(result: Result<usize, c_int>) -> ssize_t {
-    match result {
-        Ok(bytes) => bytes as ssize_t,
-        Err(e) => no_bytes(e),
-    }
-}
-
-extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
-    inject_fault!(rsocket, minus_one);
-    let _uncancelled = crate::cancel::disable();
+fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_int> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // The arguments are checked before anything else. If a preloaded library maps `socket` to this function,
     // the sockets of this library itself are also created here, and those that fail the check become sockets
     // of the system.
-    let checked = match (family, kind & !flags, protocol) {
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(()),
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Ok(()),
+    match (family, kind & !flags, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {}
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => {}
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_DGRAM, _) => {
-            Err(libc::EPROTONOSUPPORT)
+            return Err(libc::EPROTONOSUPPORT);
         }
-        (libc::AF_INET | libc::AF_INET6, ..) => Err(libc::ESOCKTNOSUPPORT),
-        _ => Err(libc::EAFNOSUPPORT),
-    };
-    number(checked.and_then(|()| Socket::new(family, kind & !flags)).and_then(|socket| {
-        socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
-        table::add(socket)
-    }))
+        (libc::AF_INET | libc::AF_INET6, ..) => return Err(libc::ESOCKTNOSUPPORT),
+        _ => return Err(libc::EAFNOSUPPORT),
+    }
+    let socket = Socket::new(family, kind & !flags)?;
+    socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
+    table::add(socket)
 }
 
 /// Reads a socket address that the program passes.
@@ -134,59 +126,47 @@ unsafe fn write_address(address: SocketAddr, to: *mut sockaddr, len: *mut sockle
     }
 }
 
-unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    inject_fault!(rbind, minus_one);
-    let _uncancelled = crate::cancel::disable();
+unsafe fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
     // SAFETY: the program passes null or an address of `len` bytes.
-    result_code(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
+    table::get(fd)?.bind(unsafe { address(to, len) }?)
 }
 
-extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
-    inject_fault!(rlisten, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    result_code(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
+fn listen(fd: c_int, backlog: c_int) -> Result<(), c_int> {
+    table::get(fd)?.stream()?.listen(backlog)
 }
 
-unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    inject_fault!(raccept, minus_one);
-    let accept = |call: &mut Call| {
-        let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
-        if let Ok(address) = new.peer_addr() {
-            // SAFETY: the program passes null or a buffer for an address, with its length.
-            unsafe { write_address(address, peer, len) };
-        }
-        table::add(new)
-    };
-    number(blocking(|call| step(accept(call))))
-}
-
-unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    inject_fault!(rconnect, minus_one);
-    let to = || {
-        let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
-        // SAFETY: `to` is not null, and the `len` bytes that the program passes include the family.
-        if has_family && c_int::from(unsafe { (*to).sa_family }) == libc::AF_UNSPEC {
-            return Ok(None);
-        }
-        // SAFETY: the program passes null or an address of `len` bytes.
-        unsafe { address(to, len) }.map(Some)
-    };
-    result_code(blocking(|call| step(socket(call, fd).and_then(|socket| socket.connect(call, to()?)))))
-}
-
-extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
-    inject_fault!(rshutdown, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    result_code(table::get(fd).and_then(|socket| socket.shutdown(how)))
-}
-
-extern "C" fn rclose(fd: c_int) -> c_int {
-    inject_fault!(rclose, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    if repoll::close(fd) {
-        return 0;
+unsafe fn accept(
+    call: &mut Call,
+    fd: c_int,
+    peer: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<c_int, c_int> {
+    let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
+    if let Ok(address) = new.peer_addr() {
+        // SAFETY: the program passes null or a buffer for an address, with its length.
+        unsafe { write_address(address, peer, len) };
     }
-    result_code(table::close(fd))
+    table::add(new)
+}
+
+unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
+    let socket = socket(call, fd)?;
+    let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
+    // SAFETY: `to` is not null, and the `len` bytes that the program passes include the family.
+    let to = match has_family && c_int::from(unsafe { (*to).sa_family }) == libc::AF_UNSPEC {
+        true => None,
+        // SAFETY: the program passes null or an address of `len` bytes.
+        false => Some(unsafe { address(to, len) }?),
+    };
+    socket.connect(call, to)
+}
+
+fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
+    table::get(fd)?.shutdown(how)
+}
+
+fn close(fd: c_int) -> Result<(), c_int> {
+    if repoll::close(fd) { Ok(()) } else { table::close(fd) }
 }
 
 /// Returns a buffer of the program as a slice.
@@ -262,6 +242,9 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
         list.iter().map(|part| unsafe { writable(part.iov_base, part.iov_len) }).collect();
     let mut sink = Sink::new(parts?);
     sink.skip(call.done);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let result = socket.receive(call, &mut sink, flags);
     call.done = sink.position();
     result
@@ -293,197 +276,182 @@ unsafe fn send(
         // SAFETY: `to` is not null, so the caller guarantees `to_len` readable bytes.
         false => unsafe { address(to, to_len) }.map(Some),
     };
-    let parts = parts?;
-    let mut source = Source::new(&parts);
+    let mut source = Source::new(parts?);
     source.skip(call.done);
+    if flags & libc::MSG_OOB != 0 {
+        return Err(libc::EOPNOTSUPP);
+    }
     let result = socket.send(call, &mut source, to, flags);
     call.done = source.position();
     result
 }
 
-unsafe extern "C-unwind" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    inject_fault!(rrecv, no_bytes);
+unsafe fn receive_bytes(
+    call: &mut Call,
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> Result<usize, c_int> {
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
-    let received =
-        blocking(|call| step(unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }));
-    count(received.map(|received| received.bytes))
+    let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) };
+    received.map(|received| received.bytes)
 }
 
-unsafe extern "C-unwind" fn rrecvfrom(
+unsafe fn receive_from(
+    call: &mut Call,
     fd: c_int,
     to: *mut c_void,
     len: size_t,
     flags: c_int,
     peer: *mut sockaddr,
     peer_len: *mut socklen_t,
-) -> ssize_t {
-    inject_fault!(rrecvfrom, no_bytes);
-    let receive = |call: &mut Call| {
-        // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
-        let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
-        let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
-        if let Some(address) = received.from.or_else(connected) {
-            // SAFETY: the program passes null or a buffer for an address, with its length.
-            unsafe { write_address(address, peer, peer_len) };
-        }
-        Ok(received.bytes)
-    };
-    count(blocking(|call| step(receive(call))))
+) -> Result<usize, c_int> {
+    // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
+    let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
+    let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
+    if let Some(address) = received.from.or_else(connected) {
+        // SAFETY: the program passes null or a buffer for an address, with its length.
+        unsafe { write_address(address, peer, peer_len) };
+    }
+    Ok(received.bytes)
 }
 
-unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    inject_fault!(rrecvmsg, no_bytes);
-    let receive = |call: &mut Call| {
-        // SAFETY: the program passes null or a valid message, whose list, buffers and address buffer have the
-        // lengths stated in it and are not used by other threads during the call.
-        unsafe {
-            let message = message.as_mut().ok_or(libc::EFAULT)?;
-            let received = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
-            match received.from.filter(|_| !message.msg_name.is_null()) {
-                Some(from) => write_address(from, message.msg_name.cast(), &mut message.msg_namelen),
-                None => message.msg_namelen = 0,
-            }
-            message.msg_controllen = 0;
-            message.msg_flags = if received.is_truncated { libc::MSG_TRUNC } else { 0 };
-            Ok(received.bytes)
+unsafe fn receive_message(
+    call: &mut Call,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> Result<usize, c_int> {
+    // SAFETY: the program passes null or a valid message, whose list, buffers and address buffer have the
+    // lengths stated in it and are not used by other threads during the call.
+    unsafe {
+        let message = message.as_mut().ok_or(libc::EFAULT)?;
+        let received = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
+        match received.from.filter(|_| !message.msg_name.is_null()) {
+            Some(from) => write_address(from, message.msg_name.cast(), &mut message.msg_namelen),
+            None => message.msg_namelen = 0,
         }
-    };
-    count(blocking(|call| step(receive(call))))
+        message.msg_controllen = 0;
+        message.msg_flags = if received.is_truncated { libc::MSG_TRUNC } else { 0 };
+        Ok(received.bytes)
+    }
 }
 
 unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    inject_fault!(rsend, no_bytes);
+    inject_fault!(rsend, minus_one);
     // SAFETY: this function has the same contract for the buffer; a null address is allowed.
     unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
-unsafe extern "C-unwind" fn rsendto(
+unsafe fn send_to(
+    call: &mut Call,
     fd: c_int,
     from: *const c_void,
     len: size_t,
     flags: c_int,
     to: *const sockaddr,
     to_len: socklen_t,
-) -> ssize_t {
-    inject_fault!(rsendto, no_bytes);
+) -> Result<usize, c_int> {
     let parts = [iovec { iov_base: from.cast_mut(), iov_len: len }];
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call, and
     // null or an address of `to_len` bytes. The buffer is only read, though `iovec` has a mutable pointer.
-    count(blocking(|call| step(unsafe { send(call, fd, &parts, flags, to, to_len) })))
+    unsafe { send(call, fd, &parts, flags, to, to_len) }
 }
 
-unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    inject_fault!(rsendmsg, no_bytes);
-    let send = |call: &mut Call| {
-        // SAFETY: the program passes null or a valid message, whose list, buffers and address have the
-        // lengths stated in it and do not change during the call.
-        unsafe {
-            let message = message.as_ref().ok_or(libc::EFAULT)?;
-            // Control messages (descriptors, credentials) are not supported.
-            if message.msg_controllen != 0 {
-                return Err(libc::ENOTSUP);
-            }
-            let parts = parts(message.msg_iov, message.msg_iovlen)?;
-            send(call, fd, parts, flags, message.msg_name.cast(), message.msg_namelen)
+unsafe fn send_message(
+    call: &mut Call,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> Result<usize, c_int> {
+    // SAFETY: the program passes null or a valid message, whose list, buffers and address have the
+    // lengths stated in it and do not change during the call.
+    unsafe {
+        let message = message.as_ref().ok_or(libc::EFAULT)?;
+        // Control messages (descriptors, credentials) are not supported.
+        if message.msg_controllen != 0 {
+            return Err(libc::ENOTSUP);
         }
-    };
-    count(blocking(|call| step(send(call))))
+        let parts = parts(message.msg_iov, message.msg_iovlen)?;
+        send(call, fd, parts, flags, message.msg_name.cast(), message.msg_namelen)
+    }
 }
 
 unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    inject_fault!(rread, no_bytes);
+    inject_fault!(rread, minus_one);
     // SAFETY: `rread` requires of the buffer what `rrecv` requires: null, or `len` bytes that the program does
     // not use during the call.
     unsafe { rrecv(fd, to, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    inject_fault!(rwrite, no_bytes);
+    inject_fault!(rwrite, minus_one);
     // SAFETY: `rwrite` requires of the buffer what `rsend` requires: null, or `len` readable bytes that do not
     // change during the call.
     unsafe { rsend(fd, from, len, 0) }
 }
 
-unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
-    inject_fault!(rreadv, no_bytes);
-    let receive = |call: &mut Call| {
-        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
-        unsafe { receive(call, fd, parts(list, len)?, 0) }.map(|received| received.bytes)
-    };
-    count(blocking(|call| step(receive(call))))
+unsafe fn receive_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) -> Result<usize, c_int> {
+    let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
+    unsafe { receive(call, fd, parts(list, len)?, 0) }.map(|received| received.bytes)
 }
 
-unsafe extern "C-unwind" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
-    inject_fault!(rwritev, no_bytes);
-    let send = |call: &mut Call| {
-        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
-        // address is allowed.
-        unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
-    };
-    count(blocking(|call| step(send(call))))
+unsafe fn send_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) -> Result<usize, c_int> {
+    let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
+    // address is allowed.
+    unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
 }
 
-unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int {
-    inject_fault!(rpoll, minus_one);
-    if fds.is_null() && len > 0 {
-        return minus_one(libc::EFAULT);
-    }
+unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -> Result<c_int, c_int> {
     let fds: &mut [pollfd] = match len {
         0 => &mut [],
+        _ if fds.is_null() => return Err(libc::EFAULT),
         // SAFETY: `fds` is not null, so the program passes `len` entries, which it does not use during the
         // call.
         len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
     };
-    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-    number(blocking(|call| step(wait_for(call, fds, timeout))))
+    wait_for(call, fds, u64::try_from(timeout).ok().map(Duration::from_millis))
 }
 
-unsafe extern "C-unwind" fn rselect(
+unsafe fn select_of(
+    call: &mut Call,
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
     except: *mut fd_set,
     timeout: *mut timeval,
-) -> c_int {
-    inject_fault!(rselect, minus_one);
-    let sets = Sets { read, write, except };
+) -> Result<c_int, c_int> {
     // SAFETY: the program passes null or valid sets and null or a valid time.
-    number(blocking(|call| step(unsafe { select(call, count, &sets, timeout) })))
+    unsafe { select(call, count, &Sets { read, write, except }, timeout) }
 }
 
-unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    inject_fault!(rgetpeername, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    let found = table::get(fd).and_then(|socket| socket.peer_addr());
+unsafe fn get_peer_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
     // SAFETY: the program passes null or a buffer for an address, with its length.
-    result_code(found.map(|address| unsafe { write_address(address, out, len) }))
+    unsafe { write_address(table::get(fd)?.peer_addr()?, out, len) };
+    Ok(())
 }
 
-unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    inject_fault!(rgetsockname, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    let found = table::get(fd).and_then(|socket| socket.local_addr());
+unsafe fn get_socket_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
     // SAFETY: the program passes null or a buffer for an address, with its length.
-    result_code(found.map(|address| unsafe { write_address(address, out, len) }))
+    unsafe { write_address(table::get(fd)?.local_addr()?, out, len) };
+    Ok(())
 }
 
-unsafe extern "C" fn rsetsockopt(
+unsafe fn set_option(
     fd: c_int,
     level: c_int,
     name: c_int,
     value: *const c_void,
     len: socklen_t,
-) -> c_int {
-    inject_fault!(rsetsockopt, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    result_code(table::get(fd).and_then(|socket| {
-        // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
-        let value = unsafe { bytes(value, len as usize) }?;
-        socket.options(|options| options.set(level, name, value))?;
-        socket.update_keepalive()
-    }))
+) -> Result<(), c_int> {
+    let socket = table::get(fd)?;
+    // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
+    let value = unsafe { bytes(value, len as usize) }?;
+    socket.options(|options| options.set(level, name, value))?;
+    socket.update_keepalive()
 }
 
 /// Returns the value of an option, which may be a read-only one, such as the socket type.
@@ -499,38 +467,34 @@ fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> 
     }
 }
 
-unsafe extern "C" fn rgetsockopt(
+unsafe fn get_option(
     fd: c_int,
     level: c_int,
     name: c_int,
     out: *mut c_void,
     len: *mut socklen_t,
-) -> c_int {
-    inject_fault!(rgetsockopt, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    result_code(table::get(fd).and_then(|socket| {
-        if out.is_null() || len.is_null() {
-            return Err(libc::EFAULT);
-        }
-        let value = option(&socket, level, name)?;
-        // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
-        // at `out`; no more are copied.
-        unsafe {
-            let copied = value.len().min(*len as usize);
-            std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), copied);
-            *len = copied as socklen_t;
-        }
-        Ok(())
-    }))
+) -> Result<(), c_int> {
+    let socket = table::get(fd)?;
+    if out.is_null() || len.is_null() {
+        return Err(libc::EFAULT);
+    }
+    let value = option(&socket, level, name)?;
+    // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
+    // at `out`; no more are copied.
+    unsafe {
+        let copied = value.len().min(*len as usize);
+        std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), copied);
+        *len = copied as socklen_t;
+    }
+    Ok(())
 }
 
 /// Reads or sets flags of a socket or of its descriptor (`rfcntl`). In C, the argument is variadic. On all
 /// supported platforms, variadic arguments are passed like named ones; for a command without an argument, it
 /// is not read.
-unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    inject_fault!(rfcntl, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    number(table::get(fd).and_then(|socket| match command {
+unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, c_int> {
+    let socket = table::get(fd)?;
+    match command {
         libc::F_GETFL => {
             let nonblocking = socket.options(|options| options.is_nonblocking);
             Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
@@ -543,79 +507,62 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
         // SAFETY: the argument of these commands is a number or ignored, and `fd` is the open descriptor of
         // the socket.
         libc::F_GETFD | libc::F_SETFD => match unsafe { libc::fcntl(fd, command, argument) } {
-            -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+            -1 => Err(errno::get()),
             result => Ok(result),
         },
         _ => Err(libc::EINVAL),
-    }))
+    }
+}
+
+/// Calls `f` with the connection of a socket.
+fn with_connection<R>(fd: c_int, f: impl FnOnce(&mut Connection) -> Result<R, c_int>) -> Result<R, c_int> {
+    table::get(fd)?.stream()?.with_state(|state| match &mut state.phase {
+        Phase::Connected(conn) => f(conn),
+        _ => Err(libc::ENOTCONN),
+    })
 }
 
 /// Maps memory to `offset`, or to an offset equal to its address if `offset` is -1. With `PROT_WRITE`, the
 /// peer may write to the memory; with `PROT_NONE`, it has no access.
-unsafe extern "C" fn riomap(
+unsafe fn map(
     fd: c_int,
     buffer: *mut c_void,
     len: size_t,
     protection: c_int,
     flags: c_int,
     offset: off_t,
-) -> off_t {
-    if let Some(errno) = on_call(Injectable::riomap) {
-        return minus_one(errno).into();
+) -> Result<off_t, c_int> {
+    table::get(fd)?;
+    if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
+        return Err(libc::EINVAL);
     }
-    let _uncancelled = crate::cancel::disable();
-    let map = || {
-        let socket = table::get(fd)?;
-        if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
-            return Err(libc::EINVAL);
-        }
-        let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
-        let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-        socket.stream()?.with_state(|state| match &mut state.phase {
-            // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
-            // with `riounmap` or closes the socket.
-            Phase::Connected(conn) => unsafe {
-                conn.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
-            },
-            _ => Err(libc::ENOTCONN),
-        })?;
-        Ok(offset)
-    };
-    map().unwrap_or_else(|e| minus_one(e).into())
+    let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
+    let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
+    // with `riounmap` or closes the socket.
+    let map = |conn: &mut Connection| unsafe { conn.map(buffer.cast(), len, at, protection != 0) };
+    with_connection(fd, map)?;
+    Ok(offset)
 }
 
-extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
-    inject_fault!(riounmap, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    result_code(table::get(fd).and_then(|socket| {
-        socket.stream()?.with_state(|state| match &mut state.phase {
-            Phase::Connected(conn) => conn.unmap(buffer.addr() as u64, len),
-            _ => Err(libc::ENOTCONN),
-        })
-    }))
+fn unmap(fd: c_int, buffer: *mut c_void, len: size_t) -> Result<(), c_int> {
+    with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len))
 }
 
-unsafe extern "C-unwind" fn riowrite(
+unsafe fn write_at(
+    call: &mut Call,
     fd: c_int,
     from: *const c_void,
     len: size_t,
     offset: off_t,
     flags: c_int,
-) -> size_t {
-    if let Some(errno) = on_call(Injectable::riowrite) {
-        return no_bytes(errno) as size_t;
-    }
-    let write = |call: &mut Call| {
-        let socket = socket(call, fd)?;
-        let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
-        let parts = [unsafe { bytes(from, len) }?];
-        let mut source = Source::new(&parts);
-        source.skip(call.done);
-        let result = socket.stream()?.write_at(call, &mut source, offset, flags);
-        call.done = source.position();
-        result
-    };
-    // As declared in the header: -1 in an unsigned type.
-    count(blocking(|call| step(write(call)))) as size_t
+) -> Result<usize, c_int> {
+    let socket = socket(call, fd)?;
+    let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
+    let mut source = Source::new(vec![unsafe { bytes(from, len) }?]);
+    source.skip(call.done);
+    let result = socket.stream()?.write_at(call, &mut source, offset, flags);
+    call.done = source.position();
+    result
 }

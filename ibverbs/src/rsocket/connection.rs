@@ -4,13 +4,14 @@
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
-use urxe::verbs::cm::{CmId, IdError};
+use urxe::verbs::cm::CmId;
 use urxe::verbs::{
-    Access, AsyncEvent, Completion, CompletionChannel, Context, Cq, CqOptions, CreateError, Mr, Notify,
-    PostError, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, WrData, WrOp,
+    Access, AsyncEvent, Completion, Context, Mr, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps,
+    SendWr, WcStatus, WrData, WrOp,
 };
 
 use super::buffers::{Sink, Source};
+use super::common::Completions;
 use super::incoming::Incoming;
 use super::link_polls::LinkPolls;
 use super::mappings::{LocalMap, RemoteMap};
@@ -31,24 +32,11 @@ const RECEIVE: u64 = 1;
 /// `wr_id` of sends.
 const SEND: u64 = 2;
 
-/// Returns the error number for a failed creation.
-fn create_errno(e: CreateError) -> c_int {
-    e.errno()
-}
-
-/// Returns the error number for a failed post.
-fn post_errno(e: PostError) -> c_int {
-    e.errno()
-}
-
 /// A connection.
 pub(super) struct Connection {
     pub id: CmId,
     qp: Qp,
-    pub cq: Cq,
-    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
-    pub completions: CompletionChannel,
-    is_armed: bool,
+    pub completions: Completions,
     /// Tables that the peer writes: the target SGL, which lists peer memory for this end to write to,
     /// followed by the table of memory that the peer has mapped.
     tables: Mr,
@@ -87,34 +75,29 @@ impl Connection {
     /// # Errors
     /// An error number.
     pub(super) fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
-        let pd = context.alloc_pd().map_err(create_errno)?;
+        let pd = context.alloc_pd().map_err(|e| e.errno())?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mappings = encodable_size(sizes.mappings);
         let tables = pd
             .reg_mr(TARGET_SGL_LEN * TARGET_SGE_LEN + mappings * MAPPING_LEN, written)
-            .map_err(create_errno)?;
-        let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(create_errno)?;
-        let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(create_errno)?;
-        let completions = context.create_channel().map_err(create_errno)?;
+            .map_err(|e| e.errno())?;
+        let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(|e| e.errno())?;
+        let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(|e| e.errno())?;
         let (send_wr, recv_wr) =
             (sizes.send_queue + INTERNAL as u32, u32::from(sizes.credits) + SPARE_RECEIVES);
-        let cq = context
-            .create_cq(CqOptions::new((send_wr + recv_wr) as usize).channel(&completions))
-            .map_err(create_errno)?;
+        let completions = Completions::new(context, (send_wr + recv_wr) as usize).map_err(|e| e.errno())?;
         let options = QpOptions::default()
             .send(SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 })
             .recv(RecvCaps { max_wr: recv_wr, max_sge: 0 });
-        let qp = pd.create_qp(&cq, &cq, &options).map_err(create_errno)?;
-        id.attach_qp(&qp).map_err(|e: IdError| e.errno())?;
+        let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(|e| e.errno())?;
+        id.attach_qp(&qp).map_err(|e| e.errno())?;
         for _ in 0..recv_wr {
-            qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(post_errno)?;
+            qp.post_recv(&RecvWr::new(RECEIVE, &[])).map_err(|e| e.errno())?;
         }
         Ok(Connection {
             id,
             qp,
-            cq,
             completions,
-            is_armed: false,
             tables,
             sends,
             receives,
@@ -160,28 +143,6 @@ impl Connection {
         self.is_negotiated = true;
     }
 
-    /// Records that the handshake is complete, which allows data to be sent.
-    pub(super) fn establish(&mut self) {
-        self.is_established = true;
-    }
-
-    /// Requests a notification of the next completion. The caller must then poll once more for completions
-    /// that arrived earlier. Only this function consumes completion events: if thread B polls after thread A
-    /// has armed and before A sleeps, the event stays in the channel and wakes A.
-    pub(super) fn arm(&mut self) {
-        while self.completions.next_event().is_some() {
-            self.is_armed = false;
-        }
-        if !std::mem::replace(&mut self.is_armed, true) {
-            self.cq.arm(Notify::Any);
-        }
-    }
-
-    /// See [`Waitable::stop_polling`](super::wait::Waitable::stop_polling).
-    pub(super) fn stop_polling(&self) {
-        self.cq.stop_polling();
-    }
-
     /// Processes completions and sends pending updates to the peer. Returns true if there were any
     /// completions.
     pub(super) fn process(&mut self, link_polls: &mut LinkPolls) -> bool {
@@ -192,12 +153,12 @@ impl Connection {
         let mut polled = std::mem::take(&mut self.polled);
         // The number of polls is bounded by the capacity of the CQ, so that a peer that sends without pause
         // does not keep the thread in this loop.
-        for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
+        for _ in 0..=self.completions.cq.capacity().div_ceil(BATCH) {
             polled.clear();
-            let polls_link = !changed && link_polls.take(&self.cq);
+            let polls_link = !changed && link_polls.take(&self.completions.cq);
             let count = match polls_link {
-                true => self.cq.poll(BATCH, &mut polled),
-                false => self.cq.poll_queued(BATCH, &mut polled),
+                true => self.completions.cq.poll(BATCH, &mut polled),
+                false => self.completions.cq.poll_queued(BATCH, &mut polled),
             };
             match count {
                 Ok(0) => break,
@@ -256,12 +217,12 @@ impl Connection {
                 }
             }
             Message::Mapped(index) => {
-                self.remote_map.check(index)?;
+                let entry = self.remote_map.entry(index)?;
                 self.inc.count_message();
                 let mut bytes = [0; MAPPING_LEN];
-                // Cannot fail: the table has the entry, as `check` has confirmed.
+                // Cannot fail: the table has the entry.
                 let _ = self.tables.read(TARGET_SGL_LEN * TARGET_SGE_LEN + index * MAPPING_LEN, &mut bytes);
-                self.remote_map.set(index, Mapping::decode(bytes, Order::OWN));
+                *entry = Mapping::decode(bytes, Order::OWN);
             }
             Message::Disconnect => (self.can_read, self.can_write) = (false, false),
             Message::Shutdown => self.can_read = false,
@@ -323,19 +284,16 @@ impl Connection {
     /// Posts a signaled work request.
     fn write(&self, op: WrOp, data: WrData<'_>) -> Result<(), c_int> {
         let wr = SendWr::new(SEND, op, &[]).data(data);
-        self.qp.post_send(&wr).map_err(post_errno)
+        self.qp.post_send(&wr).map_err(|e| e.errno())
     }
 
     /// Copies the data of a transfer to the send buffer and posts the RDMA WRITE.
     fn transfer(&mut self, transfer: &Transfer, source: &mut Source<'_>) -> Result<(), c_int> {
-        for range in &transfer.from {
-            let mut at = range.start;
-            while at < range.end {
-                let piece = source.next_piece(range.end - at);
+        for range in transfer.from.clone() {
+            source.take(range, |at, piece| {
                 // Cannot fail: the range is inside the send buffer, where `out` has reserved it.
                 let _ = self.sends.write(at, piece);
-                at += piece.len();
-            }
+            });
         }
         let [first, second] = transfer.from.clone();
         let both = [self.sends.sge(first), self.sends.sge(second.clone())];
@@ -378,17 +336,14 @@ impl Connection {
 
     /// Copies received data to the sink. With `peek`, the data stays in the receive buffer.
     pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
-        let mut copied = 0;
+        let before = sink.position();
         for range in self.inc.ranges(sink.remaining()) {
-            let mut at = range.start;
-            while at < range.end {
-                let piece = sink.next_piece(range.end - at);
+            sink.take(range, |at, piece| {
                 // Cannot fail: the range is inside the receive buffer. The peer writes to other parts of it.
                 let _ = self.receives.read(at, piece);
-                at += piece.len();
-                copied += piece.len();
-            }
+            });
         }
+        let copied = sink.position() - before;
         if !peek && copied > 0 {
             self.inc.consume(copied);
             if let Err(e) = self.send_updates() {
@@ -439,7 +394,7 @@ impl Connection {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this
         // connection is dropped; the entry in `local_map` drops the `RawMr` in both cases.
-        let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(create_errno)?;
+        let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(|e| e.errno())?;
         let target = TargetSge { addr: region.addr(), key: region.rkey().0, len: bytes };
         self.local_map.add(addr.addr() as u64, Mapping { offset, target }, region).ok_or(libc::ENOMEM)?;
         self.send_updates()

@@ -30,9 +30,6 @@ impl Stream {
         sink: &mut Sink<'_>,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let (may_block, timeout) =
@@ -68,9 +65,6 @@ impl Stream {
         source: &mut Source<'_>,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
         self.send_with(call, source, flags, |conn, source| {
             conn.send_from(source);
             Ok(())

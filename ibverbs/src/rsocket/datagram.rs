@@ -8,24 +8,24 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io::IoSlice;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use urxe::verbs::cm::{EventChannel, PortSpace};
+use urxe::verbs::cm::PortSpace;
 
 use super::buffers::{Received, Sink, Source};
+use super::common::{Common, ended_directions, wait_for_close};
 use super::errno::errno;
 use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
 use super::options::Options;
 use super::peers::{Peers, Route, canonical, is_same};
 use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
 use super::udp::{UdpDatagram, UdpSocket};
-use super::wait::{PENDING, PollOutcome, Waitable, Watchers, raw, restarts, uncancellable, until};
+use super::wait::{PENDING, PollOutcome, Waitable, Watchers, raw, restarts, until};
 use crate::cancel::Call;
-use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
@@ -40,18 +40,14 @@ const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
 pub(super) struct Datagram {
-    process: &'static ProcessGlobals,
-    /// `AF_INET` or `AF_INET6`.
-    family: c_int,
+    pub common: Common,
     /// The UDP socket, whose file descriptor identifies the rsocket to the program.
     udp: UdpSocket,
-    /// Event channel of the connection manager IDs that resolve routes.
-    channel: EventChannel,
-    watchers: Watchers,
     state: Mutex<State>,
 }
 
 /// Mutable state of the socket.
+#[derive(Default)]
 pub(super) struct State {
     pub options: Options,
     /// Local address of the UDP socket; `None` before it is bound.
@@ -107,37 +103,15 @@ impl Datagram {
     /// # Errors
     /// An error number.
     pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
-        let process = ProcessGlobals::current()?;
-        let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        let state = State {
-            options: Options::default(),
-            local: None,
-            peer: None,
-            can_read: true,
-            can_write: true,
-            is_closed: false,
-            error: None,
-            qps: Vec::new(),
-            peers: Peers::default(),
-            unread: VecDeque::new(),
-            udp_bytes: 0,
-        };
-        let (udp, watchers) = (UdpSocket::new(family == libc::AF_INET6)?, Watchers::default());
-        Ok(Datagram { process, family, udp, channel, watchers, state: Mutex::new(state) })
+        let common = Common::new(family)?;
+        let state = State { can_read: true, can_write: true, ..State::default() };
+        let udp = UdpSocket::new(family == libc::AF_INET6)?;
+        Ok(Datagram { common, udp, state: Mutex::new(state) })
     }
 
     /// Returns the file descriptor that identifies the socket.
     pub(super) fn fd(&self) -> c_int {
         raw(&self.udp)
-    }
-
-    pub(super) fn family(&self) -> c_int {
-        self.family
-    }
-
-    /// See [`Stream::is_inherited`](super::stream::Stream::is_inherited).
-    pub(super) fn is_inherited(&self) -> bool {
-        self.process.is_inherited()
     }
 
     /// Processes completions and UDP datagrams, then calls `f` with the state.
@@ -147,7 +121,7 @@ impl Datagram {
         let result = f(&mut state);
         drop(state);
         if changed {
-            self.watchers.wake();
+            self.common.watchers.wake();
         }
         result
     }
@@ -156,7 +130,7 @@ impl Datagram {
     /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
-        self.watchers.wake();
+        self.common.watchers.wake();
         result
     }
 
@@ -176,27 +150,27 @@ impl Datagram {
             })
         };
         loop {
-            let result = until(call, || self.clone(), may_block, timeout, &mut with_state);
+            let result = until(call, self, may_block, timeout, &mut with_state);
             if !restarts(&result, timeout, 0) {
                 return result;
             }
         }
     }
 
-    fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {
-        let is_v6 = self.family == libc::AF_INET6;
-        if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
-    }
-
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
-        self.check_family(to)?;
+        self.common.check_family(to)?;
         self.update(|state| {
             if state.local.is_some() {
                 return Err(libc::EINVAL);
             }
             // An address that no device has cannot be used for RDMA.
             if let Some(ip) = specified(to.ip()) {
-                let id = self.process.manager.create_id(&self.channel, PortSpace::Udp).map_err(errno)?;
+                let id = self
+                    .common
+                    .process
+                    .manager
+                    .create_id(&self.common.channel, PortSpace::Udp)
+                    .map_err(errno)?;
                 let bound = id.bind_addr((ip, 0).into());
                 id.destroy();
                 bound.map_err(errno)?;
@@ -212,14 +186,14 @@ impl Datagram {
             self.update(|state| state.peer = None);
             return Ok(());
         };
-        self.check_family(to)?;
+        self.common.check_family(to)?;
         self.update(|state| {
             let mut to = canonical(to);
             if to.ip().is_unspecified() {
                 // As with UDP, the wildcard means the program's own address. Responses have that source
                 // address.
                 let bound = state.local.and_then(|local| specified(local.ip()));
-                to = Route::resolve(self.process, &self.channel, bound, to)?.peer;
+                to = Route::resolve(self.common.process, &self.common.channel, bound, to)?.peer;
             }
             state.qp_index_for(self, to, None)?;
             state.peer = Some(to);
@@ -228,12 +202,7 @@ impl Datagram {
     }
 
     pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
-        let (reads, writes) = match how {
-            libc::SHUT_RD => (true, false),
-            libc::SHUT_WR => (false, true),
-            libc::SHUT_RDWR => (true, true),
-            _ => return Err(libc::EINVAL),
-        };
+        let (reads, writes) = ended_directions(how)?;
         self.update(|state| {
             state.can_read &= !reads;
             state.can_write &= !writes;
@@ -247,16 +216,9 @@ impl Datagram {
     }
 
     /// See [`Stream::close`](super::stream::Stream::close).
-    pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
-        while Instant::now() < deadline {
-            on_progress();
-            let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
-            let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match uncancellable(|call| self.until(call, true, Some(remaining), flushed)) {
-                Err(libc::EAGAIN | libc::EINTR) => {}
-                _ => break,
-            }
-        }
+    pub(super) fn close(self: &Arc<Self>, deadline: Instant, on_progress: impl FnMut()) {
+        let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
+        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, true, timeout, flushed));
         self.update(|state| {
             state.is_closed = true;
             state.unread.clear();
@@ -265,28 +227,18 @@ impl Datagram {
         });
     }
 
-    /// Converts an address to the socket's address family: IPv4 to IPv4-mapped IPv6 on an IPv6 socket.
-    fn to_family(&self, address: SocketAddr) -> SocketAddr {
-        match address {
-            SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
-                (v4.ip().to_ipv6_mapped(), v4.port()).into()
-            }
-            other => other,
-        }
-    }
-
     pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let local = self.udp.local_addr()?;
         let from = self.with_state(|state| state.peers.qp_index(state.peer?).map(|at| state.qps[at].local));
         match (specified(local.ip()), from) {
             // As with UDP, a connected socket reports the address that it sends from.
-            (None, Some(ip)) => Ok(self.to_family((ip, local.port()).into())),
+            (None, Some(ip)) => Ok(self.common.to_family((ip, local.port()).into())),
             _ => Ok(local),
         }
     }
 
     pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
-        self.with_state(|state| state.peer).map(|peer| self.to_family(peer)).ok_or(libc::ENOTCONN)
+        self.with_state(|state| state.peer).map(|peer| self.common.to_family(peer)).ok_or(libc::ENOTCONN)
     }
 
     /// Returns the `poll` events that are currently pending.
@@ -301,9 +253,6 @@ impl Datagram {
         sink: &mut Sink<'_>,
         flags: c_int,
     ) -> Result<Received, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
         let (may_block, timeout) =
             self.with_state(|state| (state.options.may_block(flags), state.options.receive_timeout));
         self.until(call, may_block, timeout, |state| {
@@ -314,7 +263,7 @@ impl Datagram {
                 return Some(Err(errno));
             }
             let mut received = taken.or_else(|| (!state.can_read).then(Received::default))?;
-            received.from = received.from.map(|from| self.to_family(from));
+            received.from = received.from.map(|from| self.common.to_family(from));
             Some(Ok(received))
         })
     }
@@ -327,10 +276,7 @@ impl Datagram {
         to: Option<SocketAddr>,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        if flags & libc::MSG_OOB != 0 {
-            return Err(libc::EOPNOTSUPP);
-        }
-        to.map_or(Ok(()), |to| self.check_family(to))?;
+        to.map_or(Ok(()), |to| self.common.check_family(to))?;
         let (may_block, timeout) =
             self.with_state(|state| (state.options.may_block(flags), state.options.send_timeout));
         let deadline = call.deadline(timeout);
@@ -362,20 +308,19 @@ impl Datagram {
 
 impl Waitable for Datagram {
     fn watchers(&self) -> &Watchers {
-        &self.watchers
+        &self.common.watchers
     }
 
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.udp.as_fd());
         for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed()) {
-            qp.arm();
-            by(qp.completions.as_fd());
+            by(qp.completions.arm());
         }
     }
 
     fn stop_polling(&self) {
-        self.state.lock().qps.iter().for_each(UdQp::stop_polling);
+        self.state.lock().qps.iter().for_each(|qp| qp.completions.cq.stop_polling());
     }
 }
 
@@ -399,17 +344,13 @@ impl State {
             return Err(libc::EINVAL);
         }
         if self.local.is_none() {
-            let any = match socket.family {
-                libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-                _ => Ipv4Addr::UNSPECIFIED.into(),
-            };
-            self.bind_udp(socket, (any, 0).into())?;
+            self.bind_udp(socket, socket.common.wildcard())?;
         }
         if let Some(at) = self.peers.qp_index(to) {
             return Ok(at);
         }
         let bound = self.local.and_then(|local| specified(local.ip()));
-        let route = |from| Route::resolve(socket.process, &socket.channel, from, to);
+        let route = |from| Route::resolve(socket.common.process, &socket.common.channel, from, to);
         // The address that a peer has sent to may be one that no device has.
         let route = from.and_then(|ip| route(Some(ip)).ok()).map_or_else(|| route(bound), Ok)?;
         let local = bound.unwrap_or(route.local);
@@ -418,7 +359,7 @@ impl State {
             None => {
                 let qp = UdQp::new(&route.context, local, route.mtu, &self.options.sizes)?;
                 // Threads that wait already do not poll the new queue pair.
-                socket.watchers.wake();
+                socket.common.watchers.wake();
                 self.insert_qp(qp)
             }
         };
@@ -475,9 +416,7 @@ impl State {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
                 let mut rest = data.clone();
-                while rest.remaining() > 0 {
-                    parts.push(IoSlice::new(rest.next_piece(usize::MAX)));
-                }
+                rest.take(0..len, |_, piece| parts.push(IoSlice::new(piece)));
                 match self.send_udp(socket, &parts, to, at) {
                     Ok(()) => {
                         *data = rest;
@@ -506,7 +445,7 @@ impl State {
     ) -> Result<(), c_int> {
         let is_bound = self.local.is_some_and(|local| specified(local.ip()).is_some());
         let from = (!is_bound).then(|| self.qps[at].local);
-        socket.udp.send(parts, socket.to_family(to), from)
+        socket.udp.send(parts, socket.common.to_family(to), from)
     }
 
     /// Processes completions and UDP datagrams. Returns true if anything has changed.
@@ -568,15 +507,10 @@ impl State {
     fn recv_next(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Option<Received> {
         let (from, data) = self.unread.front()?;
         let (len, from) = (data.len(), *from);
-        let mut at = 0;
-        while at < len && sink.remaining() > 0 {
-            let piece = sink.next_piece(len - at);
-            match data {
-                Data::InBuffer(qp, slot) => self.qps[*qp].read(slot, at, piece),
-                Data::Udp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
-            }
-            at += piece.len();
-        }
+        let at = sink.take(0..len, |at, piece| match data {
+            Data::InBuffer(qp, slot) => self.qps[*qp].read(slot, at, piece),
+            Data::Udp(bytes) => piece.copy_from_slice(&bytes[at..at + piece.len()]),
+        });
         if flags & libc::MSG_PEEK == 0 {
             match self.unread.pop_front() {
                 Some((_, Data::InBuffer(qp, slot))) => self.qps[qp].repost(&slot),

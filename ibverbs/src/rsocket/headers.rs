@@ -106,30 +106,24 @@ impl Resolution {
     /// # Errors
     /// [`HeaderError`].
     pub(super) fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
-        let Some((tag, rest)) = bytes.split_first_chunk::<4>() else {
-            return Err(HeaderError::TooShort(bytes.len()));
-        };
-        let Some(([version, op, stated, _], rest)) = rest.split_first_chunk::<4>() else {
-            return Err(HeaderError::TooShort(bytes.len()));
-        };
-        let Some((qpn, _)) = rest.split_first_chunk::<4>() else {
-            return Err(HeaderError::TooShort(bytes.len()));
-        };
-        if *tag != TAG {
-            return Err(HeaderError::Tag(*tag));
+        let &[t0, t1, t2, t3, version, op, stated, _, q0, q1, q2, q3] =
+            bytes.first_chunk().ok_or(HeaderError::TooShort(bytes.len()))?;
+        let tag = [t0, t1, t2, t3];
+        if tag != TAG {
+            return Err(HeaderError::Tag(tag));
         }
         let min = match version {
             4 => 16,
             6 => 28,
-            other => return Err(HeaderError::Version(*other)),
+            other => return Err(HeaderError::Version(other)),
         };
         let op = match op {
             0 => Op::Data,
             7 => Op::Control,
-            other => return Err(HeaderError::Op(*other)),
+            other => return Err(HeaderError::Op(other)),
         };
-        let data = payload_after(bytes, *stated, min)?;
-        let number = u32::from_be_bytes(*qpn);
+        let data = payload_after(bytes, stated, min)?;
+        let number = u32::from_be_bytes([q0, q1, q2, q3]);
         // QP0 and QP1 are reserved for management, and the highest number denotes multicast.
         if !(2..0xff_ffff).contains(&number) {
             return Err(HeaderError::Qpn(number));

@@ -16,7 +16,7 @@ pub(super) struct Grant {
 }
 
 /// State of the receiving half.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Incoming {
     /// Size of half the buffer, in bytes.
     half: usize,
@@ -47,14 +47,11 @@ impl Incoming {
         Incoming {
             half,
             granted: half,
-            unread: 0,
-            read_at: 0,
             next_half: half,
-            messages: 0,
             limit: credits,
             credits,
-            table: TargetSge::default(),
             entry: 1,
+            ..Incoming::default()
         }
     }
 

@@ -1,6 +1,8 @@
 //! Mapped memory (`riomap`): local memory that the peer may write to directly, and peer memory that this end
 //! may write to.
 
+use std::collections::VecDeque;
+
 use super::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, TargetSge};
 
 /// Memory that the peer has mapped for the local end.
@@ -17,20 +19,13 @@ impl RemoteMap {
         self.0.len()
     }
 
-    /// Checks the index of an entry that the peer reports as changed.
+    /// Returns an entry that the peer reports as changed.
     ///
     /// # Errors
     /// [`ProtocolError::Entry`] if the table has no such entry.
-    pub(super) fn check(&self, index: usize) -> Result<(), ProtocolError> {
+    pub(super) fn entry(&mut self, index: usize) -> Result<&mut Mapping, ProtocolError> {
         let len = self.0.len();
-        if index < len { Ok(()) } else { Err(ProtocolError::Entry { got: index, len }) }
-    }
-
-    /// Sets an entry; an index outside the table is ignored.
-    pub(super) fn set(&mut self, index: usize, mapping: Mapping) {
-        if let Some(entry) = self.0.get_mut(index) {
-            *entry = mapping;
-        }
+        self.0.get_mut(index).ok_or(ProtocolError::Entry { got: index, len })
     }
 
     /// Returns the memory from the given offset to the end of its mapping, or `None` if nothing is mapped
@@ -51,7 +46,7 @@ pub(super) struct LocalMap<R> {
     table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
     /// Indices of the entries to announce, oldest first.
-    unannounced: Vec<usize>,
+    unannounced: VecDeque<usize>,
 }
 
 #[derive(Debug)]
@@ -67,7 +62,7 @@ impl<R> LocalMap<R> {
     pub(super) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
         let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
         let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
-        LocalMap { table, entries: Vec::new(), unannounced: Vec::new() }
+        LocalMap { table, entries: Vec::new(), unannounced: VecDeque::new() }
     }
 
     /// Reports whether the peer's table has room for another mapping.
@@ -87,7 +82,7 @@ impl<R> LocalMap<R> {
             Some(target) => *target = entry,
             None => self.entries.push(entry),
         }
-        self.unannounced.push(index);
+        self.unannounced.push_back(index);
         Some(())
     }
 
@@ -99,17 +94,14 @@ impl<R> LocalMap<R> {
         };
         let Some(index) = self.entries.iter().position(is_it) else { return false };
         self.entries[index] = None;
-        self.unannounced.push(index);
+        self.unannounced.push_back(index);
         true
     }
 
     /// Takes the next entry to announce. Returns its index, its content (zeros for a removed entry), and its
     /// location in the peer's table.
     pub(super) fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
-        if self.unannounced.is_empty() {
-            return None;
-        }
-        let index = self.unannounced.remove(0);
+        let index = self.unannounced.pop_front()?;
         let mapping = self.entries[index].as_ref().map_or(Mapping::default(), |entry| entry.mapping);
         let addr = self.table.addr.wrapping_add((index * MAPPING_LEN) as u64);
         Some((index, mapping, TargetSge { addr, key: self.table.key, len: MAPPING_LEN as u32 }))
@@ -133,23 +125,22 @@ mod tests {
     fn only_offsets_inside_a_mapping_are_translated_to_addresses() {
         let mut remote_map = RemoteMap::new(2);
         assert_eq!(remote_map.find(0), None);
-        remote_map.set(0, mapping(100, 0x1000, 50));
-        remote_map.set(1, mapping(150, 0x8000, 10));
+        *remote_map.entry(0).unwrap() = mapping(100, 0x1000, 50);
+        *remote_map.entry(1).unwrap() = mapping(150, 0x8000, 10);
         assert_eq!(remote_map.find(99), None);
         assert_eq!(remote_map.find(149), Some(TargetSge { addr: 0x1031, key: 3, len: 1 }));
         assert_eq!(remote_map.find(150), Some(TargetSge { addr: 0x8000, key: 3, len: 10 }));
         assert_eq!(remote_map.find(160), None);
-        remote_map.set(0, mapping(u64::MAX, u64::MAX, u32::MAX));
+        *remote_map.entry(0).unwrap() = mapping(u64::MAX, u64::MAX, u32::MAX);
         assert_eq!(remote_map.find(u64::MAX), Some(TargetSge { addr: u64::MAX, key: 3, len: u32::MAX }));
     }
 
     #[test]
     fn mapping_for_an_entry_outside_the_table_is_rejected() {
         let mut remote_map = RemoteMap::new(2);
-        assert_eq!(remote_map.check(1), Ok(()));
-        assert_eq!(remote_map.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
-        assert!(RemoteMap::default().check(0).is_err());
-        remote_map.set(2, mapping(0, 0, 1));
+        assert!(remote_map.entry(1).is_ok());
+        assert_eq!(remote_map.entry(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
+        assert!(RemoteMap::default().entry(0).is_err());
         assert_eq!(remote_map.find(0), None);
     }
 

@@ -14,6 +14,7 @@
 
 mod buffers;
 mod calls;
+mod common;
 mod connection;
 mod data;
 mod datagram;

@@ -35,18 +35,20 @@ pub(super) struct Sizes {
     pub credits: u16,
     /// Number of memory areas that the peer can map.
     pub mappings: usize,
-}
-
-/// System-wide defaults, read from the files in `/etc/rdma/rsocket`.
-struct Defaults {
-    sizes: Sizes,
+    /// Maximum length of inline data, which has no effect.
     inline: usize,
-    /// Time for which a call polls before it sleeps.
-    polling: Duration,
 }
 
-fn defaults() -> &'static Defaults {
-    static DEFAULTS: OnceLock<Defaults> = OnceLock::new();
+impl Default for Sizes {
+    fn default() -> Sizes {
+        defaults().0
+    }
+}
+
+/// Returns the system-wide defaults, read from the files in `/etc/rdma/rsocket`: the sizes, and the time for
+/// which a call polls before it sleeps.
+fn defaults() -> &'static (Sizes, Duration) {
+    static DEFAULTS: OnceLock<(Sizes, Duration)> = OnceLock::new();
     DEFAULTS.get_or_init(|| {
         let number = |name: &str, default: usize| {
             let text = fs::read_to_string(format!("/etc/rdma/rsocket/{name}"));
@@ -59,22 +61,22 @@ fn defaults() -> &'static Defaults {
             send_queue: within(number("sqsize_default", 384), QUEUE) as u32,
             credits: within(number("rqsize_default", 384), QUEUE) as u16,
             mappings: encodable_size(number("iomap_size", 0)),
+            inline: number("inline_default", 64),
         };
         let polling = Duration::from_micros(number("polling_time", 50).min(1_000_000) as u64);
-        Defaults { sizes, inline: number("inline_default", 64), polling }
+        (sizes, polling)
     })
 }
 
 /// Returns the time for which a call polls before it sleeps.
 pub(super) fn polling() -> Duration {
-    defaults().polling
+    defaults().1
 }
 
 /// Options of one socket. An accepted socket inherits those of its listener.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub(super) struct Options {
     pub sizes: Sizes,
-    inline: usize,
     pub is_nonblocking: bool,
     pub reuses_address: bool,
     pub only_v6: bool,
@@ -86,23 +88,6 @@ pub(super) struct Options {
     pub traffic_class: Option<u8>,
     /// Values of other options of type `int`, by level and name.
     others: BTreeMap<(c_int, c_int), Vec<u8>>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            sizes: defaults().sizes,
-            inline: defaults().inline,
-            is_nonblocking: false,
-            reuses_address: false,
-            only_v6: false,
-            linger: None,
-            receive_timeout: None,
-            send_timeout: None,
-            traffic_class: None,
-            others: BTreeMap::new(),
-        }
-    }
 }
 
 /// Options of type `int` that TCP and UDP programs set, as level, name and default value. Except for the
@@ -187,7 +172,7 @@ impl Options {
             }
             (SOL_RDMA, SEND_QUEUE) => self.sizes.send_queue = size(value, QUEUE)? as u32,
             (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits = size(value, QUEUE)? as u16,
-            (SOL_RDMA, INLINE) => self.inline = size(value, (0, BUFFER.0))?,
+            (SOL_RDMA, INLINE) => self.sizes.inline = size(value, (0, BUFFER.0))?,
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings = encodable_size(size(value, (0, BUFFER.1))?),
             // On Ethernet the path follows from the addresses.
             (SOL_RDMA, ROUTE) => {}
@@ -229,7 +214,7 @@ impl Options {
             }
             (SOL_RDMA, SEND_QUEUE) => self.sizes.send_queue as c_int,
             (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits.into(),
-            (SOL_RDMA, INLINE) => self.inline as c_int,
+            (SOL_RDMA, INLINE) => self.sizes.inline as c_int,
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings as c_int,
             _ => {
                 let default = COMMON.iter().find(|(l, n, _)| (*l, *n) == (level, name));

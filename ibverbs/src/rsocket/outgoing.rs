@@ -37,7 +37,7 @@ enum InFlight {
 }
 
 /// State of the sending half.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
@@ -63,17 +63,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Creates the state for a send buffer of `size` bytes and a send queue of `slots` work requests.
     pub(super) fn new(size: usize, slots: usize) -> Outgoing {
-        Outgoing {
-            size,
-            at: 0,
-            used: 0,
-            sent: 0,
-            limit: 0,
-            targets: VecDeque::new(),
-            slots,
-            in_flight: VecDeque::new(),
-            credits: 0,
-        }
+        Outgoing { size, slots, ..Outgoing::default() }
     }
 
     /// Adds a target announced by the peer. Ignores a target of length 0.
@@ -101,11 +91,6 @@ impl Outgoing {
         self.limit != self.sent
     }
 
-    /// Returns the number of outstanding work requests.
-    fn outstanding(&self) -> usize {
-        self.in_flight.len()
-    }
-
     /// Returns the number of bytes that a single RDMA WRITE of stream data can currently carry.
     pub(super) fn room(&self) -> usize {
         let target = self.targets.front().map_or(0, |target| target.len as usize);
@@ -114,7 +99,7 @@ impl Outgoing {
 
     /// Returns the number of send buffer bytes that a single RDMA WRITE can currently use.
     fn ring_room(&self) -> usize {
-        if self.outstanding() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
+        if self.in_flight.len() < self.slots { (self.size - self.used).min(MAX_WRITE_LEN) } else { 0 }
     }
 
     /// Reports whether enough data can be sent to justify waking the program.
@@ -170,7 +155,7 @@ impl Outgoing {
 
     /// Reports whether a mapping may be announced. Like data, the announcement consumes a credit.
     pub(super) fn can_announce_mapping(&self) -> bool {
-        self.has_credit() && self.outstanding() < self.slots
+        self.has_credit() && self.in_flight.len() < self.slots
     }
 
     /// Records the announcement of a mapping.

@@ -8,7 +8,7 @@ use libc::{c_short, fd_set, pollfd, timeval};
 use super::link_polls::LinkPolls;
 use super::socket::Socket;
 use super::table::find_all;
-use super::wait::{PENDING, WaitEnd, poll, wait};
+use super::wait::{TIMED_OUT, poll, wait};
 use crate::cancel::Call;
 
 /// Events that are reported even if they were not requested.
@@ -17,7 +17,7 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until a descriptor has events or the timeout expires. Returns the number of descriptors with events.
 ///
 /// # Errors
-/// An error number, or [`PENDING`].
+/// An error number, or [`PENDING`](super::wait::PENDING).
 pub(super) fn wait_for(
     call: &mut Call,
     fds: &mut [pollfd],
@@ -40,7 +40,7 @@ pub(super) fn wait_for(
             look(&mut LinkPolls::None);
         }
         if !others.is_empty() {
-            if let Err(e) = poll(others, Some(Duration::ZERO)) {
+            if let Err(e) = poll(others) {
                 return Some(Err(e));
             }
             let plain = fds.iter_mut().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket)));
@@ -56,13 +56,11 @@ pub(super) fn wait_for(
         return Ok(0);
     }
     let deadline = call.deadline(timeout);
-    let rsockets: Vec<_> = sockets.iter().flatten().cloned().collect();
+    let rsockets: Vec<_> = sockets.iter().flatten().map(Socket::waitable).collect();
     match wait(call, &rsockets, &mut others, deadline, poll_once) {
         Ok(count) => count,
-        Err(WaitEnd::Pending) => Err(PENDING),
-        Err(WaitEnd::TimedOut) => Ok(0),
-        Err(WaitEnd::Interrupted) => Err(libc::EINTR),
-        Err(WaitEnd::Failed(e)) => Err(e),
+        Err(TIMED_OUT) => Ok(0),
+        Err(e) => Err(e),
     }
 }
 
@@ -135,7 +133,7 @@ impl Sets {
 /// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
 ///
 /// # Errors
-/// An error number, or [`PENDING`]; the sets are unchanged in both cases.
+/// An error number, or [`PENDING`](super::wait::PENDING); the sets are unchanged in both cases.
 pub(super) unsafe fn select(
     call: &mut Call,
     count: c_int,

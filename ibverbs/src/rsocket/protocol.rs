@@ -71,18 +71,14 @@ impl Order {
     /// Byte order of this machine.
     pub(super) const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
 
-    fn u64(self, value: u64) -> [u8; 8] {
-        match self {
-            Order::Little => value.to_le_bytes(),
-            Order::Big => value.to_be_bytes(),
-        }
+    /// Converts between this machine's byte order and `self`.
+    fn u64(self, value: u64) -> u64 {
+        if self == Order::OWN { value } else { value.swap_bytes() }
     }
 
-    fn u32(self, value: u32) -> [u8; 4] {
-        match self {
-            Order::Little => value.to_le_bytes(),
-            Order::Big => value.to_be_bytes(),
-        }
+    /// Like [`u64`](Order::u64).
+    fn u32(self, value: u32) -> u32 {
+        if self == Order::OWN { value } else { value.swap_bytes() }
     }
 }
 
@@ -90,20 +86,17 @@ impl TargetSge {
     /// Encodes a table entry in the given byte order.
     pub(super) fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
         let mut out = [0; TARGET_SGE_LEN];
-        out[..8].copy_from_slice(&order.u64(self.addr));
-        out[8..12].copy_from_slice(&order.u32(self.key));
-        out[12..].copy_from_slice(&order.u32(self.len));
+        out[..8].copy_from_slice(&order.u64(self.addr).to_ne_bytes());
+        out[8..12].copy_from_slice(&order.u32(self.key).to_ne_bytes());
+        out[12..].copy_from_slice(&order.u32(self.len).to_ne_bytes());
         out
     }
 
     /// Decodes a table entry in the given byte order.
     pub(super) fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
-        let word = |at: usize| {
-            let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-            if order == Order::Big { u32::from_be_bytes(word) } else { u32::from_le_bytes(word) }
-        };
-        let (low, high) = if order == Order::Big { (word(4), word(0)) } else { (word(0), word(4)) };
-        TargetSge { addr: u64::from(high) << 32 | u64::from(low), key: word(8), len: word(12) }
+        let addr = order.u64(u64::from_ne_bytes(*bytes.first_chunk().expect("16 bytes")));
+        let word = |at: usize| order.u32(u32::from_ne_bytes(*bytes[at..].first_chunk().expect("16 bytes")));
+        TargetSge { addr, key: word(8), len: word(12) }
     }
 }
 
@@ -118,7 +111,7 @@ impl Mapping {
     /// Encodes a table entry in the given byte order.
     pub(super) fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
-        out[..8].copy_from_slice(&order.u64(self.offset));
+        out[..8].copy_from_slice(&order.u64(self.offset).to_ne_bytes());
         out[8..].copy_from_slice(&self.target.bytes(order));
         out
     }

@@ -13,15 +13,16 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::poll::wait_for;
-use super::wait::step;
-use crate::cancel::{Call, blocking};
-use crate::errno::{minus_one, store};
+use super::wait::waiting_entry_points;
+use crate::cancel::Call;
 
-export! {
-    "RDMACM_1.5":
-        repoll_create = create,
-        repoll_ctl = ctl,
-        repoll_wait = wait;
+entry_points! {
+    "RDMACM_1.5" minus_one repoll_create(flags: c_int) = create;
+    "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) = ctl;
+}
+
+waiting_entry_points! {
+    "RDMACM_1.5" repoll_wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int = wait;
 }
 
 /// Events that `poll` and `epoll` encode in the same way.
@@ -70,26 +71,17 @@ fn new_set(flags: c_int) -> nix::Result<c_int> {
     Ok(fd)
 }
 
-extern "C" fn create(flags: c_int) -> c_int {
-    inject_fault!(repoll_create, minus_one);
-    let _uncancelled = crate::cancel::disable();
-    new_set(flags).unwrap_or_else(|e| minus_one(e as c_int))
+fn create(flags: c_int) -> Result<c_int, c_int> {
+    new_set(flags).map_err(|e| e as c_int)
 }
 
 /// Changes a set. Returns an error number, as librdmacm does, and also stores it in `errno`.
-unsafe extern "C" fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    inject_fault!(repoll_ctl, store);
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
-    let event = unsafe { event.as_ref() }.copied();
-    store(change(set, op, fd, event).err().unwrap_or(0))
-}
-
-fn change(set: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Result<(), c_int> {
+unsafe fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Result<(), c_int> {
     let set = find(set)?;
     let mut entries = set.entries.lock();
     let at = entries.iter().position(|entry| entry.fd == fd);
-    let new = event.map(|event| Entry { fd, events: event.events, data: event.u64 });
+    // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
+    let new = unsafe { event.as_ref() }.map(|event| Entry { fd, events: event.events, data: event.u64 });
     match (op, at, new) {
         (libc::EPOLL_CTL_ADD, None, Some(new)) => entries.push(new),
         (libc::EPOLL_CTL_ADD, Some(_), _) => return Err(libc::EEXIST),
@@ -103,28 +95,17 @@ fn change(set: c_int, op: c_int, fd: c_int, event: Option<epoll_event>) -> Resul
     Ok(())
 }
 
-unsafe extern "C-unwind" fn wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
-    inject_fault!(repoll_wait, minus_one);
-    if out.is_null() || max <= 0 {
-        return minus_one(libc::EINVAL);
-    }
-    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-    // SAFETY: `repoll_wait` requires `max` writable events at `out`, which is not null.
-    let write = |i: usize, event: epoll_event| unsafe { out.add(i).write(event) };
-    blocking(|call| step(try_wait(call, set, max as usize, timeout, write))).unwrap_or_else(minus_one)
-}
-
-/// Makes one attempt to complete [`wait`]: passes at most `max` events to `write`, and returns their number.
-///
-/// # Errors
-/// An error number, or [`PENDING`](super::wait::PENDING).
-fn try_wait(
+unsafe fn wait(
     call: &mut Call,
     set: c_int,
-    max: usize,
-    timeout: Option<Duration>,
-    write: impl Fn(usize, epoll_event),
+    out: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
 ) -> Result<c_int, c_int> {
+    if out.is_null() || max <= 0 {
+        return Err(libc::EINVAL);
+    }
+    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
     let set = find(set)?;
     loop {
         // Before the entries are read, so that a later change is not missed. Fails if there was no change.
@@ -137,7 +118,7 @@ fn try_wait(
         if wait_for(call, &mut fds, timeout)? == 0 {
             return Ok(0);
         }
-        let ready = entries.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0).take(max);
+        let ready = entries.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0).take(max as usize);
         let mut count = 0;
         for (entry, fd) in ready {
             let revents = match fd.revents & libc::POLLNVAL {
@@ -145,7 +126,8 @@ fn try_wait(
                 // The descriptor is closed, for which `epoll` has no event.
                 _ => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
             };
-            write(count, epoll_event { events: revents, u64: entry.data });
+            // SAFETY: `repoll_wait` requires `max` writable events at `out`, which is not null.
+            unsafe { out.add(count).write(epoll_event { events: revents, u64: entry.data }) };
             count += 1;
         }
         if count > 0 {

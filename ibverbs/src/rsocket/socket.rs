@@ -2,17 +2,17 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::buffers::{Received, Sink, Source};
+use super::common::Common;
 use super::datagram::Datagram;
 use super::keepalive::register;
 use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::stream::{Phase, Stream};
-use super::wait::{Waitable, Watchers};
+use super::wait::Waitable;
 use crate::cancel::Call;
 
 /// Shared handle to a socket.
@@ -55,6 +55,11 @@ impl Socket {
         }
     }
 
+    /// Returns the socket as one to wait for.
+    pub(super) fn waitable(&self) -> Arc<dyn Waitable> {
+        either!(self, socket => socket.clone())
+    }
+
     /// Returns the socket's memory address, which identifies the socket as long as a handle exists.
     pub(super) fn address(&self) -> *const () {
         either!(self, socket => Arc::as_ptr(socket).cast())
@@ -64,8 +69,12 @@ impl Socket {
         either!(self, socket => socket.fd())
     }
 
+    fn common(&self) -> &Common {
+        either!(self, socket => &socket.common)
+    }
+
     pub(super) fn family(&self) -> c_int {
-        either!(self, socket => socket.family())
+        self.common().family
     }
 
     /// Returns the values of `SO_TYPE` and `SO_PROTOCOL`.
@@ -79,7 +88,7 @@ impl Socket {
     /// Reports whether this process is a forked child that inherited the socket from its parent, and must not
     /// use it.
     pub(super) fn is_inherited(&self) -> bool {
-        either!(self, socket => socket.is_inherited())
+        self.common().process.is_inherited()
     }
 
     /// Registers the socket for keepalive if `SO_KEEPALIVE` is set.
@@ -188,19 +197,5 @@ impl Socket {
     /// Calls `on_progress` periodically while waiting.
     pub(super) fn close(&self, deadline: Instant, on_progress: impl FnMut()) {
         either!(self, socket => socket.close(deadline, on_progress));
-    }
-}
-
-impl Waitable for Socket {
-    fn watchers(&self) -> &Watchers {
-        either!(self, socket => socket.watchers())
-    }
-
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
-        either!(self, socket => socket.arm(by));
-    }
-
-    fn stop_polling(&self) {
-        either!(self, socket => socket.stop_polling());
     }
 }

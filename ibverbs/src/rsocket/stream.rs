@@ -1,7 +1,7 @@
 //! Stream sockets: their state, and connection setup and teardown.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicI16, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,26 +11,22 @@ use parking_lot::Mutex;
 use urxe::verbs::Cq;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 
+use super::common::{Common, ended_directions, wait_for_close};
 use super::connection::Connection;
 use super::errno::errno;
 use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::protocol::ConnData;
-use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, uncancellable, until};
+use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, until};
 use crate::cancel::Call;
-use crate::rdmacm::process::ProcessGlobals;
 
 /// Maximum time for which a close waits for the acknowledgement of sent data, unless set by `SO_LINGER`.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
 pub(super) struct Stream {
-    process: &'static ProcessGlobals,
-    /// `AF_INET` or `AF_INET6`.
-    family: c_int,
-    /// Event channel of the socket, whose file descriptor identifies the rsocket to the program.
-    channel: EventChannel,
-    watchers: Watchers,
+    /// Common state; the file descriptor of its event channel identifies the rsocket to the program.
+    pub common: Common,
     state: Mutex<State>,
     /// Pending `poll` events as of the last time that the state was locked.
     events: AtomicI16,
@@ -68,23 +64,15 @@ impl Stream {
     /// # Errors
     /// An error number.
     pub(super) fn new(family: c_int) -> Result<Stream, c_int> {
-        let process = ProcessGlobals::current()?;
-        let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        let id = process.manager.create_id(&channel, PortSpace::Tcp).map_err(errno)?;
-        Ok(Stream::with(process, family, channel, Phase::Idle(id), Options::default()))
+        let common = Common::new(family)?;
+        let id = common.process.manager.create_id(&common.channel, PortSpace::Tcp).map_err(errno)?;
+        Ok(Stream::with(common, Phase::Idle(id), Options::default()))
     }
 
-    fn with(
-        process: &'static ProcessGlobals,
-        family: c_int,
-        channel: EventChannel,
-        phase: Phase,
-        options: Options,
-    ) -> Stream {
+    fn with(common: Common, phase: Phase, options: Options) -> Stream {
         let state = State { phase, options, error: None };
         let (events, cq) = (AtomicI16::new(0), OnceLock::new());
-        let (watchers, state) = (Watchers::default(), Mutex::new(state));
-        let stream = Stream { process, family, channel, watchers, state, events, cq };
+        let stream = Stream { common, state: Mutex::new(state), events, cq };
         stream.note_events(&stream.state.lock());
         stream
     }
@@ -94,25 +82,15 @@ impl Stream {
         self.events.store(state.events(), Ordering::Release);
         if let Phase::Connected(conn) = &state.phase {
             self.cq.get_or_init(|| {
-                self.watchers.wake_all();
-                conn.cq.clone()
+                self.common.watchers.wake_all();
+                conn.completions.cq.clone()
             });
         }
     }
 
     /// Returns the file descriptor that identifies the socket.
     pub(super) fn fd(&self) -> c_int {
-        raw(&self.channel)
-    }
-
-    pub(super) fn family(&self) -> c_int {
-        self.family
-    }
-
-    /// Reports whether this process is a forked child that inherited the socket from its parent, and must not
-    /// use it.
-    pub(super) fn is_inherited(&self) -> bool {
-        self.process.is_inherited()
+        raw(&self.common.channel)
     }
 
     /// Calls `f` with the socket's options.
@@ -128,14 +106,14 @@ impl Stream {
     /// Calls `f` like [`with_state`](Self::with_state), after the given polls.
     fn with_state_after<R>(&self, link_polls: &mut LinkPolls, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
-        let changed = state.process(&self.channel, link_polls);
+        let changed = state.process(&self.common.channel, link_polls);
         let was_over = state.has_ended();
         let result = f(&mut state);
         let ended = state.has_ended() != was_over;
         self.note_events(&state);
         drop(state);
         if changed || ended {
-            self.watchers.wake();
+            self.common.watchers.wake();
         }
         result
     }
@@ -144,7 +122,7 @@ impl Stream {
     /// socket.
     fn update<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with_state(f);
-        self.watchers.wake();
+        self.common.watchers.wake();
         result
     }
 
@@ -160,20 +138,14 @@ impl Stream {
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(
-            call,
-            || self.clone(),
-            may_block,
-            timeout,
-            || {
-                // Polling the link costs system calls, which data that have arrived do not need.
-                self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
-            },
-        )
+        until(call, self, may_block, timeout, || {
+            // Polling the link costs system calls, which data that have arrived do not need.
+            self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
+        })
     }
 
     pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
-        self.check_family(to)?;
+        self.common.check_family(to)?;
         self.with_state(|state| {
             let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
             state.prepare(id)?;
@@ -181,16 +153,7 @@ impl Stream {
         })
     }
 
-    fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {
-        let is_v6 = self.family == libc::AF_INET6;
-        if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
-    }
-
     pub(super) fn listen(&self, backlog: c_int) -> Result<(), c_int> {
-        let any = match self.family {
-            libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-            _ => Ipv4Addr::UNSPECIFIED.into(),
-        };
         self.update(|state| {
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
@@ -199,7 +162,7 @@ impl Stream {
             };
             if id.local_addr().is_none() {
                 state.prepare(&id)?;
-                id.bind_addr((any, 0).into()).map_err(errno)?;
+                id.bind_addr(self.common.wildcard()).map_err(errno)?;
             }
             id.listen(usize::try_from(backlog).unwrap_or(0).max(1)).map_err(errno)?;
             state.phase = Phase::Listening(id, None);
@@ -235,15 +198,15 @@ impl Stream {
 
     /// Accepts a connection request and creates the socket for the connection.
     fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
-        let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        id.migrate(&channel).map_err(errno)?;
+        let common = Common::new(self.common.family)?;
+        id.migrate(&common.channel).map_err(errno)?;
         let context = id.context().ok_or(libc::ECONNABORTED)?;
         let mut conn = Connection::new(id.clone(), &context, &options.sizes)?;
         conn.start(peer);
         id.accept(&ConnParam::with_data(&conn.conn_data().bytes())).map_err(|_| libc::ECONNABORTED)?;
         let mut options = options;
         options.is_nonblocking = false;
-        Ok(Stream::with(self.process, self.family, channel, Phase::Connected(conn), options))
+        Ok(Stream::with(common, Phase::Connected(conn), options))
     }
 
     /// Connects to a peer.
@@ -269,15 +232,18 @@ impl Stream {
 
     /// Starts to connect. Returns true if the call must wait for the result.
     fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
-        self.check_family(to)?;
+        self.common.check_family(to)?;
         self.update(|state| {
             let may_block = !state.options.is_nonblocking;
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
                 // As with TCP, a failed connect may be repeated.
-                Phase::Failed => {
-                    self.process.manager.create_id(&self.channel, PortSpace::Tcp).map_err(errno)?
-                }
+                Phase::Failed => self
+                    .common
+                    .process
+                    .manager
+                    .create_id(&self.common.channel, PortSpace::Tcp)
+                    .map_err(errno)?,
                 Phase::Connecting(_) => return Err(libc::EALREADY),
                 Phase::Connected(_) => return Err(libc::EISCONN),
                 Phase::Listening(..) => return Err(libc::EINVAL),
@@ -295,7 +261,7 @@ impl Stream {
     fn send_request(&self, id: &CmId, to: SocketAddr, state: &State) -> Result<Connection, c_int> {
         state.prepare(id)?;
         // Both events are pending at once, because no resolution over the network is needed.
-        let expect_event = |kind: CmEventKind| match self.channel.try_event() {
+        let expect_event = |kind: CmEventKind| match self.common.channel.try_event() {
             Some(event) if event.kind == kind => Ok(()),
             _ => Err(libc::ENETUNREACH),
         };
@@ -310,12 +276,7 @@ impl Stream {
     }
 
     pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
-        let (reads, writes) = match how {
-            libc::SHUT_RD => (true, false),
-            libc::SHUT_WR => (false, true),
-            libc::SHUT_RDWR => (true, true),
-            _ => return Err(libc::EINVAL),
-        };
+        let (reads, writes) = ended_directions(how)?;
         self.update(|state| match &mut state.phase {
             Phase::Connected(conn) => {
                 conn.shutdown(reads, writes);
@@ -347,19 +308,12 @@ impl Stream {
 
     /// Closes the socket once all sent data has been acknowledged, or at the deadline. The caller has already
     /// removed the socket from the process's table. Calls `on_progress` at least every 50 ms while waiting.
-    pub(super) fn close(self: &Arc<Self>, deadline: Instant, mut on_progress: impl FnMut()) {
-        while Instant::now() < deadline {
-            on_progress();
-            let flushed = |state: &mut State| match &state.phase {
-                Phase::Connected(conn) if !conn.is_flushed() => None,
-                _ => Some(Ok(())),
-            };
-            let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match uncancellable(|call| self.until(call, true, Some(remaining), flushed)) {
-                Err(libc::EAGAIN | libc::EINTR) => {}
-                _ => break,
-            }
-        }
+    pub(super) fn close(self: &Arc<Self>, deadline: Instant, on_progress: impl FnMut()) {
+        let flushed = |state: &mut State| match &state.phase {
+            Phase::Connected(conn) if !conn.is_flushed() => None,
+            _ => Some(Ok(())),
+        };
+        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, true, timeout, flushed));
         let phase = self.update(|state| std::mem::replace(&mut state.phase, Phase::Closed));
         match phase {
             Phase::Idle(id) => id.destroy(),
@@ -371,15 +325,9 @@ impl Stream {
         }
     }
 
-    /// Converts an address to the socket's address family: IPv4 to IPv4-mapped IPv6 on an IPv6 socket, and
-    /// `None` to the wildcard address.
+    /// Converts an address to the socket's address family, and `None` to the wildcard address.
     fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
-        match (address, self.family) {
-            (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
-            (Some(address), _) => address,
-            (None, libc::AF_INET6) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-            (None, _) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        }
+        address.map_or_else(|| self.common.wildcard(), |address| self.common.to_family(address))
     }
 
     pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
@@ -411,7 +359,7 @@ impl Stream {
         if let Some(cq) = self.cq.get()
             && !link_polls.take(cq)
             && cq.is_quiet()
-            && !self.channel.has_event()
+            && !self.common.channel.has_event()
         {
             return self.events.load(Ordering::Acquire);
         }
@@ -421,22 +369,21 @@ impl Stream {
 
 impl Waitable for Stream {
     fn watchers(&self) -> &Watchers {
-        &self.watchers
+        &self.common.watchers
     }
 
     fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
-        by(self.channel.as_fd());
+        by(self.common.channel.as_fd());
         if let Phase::Connected(conn) = &mut state.phase {
-            conn.arm();
-            by(conn.completions.as_fd());
+            by(conn.completions.arm());
         }
     }
 
     fn stop_polling(&self) {
         match &self.state.lock().phase {
-            Phase::Connected(conn) => conn.stop_polling(),
-            _ => self.channel.stop_polling(),
+            Phase::Connected(conn) => conn.completions.cq.stop_polling(),
+            _ => self.common.channel.stop_polling(),
         }
     }
 }
@@ -489,7 +436,7 @@ impl State {
                 self.phase = Phase::Failed;
             }
             (Phase::Connected(conn), CmEventKind::Established) => {
-                conn.establish();
+                conn.is_established = true;
                 // Sends what could not be sent before, such as mappings.
                 conn.process(&mut LinkPolls::All);
             }
@@ -510,7 +457,7 @@ impl State {
         match ConnData::parse(event.private_data()) {
             Ok(peer) => {
                 conn.start(&peer);
-                conn.establish();
+                conn.is_established = true;
                 conn.process(&mut LinkPolls::All);
                 self.phase = Phase::Connected(conn);
             }
@@ -576,7 +523,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::rsocket::wait::{WaitEnd, wait};
+    use crate::rsocket::wait::{PENDING, uncancellable, wait};
 
     /// Variable that makes the test run the body, in a process with a device.
     const BODY: &str = "URXE_TEST_BODY";
@@ -607,9 +554,10 @@ mod tests {
         let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
-        let end = wait(&mut call, std::slice::from_ref(&client), &mut [], Some(deadline), |_| {
+        let sockets: [Arc<dyn Waitable>; 1] = [client.clone()];
+        let end = wait(&mut call, &sockets, &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
-            if !client.watchers.is_empty() {
+            if !client.common.watchers.is_empty() {
                 accepted = Some(uncancellable(|call| listener.accept(call)));
                 while !client.with_state(is_connected) {
                     assert!(Instant::now() < deadline, "the connection is not established");
@@ -618,7 +566,7 @@ mod tests {
             }
             None::<()>
         });
-        assert_eq!(end, Err(WaitEnd::Pending));
+        assert_eq!(end, Err(PENDING));
         let _accepted = accepted.expect("the last look has taken place").unwrap();
         call.wait_uncancelled();
         assert!(Instant::now() < deadline, "the thread slept although the socket had a new descriptor");

@@ -7,11 +7,12 @@ use std::ops::Range;
 use urxe::transport::{AddressVector, QpType};
 use urxe::verbs::cm::UDP_QKEY;
 use urxe::verbs::{
-    Access, Ah, Completion, CompletionChannel, Context, Cq, CqOptions, Mr, Notify, Qp, QpOptions, Qpn,
-    RecvCaps, RecvWr, SendCaps, SendWr, WcStatus, grh,
+    Access, Ah, Completion, Context, Mr, Qp, QpOptions, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus,
+    grh,
 };
 
 use super::buffers::Source;
+use super::common::Completions;
 use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
 use super::options::Sizes;
 use super::peers::canonical;
@@ -47,10 +48,7 @@ pub(super) struct UdQp {
     /// Local address at which peers reach the queue pair.
     pub local: IpAddr,
     qp: Qp,
-    cq: Cq,
-    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
-    pub completions: CompletionChannel,
-    is_armed: bool,
+    pub completions: Completions,
     /// Path MTU: maximum payload of a packet, in bytes.
     mtu: usize,
     /// Buffers of the receives. Like `sends`, they are slots of equal length, one per work request.
@@ -83,30 +81,25 @@ impl UdQp {
         let recv_slots = (2 * sizes.receive_half / receive_len).max(sizes.credits.into()).min(max);
         let receives = pd.reg_mr(recv_slots * receive_len, Access::LOCAL_WRITE).map_err(create)?;
         let sends = pd.reg_mr(slots * send_len, Access::LOCAL_READ).map_err(create)?;
-        let completions = context.create_channel().map_err(create)?;
-        let cq =
-            context.create_cq(CqOptions::new(slots + recv_slots).channel(&completions)).map_err(create)?;
+        let completions = Completions::new(context, slots + recv_slots).map_err(create)?;
         let options = QpOptions::default()
             .qp_type(QpType::Ud)
             .send(SendCaps { max_wr: slots as u32, max_sge: 1, max_inline: 0 })
             .recv(RecvCaps { max_wr: recv_slots as u32, max_sge: 1 });
-        let qp = pd.create_qp(&cq, &cq, &options).map_err(create)?;
+        let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(create)?;
         qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
         let (free, polled) = ((0..slots).collect(), Vec::with_capacity(BATCH));
-        let (is_armed, has_failed, failure_reported) = (false, false, false);
         let mut pair = UdQp {
             local,
             qp,
-            cq,
             completions,
-            is_armed,
             mtu,
             receives,
             sends,
             free,
             slots,
-            has_failed,
-            failure_reported,
+            has_failed: false,
+            failure_reported: false,
             polled,
         };
         (0..recv_slots).for_each(|index| pair.post_recv(index));
@@ -139,21 +132,6 @@ impl UdQp {
         self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
     }
 
-    /// See [`Connection::arm`](super::connection::Connection::arm).
-    pub(super) fn arm(&mut self) {
-        while self.completions.next_event().is_some() {
-            self.is_armed = false;
-        }
-        if !std::mem::replace(&mut self.is_armed, true) {
-            self.cq.arm(Notify::Any);
-        }
-    }
-
-    /// See [`Waitable::stop_polling`](super::wait::Waitable::stop_polling).
-    pub(super) fn stop_polling(&self) {
-        self.cq.stop_polling();
-    }
-
     /// Polls completions and calls `on_datagram` for each received datagram. Returns true if there were any
     /// completions. Datagrams without a valid header are dropped.
     pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
@@ -161,9 +139,9 @@ impl UdQp {
         let mut polled = std::mem::take(&mut self.polled);
         // The number of polls is bounded by the capacity of the CQ, so that peers that send without pause do
         // not keep the thread in this loop.
-        for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
+        for _ in 0..=self.completions.cq.capacity().div_ceil(BATCH) {
             polled.clear();
-            self.has_failed |= self.cq.poll(BATCH, &mut polled).is_err();
+            self.has_failed |= self.completions.cq.poll(BATCH, &mut polled).is_err();
             changed |= !polled.is_empty();
             for completion in &polled {
                 self.on_completion(completion, &mut on_datagram);
@@ -243,14 +221,13 @@ impl UdQp {
         let Some(slot) = self.free.pop() else { return Ok(false) };
         let start = slot * (MAX_HEADER_LEN + self.mtu);
         // Cannot fail: the slot is inside the memory and large enough, and no send uses it.
-        let _ = self.sends.write(start, header.bytes());
-        let mut at = start + header.bytes().len();
-        while source.remaining() > 0 {
-            let piece = source.next_piece(usize::MAX);
-            let _ = self.sends.write(at, piece);
-            at += piece.len();
-        }
-        let sges = [self.sends.sge(start..at)];
+        let write = |at: usize, bytes: &[u8]| {
+            let _ = self.sends.write(at, bytes);
+        };
+        write(start, header.bytes());
+        let data = start + header.bytes().len();
+        let end = source.take(data..data + source.remaining(), write);
+        let sges = [self.sends.sge(start..end)];
         let wr = SendWr::send(slot as u64, &sges).to(to.0.to(to.1, UDP_QKEY));
         self.qp.post_send(&wr).map(|()| true).map_err(|e| {
             self.free.push(slot);

@@ -18,6 +18,7 @@ use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use crate::cancel::{Call, Step};
+use crate::errno;
 
 thread_local! {
     /// This thread's waker, created at its first wait, with the process that created it.
@@ -104,34 +105,20 @@ pub(super) trait Waitable {
     fn stop_polling(&self);
 }
 
-impl<T: Waitable> Waitable for Arc<T> {
-    fn watchers(&self) -> &Watchers {
-        (**self).watchers()
-    }
-
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
-        (**self).arm(by);
-    }
-
-    fn stop_polling(&self) {
-        (**self).stop_polling();
-    }
-}
-
 /// Registration of a waker with sockets, cancelled on drop.
-struct Watching<S: Waitable> {
-    sockets: Vec<S>,
+struct Watching {
+    sockets: Vec<Arc<dyn Waitable>>,
     waker: Arc<Waker>,
 }
 
-impl<S: Waitable + Clone> Watching<S> {
-    fn new(sockets: &[S], waker: Arc<Waker>) -> Watching<S> {
+impl Watching {
+    fn new(sockets: &[Arc<dyn Waitable>], waker: Arc<Waker>) -> Watching {
         sockets.iter().for_each(|socket| socket.watchers().0.lock().push(waker.clone()));
         Watching { sockets: sockets.to_vec(), waker }
     }
 }
 
-impl<S: Waitable> Drop for Watching<S> {
+impl Drop for Watching {
     fn drop(&mut self) {
         for socket in &self.sockets {
             let mut watchers = socket.watchers().0.lock();
@@ -142,20 +129,32 @@ impl<S: Waitable> Drop for Watching<S> {
     }
 }
 
-/// Reason for which a wait ended without a result.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum WaitEnd {
-    TimedOut,
-    Interrupted,
-    /// Failed for lack of memory or file descriptors, with the given error number.
-    Failed(c_int),
-    /// No result yet: a wait has been set up in the call, which is attempted again afterwards.
-    Pending,
-}
+/// Error of a wait until its deadline.
+pub(super) const TIMED_OUT: c_int = libc::EAGAIN;
 
 /// Pseudo error number returned by an attempt when the call must wait. [`step`] and [`uncancellable`] handle
 /// it. It cannot collide with real error numbers, which are positive.
 pub(super) const PENDING: c_int = c_int::MIN;
+
+/// Defines C functions that wait, one in each row, like [`entry_points!`]: `"NODE" NAME(ARGUMENTS) -> TYPE =
+/// PATH;`. The Rust function at `PATH` makes one attempt. It gets the [`Call`] and the arguments, and fails
+/// with [`PENDING`] to be called again after a wait. Other errors are reported by -1. The thread can be
+/// cancelled during a wait.
+macro_rules! waiting_entry_points {
+    ($($node:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $attempt:path;)*) => {$(
+        export! { $node: $name = $name; }
+
+        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
+            inject_fault!($name, minus_one);
+            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
+            // function.
+            let attempt = |call: &mut Call| unsafe { $attempt(call, $($argument),*) };
+            let result = $crate::cancel::blocking(|call| $crate::rsocket::wait::step(attempt(call)));
+            result.map_or_else($crate::errno::minus_one, $crate::entry_points::Value::into_c)
+        }
+    )*};
+}
+pub(super) use waiting_entry_points;
 
 /// Converts the result of an attempt to a [`Step`]: [`PENDING`] means to wait.
 pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
@@ -187,13 +186,16 @@ pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, 
 
 /// Returns the result of `poll_once`. If it has none yet, sets up the call to wait until a socket changes, an
 /// event requested in `others` occurs, or the deadline expires; the call is then attempted again.
-pub(super) fn wait<S: Waitable + Clone + 'static, R>(
+///
+/// # Errors
+/// [`PENDING`], [`TIMED_OUT`], `EINTR`, and the errors of `ppoll`.
+pub(super) fn wait<R>(
     call: &mut Call,
-    sockets: &[S],
+    sockets: &[Arc<dyn Waitable>],
     others: &mut [pollfd],
     deadline: Option<Instant>,
     mut poll_once: impl FnMut(&mut [pollfd]) -> Option<R>,
-) -> Result<R, WaitEnd> {
+) -> Result<R, c_int> {
     if !call.has_waited() {
         let until = Instant::now() + polling();
         let until = deadline.map_or(until, |deadline| deadline.min(until));
@@ -203,7 +205,7 @@ pub(super) fn wait<S: Waitable + Clone + 'static, R>(
             }
         }
     }
-    let waker = thread_waker(true).ok_or(WaitEnd::Failed(libc::EMFILE))?;
+    let waker = thread_waker(true).ok_or(libc::EMFILE)?;
     waker.reset();
     let watching = Watching::new(sockets, waker);
     let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
@@ -215,19 +217,17 @@ pub(super) fn wait<S: Waitable + Clone + 'static, R>(
         return Ok(outcome);
     }
     // Not before the last look, which often finds something: this may wake background threads.
-    sockets.iter().for_each(Waitable::stop_polling);
-    match call.take_failure() {
-        Some(libc::EINTR) => return Err(WaitEnd::Interrupted),
-        Some(e) => return Err(WaitEnd::Failed(e)),
-        None => {}
+    sockets.iter().for_each(|socket| socket.stop_polling());
+    if let Some(e) = call.take_failure() {
+        return Err(e);
     }
     let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
     if remaining.is_some_and(|remaining| remaining.is_zero()) {
-        return Err(WaitEnd::TimedOut);
+        return Err(TIMED_OUT);
     }
     match call.wait_for_list(&fds, remaining, Some(Box::new(watching))) {
-        true => Err(WaitEnd::Pending),
-        false => Err(WaitEnd::Failed(libc::EMFILE)),
+        true => Err(PENDING),
+        false => Err(libc::EMFILE),
     }
 }
 
@@ -238,9 +238,9 @@ pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
-pub(super) fn until<S: Waitable + Clone + 'static, T>(
+pub(super) fn until<T>(
     call: &mut Call,
-    socket: impl FnOnce() -> S,
+    socket: &Arc<impl Waitable + 'static>,
     may_block: bool,
     timeout: Option<Duration>,
     mut poll_once: impl FnMut() -> PollOutcome<T>,
@@ -252,30 +252,19 @@ pub(super) fn until<S: Waitable + Clone + 'static, T>(
         return Err(libc::EAGAIN);
     }
     let deadline = call.deadline(timeout);
-    wait(call, &[socket()], &mut [], deadline, |_| poll_once()).unwrap_or_else(|end| {
-        Err(match end {
-            WaitEnd::TimedOut => libc::EAGAIN,
-            WaitEnd::Interrupted => libc::EINTR,
-            WaitEnd::Failed(e) => e,
-            WaitEnd::Pending => PENDING,
-        })
-    })
+    let sockets: [Arc<dyn Waitable>; 1] = [socket.clone()];
+    wait(call, &sockets, &mut [], deadline, |_| poll_once())?
 }
 
-/// Calls `ppoll` for descriptors that are not rsockets. Returns the number of descriptors with events.
-pub(super) fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
-    let time = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: `fds` is a mutable slice of the given length, `time` is null or points to a local, and a null
-    // mask is allowed.
-    let count = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
-    if count >= 0 {
-        return Ok(count);
+/// Looks for the events of descriptors that are not rsockets. By `ppoll`, as preloaded libraries map `poll`
+/// to `rpoll`.
+pub(super) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
+    let (len, now) = (fds.len() as libc::nfds_t, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+    // SAFETY: `fds` is a mutable slice of the given length, and a null mask is allowed.
+    match unsafe { libc::ppoll(fds.as_mut_ptr(), len, &now, std::ptr::null()) } {
+        0.. => Ok(()),
+        _ => Err(errno::get()),
     }
-    Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// Returns the raw number of a file descriptor.
