@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::CreateError;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(10);

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use urxe::verbs::memory::WindowKind;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(5);

@@ -21,6 +21,7 @@
 //! ```
 //! use std::time::Duration;
 //! use urxe::verbs::*;
+//! use urxe::verbs::errors::WaitError;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let (a, b) = Fabric::new().pair()?;

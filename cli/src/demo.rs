@@ -20,9 +20,11 @@ use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::{Direction, Faults, Rule};
 use urxe::middleware::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;
+use urxe::verbs::errors::WaitError;
+use urxe::verbs::memory::{Bind, WindowKind};
 use urxe::verbs::{
-    Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn,
-    Qpn, RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WaitError, WcOpcode, WcStatus, WindowKind,
+    Access, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Placement, Psn, Qpn,
+    RecvWr, RemoteAddr, SendWr, Sge, TestEndpoint, WcOpcode, WcStatus,
 };
 use urxe::wire::Packet;
 

@@ -12,9 +12,10 @@ use super::link::{FaultReport, LinkArgs, rings_line};
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
 use super::{CliError, json};
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::{
     Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, Pd, QKey, Qp, QpOptions, QpType, RecvCaps,
-    RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
+    RecvWr, SendCaps, SendWr, Srq, WcOpcode, WcStatus, grh,
 };
 
 mod handshake;

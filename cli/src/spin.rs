@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::CliError;
 use super::interrupt::Interrupt;
 use super::nic_args::NicArgs;
-use urxe::verbs::{Completion, Context, Cq, WaitError, WcStatus};
+use urxe::verbs::errors::WaitError;
+use urxe::verbs::{Completion, Context, Cq, WcStatus};
 
 /// Number of empty polls between checks for the timeout and for Ctrl-C.
 const POLLS_PER_CHECK: u32 = 256;

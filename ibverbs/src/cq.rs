@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::errors::DestroyCqError;
 use urxe::verbs::faults::Call;
-use urxe::verbs::{Completion, Cq, CqPoll, DestroyCqError, Notify, WcFlags};
+use urxe::verbs::{Completion, Cq, CqPoll, Notify, WcFlags};
 
 use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::call_faults;

@@ -15,8 +15,9 @@ use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureError, CaptureFile};
 use urxe::middleware::faults::{FaultCounters, RuleCount};
 use urxe::verbs::Retransmissions;
+use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
-use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, OpenError, Personality, WeakContext};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, Personality, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::call_faults;

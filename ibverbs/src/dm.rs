@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use urxe::verbs::Dm;
+use urxe::verbs::memory::Dm;
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm};
 use crate::buffers::bytes;

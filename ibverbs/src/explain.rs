@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use urxe::verbs::{Completion, Cq, FailureCause, FailureReport, Qpn, WcStatus};
+use urxe::verbs::explain::{FailureCause, FailureReport};
+use urxe::verbs::{Completion, Cq, Qpn, WcStatus};
 
 use crate::log::warn;
 

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, prefer_huge_pages, supports_populate};
 use urxe::verbs::faults::Call;
-use urxe::verbs::{Access, DmMr, MrOptions, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::memory::{DmMr, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::{Access, MrOptions};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::buffers::elements;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-use urxe::verbs::Bind;
 use urxe::verbs::faults::Call;
+use urxe::verbs::memory::Bind;
 use urxe::verbs::{
     Access, AtomicOp, Destination, LKey, ListPolicy, QKey, Qpn, RKey, RecvWr, SendFlags, SendWr, Sge, SrqId,
     WrData, WrOp,

@@ -10,7 +10,8 @@ use std::sync::{Arc, Weak};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use parking_lot::Mutex;
-use urxe::verbs::{Context as Nic, Dm, Pd, Xrcd};
+use urxe::verbs::memory::Dm;
+use urxe::verbs::{Context as Nic, Pd, Xrcd};
 
 use crate::device::Device;
 use crate::event_objects::{EventObjects, UnackedEvents};

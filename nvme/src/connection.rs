@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::{ConnParam, Incoming, Session, SessionError};
+use urxe::verbs::errors::{ConnectError, CreateError, MemoryAccessError, PostError, WaitError};
 use urxe::verbs::*;
 
 use super::capsule::{COMMAND_LEN, Command, DataPointer, Failure, Keyed, Status};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use urxe::verbs::WaitError;
 use urxe::verbs::cm::{Incoming, Listener};
+use urxe::verbs::errors::WaitError;
 
 use super::connection::{Connection, ConnectionError};
 use super::private_data::{ConnectRequest, RejectReason};

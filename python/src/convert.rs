@@ -10,10 +10,10 @@ use pyo3::types::PyBytes;
 use urxe::fabric::FabricError;
 use urxe::middleware::capture::CaptureError;
 use urxe::middleware::faults::{RuleError, RulesError};
-use urxe::verbs::{
-    ConnectError, CqOverflow, CreateError, MemoryAccessError, OpenError, PairError, PostError, QpState,
-    QpType, WaitError,
+use urxe::verbs::errors::{
+    ConnectError, CqOverflow, CreateError, MemoryAccessError, OpenError, PairError, PostError, WaitError,
 };
+use urxe::verbs::{QpState, QpType};
 
 use crate::cq::Completion;
 

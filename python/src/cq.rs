@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use urxe::verbs::{self, Context, WaitError, WcStatus};
+use urxe::verbs::errors::WaitError;
+use urxe::verbs::{self, Context, WcStatus};
 
 use crate::convert::{OrRaise, Raise, duration, member};
 use crate::held::Held;

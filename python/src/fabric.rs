@@ -9,8 +9,9 @@ use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 use urxe::fabric::Outcome;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::Rules;
+use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::Fault;
-use urxe::verbs::{self, ContextOptions, FabricConfig, OpenError, Personality};
+use urxe::verbs::{self, ContextOptions, FabricConfig, Personality};
 
 use crate::context::{Context, Pd};
 use crate::convert::{OrRaise, duration, invalid};

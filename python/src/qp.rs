@@ -142,7 +142,7 @@ impl Qp {
     fn modify(&self, py: Python<'_>, state: u32) -> PyResult<()> {
         let mut attr = QpAttr::default();
         attr.state = Some(qp_state(state)?);
-        self.0.modify(&attr).map_err(verbs::ConnectError::from).or_raise(py)
+        self.0.modify(&attr).map_err(verbs::errors::ConnectError::from).or_raise(py)
     }
 
     /// Posts a SEND. `to` is the destination of a datagram.

@@ -10,7 +10,8 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
-use urxe::verbs::{self, Access, Context, LKey, Mr, RKey, RawMr};
+use urxe::verbs::memory::RawMr;
+use urxe::verbs::{self, Access, Context, LKey, Mr, RKey};
 
 use crate::context::Pd;
 use crate::convert::{OrRaise, copy_bytes};
@@ -177,7 +178,7 @@ impl Region {
     fn view<'py>(slf: &Bound<'py, Region>, offset: usize, len: usize) -> PyResult<Bound<'py, PyAny>> {
         let (py, size) = (slf.py(), slf.get().len);
         if size.checked_sub(offset).is_none_or(|rest| len > rest) {
-            return Err(verbs::MemoryAccessError { offset, len, size }).or_raise(py);
+            return Err(verbs::errors::MemoryAccessError { offset, len, size }).or_raise(py);
         }
         let view = py.import("builtins")?.getattr("memoryview")?.call1((slf,))?;
         view.get_item(PySlice::new(py, offset as isize, (offset + len) as isize, 1))

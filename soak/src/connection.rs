@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use urxe::verbs::errors::CreateError;
 use urxe::verbs::{
-    Access, Completion, Cq, CreateError, Mr, Pd, Qp, QpAttr, QpOptions, QpState, RKey, RecvCaps, RecvWr,
-    RemoteAddr, SendCaps, SendWr, WcOpcode, WcStatus,
+    Access, Completion, Cq, Mr, Pd, Qp, QpAttr, QpOptions, QpState, RKey, RecvCaps, RecvWr, RemoteAddr,
+    SendCaps, SendWr, WcOpcode, WcStatus,
 };
 
 use super::Plant;

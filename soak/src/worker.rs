@@ -26,9 +26,9 @@ use urxe::middleware::faults::{Direction, FaultCounters, FaultSeeds, Rule};
 use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, PortSpace,
 };
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::{
-    Access, AckTimeout, CompletionChannel, ConnectOptions, Context, ContextOptions, Cq, CqOptions, Notify,
-    Pd, WaitError,
+    Access, AckTimeout, CompletionChannel, ConnectOptions, Context, ContextOptions, Cq, CqOptions, Notify, Pd,
 };
 use urxe_cli::CliError;
 use urxe_cli::broker::sharing;

@@ -10,6 +10,7 @@
 //!
 //! ```compile_fail,E0277
 //! # use urxe::verbs::*;
+//! # use urxe::verbs::errors::PostError;
 //! fn read(qp: &Qp<Uc>, from: RemoteAddr) -> Result<(), PostError> {
 //!     qp.post_send(&SendWr::read(1, &[], from)) // the service `Uc` is not reliable
 //! }

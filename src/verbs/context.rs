@@ -203,6 +203,7 @@ impl Fabric {
     ///
     /// ```
     /// # use urxe::verbs::*;
+    /// # use urxe::verbs::errors::OpenError;
     /// let fabric = Fabric::new();
     /// let context = fabric.open(&ContextOptions::default().personality(Personality::MLX5))?;
     /// assert_eq!(context.query_device().limits, Personality::MLX5.limits);

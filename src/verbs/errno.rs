@@ -17,9 +17,8 @@ use super::any_error::Error as AnyError;
 use super::cm::{IdError, SessionError};
 use super::{
     AccessError, AckError, AddressError, AttachCounterError, AttachError, ClaimError, ConnectError,
-    CqOverflow, CreateError, DestroyCqError, DeviceError, InjectedError, JoinError, ManagementError,
-    MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize, PairError, PostError,
-    PostListError, WaitError,
+    CqOverflow, CreateError, DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError,
+    ModifyError, MulticastError, OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError,
 };
 use crate::broker::SharingError;
 use crate::cm::CmError;
@@ -28,6 +27,7 @@ use crate::link::BindError;
 use crate::link::udp::UdpLinkError;
 use crate::middleware::capture::CaptureError;
 use crate::middleware::faults::RulesError;
+use crate::transport::InjectedError;
 
 /// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`. The variants in front of these are
 /// errors of other types, whose numbers apply.

@@ -4,8 +4,13 @@ use std::fmt;
 
 use super::faults::AppliedFault;
 use super::{Context, Cq, Qp};
-use crate::transport::{Completion, Failure, FailureCause, WcStatus};
+use crate::transport::{Completion, WcStatus};
 use crate::wire::Qpn;
+
+pub use crate::transport::{
+    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
+    TransmissionEnd,
+};
 
 /// Report of a failed work request or queue pair: the cause, each transmission with its time, the retries and
 /// their limits, and the fault rules that may explain the failure. The text form has several lines.
@@ -13,6 +18,7 @@ use crate::wire::Qpn;
 /// ```
 /// # use std::time::Duration;
 /// # use urxe::verbs::*;
+/// # use urxe::verbs::explain::FailureCause;
 /// let fabric = Fabric::virtual_time(FabricConfig::default())?;
 /// let (a, b) = fabric.pair()?;
 /// drop(b);

@@ -19,13 +19,14 @@ mod cq_poll;
 mod device;
 mod dm;
 mod errno;
-mod error;
+pub mod errors;
 mod event;
 mod event_signal;
-mod explain;
+pub mod explain;
 pub mod faults;
 mod gsi;
 mod identity;
+pub mod memory;
 mod mr;
 mod mw;
 mod pd;
@@ -41,26 +42,21 @@ mod wait;
 mod warnings;
 mod xrc;
 
-pub use crate::driver::{AttachError, CqOverflow, Notify};
+pub use crate::driver::Notify;
 pub use crate::fabric::{Fabric, FabricConfig};
 #[doc(hidden)]
 pub use crate::link::{ClaimError, JoinError};
-pub use crate::memory::{
-    Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, PdId, WindowKind,
-};
-pub use crate::nic::{Limits, MulticastError, PKeyTableSize, Personality};
+pub use crate::memory::{Access, AtomicOp, PdId};
+pub use crate::nic::{Limits, Personality};
 #[doc(hidden)]
 pub use crate::sys::signals::signals_restart_calls;
 pub use crate::transport::service;
 pub use crate::transport::service::{Rc, Uc, Ud};
 pub use crate::transport::{
-    AckRequests, AddressError, AddressVector, AlternatePath, AsyncEvent, AttachCounterError, CnpScope,
-    CompCounter, Completion, Congestion, CongestionAlgorithm, CongestionError, CongestionParameter,
-    CountUnit, CountedOps, Counters, CqId, Destination, EarlySends, EventKind, FailedRequest, Failure,
-    FailureCause, InjectedError, LastAck, LocalCheck, MigrationState, ModifyError, ParameterSet, PastEvent,
-    Placement, PostError, PostListError, QpAttr, QpState, QpType, Quirks, RecvCaps, RecvWr, Refusal,
-    RemoteAddr, Retransmissions, RetryLimits, SendCaps, SendFlags, SendWr, Sge, SrqId, Transmission,
-    TransmissionEnd, WcOpcode, WcStatus, WrData, WrOp,
+    AckRequests, AddressVector, AlternatePath, AsyncEvent, CnpScope, CompCounter, Completion, Congestion,
+    CongestionAlgorithm, CongestionParameter, CountUnit, CountedOps, Counters, CqId, Destination, EarlySends,
+    EventKind, MigrationState, ParameterSet, Placement, QpAttr, QpState, QpType, Quirks, RecvCaps, RecvWr,
+    RemoteAddr, Retransmissions, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, NakCode, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
@@ -71,17 +67,17 @@ pub use channel::{CompletionChannel, CqEvent};
 pub use context::{Context, ContextOptions, WeakContext};
 pub use cq::{Cq, CqOptions};
 pub use cq_poll::{CqPoll, Wc, WcFlags};
-pub use device::{Device, DeviceError, devices};
-pub use dm::{Dm, DmMr};
-pub use error::{
-    AckError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError, WaitError,
+pub use device::{Device, devices};
+pub(crate) use errors::{
+    AccessError, AckError, AddressError, AttachCounterError, AttachError, CongestionError, ConnectError,
+    CqOverflow, CreateError, DestroyCqError, DeviceError, ManagementError, MemoryAccessError, ModifyError,
+    MulticastError, OpenError, PKeyTableSize, PairError, PostError, PostListError, WaitError, WrongService,
 };
-pub use explain::FailureReport;
 pub use gsi::{ManagementPort, ReceivedMad, ServiceClaim};
 #[doc(hidden)]
 pub use identity::{DeviceNameError, DeviceNames, Identity};
-pub use mr::{Mr, MrOptions, NullMr, RawMr};
-pub use mw::{FastMr, Mw};
+pub(crate) use memory::RawMr;
+pub use mr::{Mr, MrOptions};
 pub use pd::Pd;
 #[doc(hidden)]
 pub use port_counters::{PUBLISHING_INTERVAL_MS, port_counter_files};
@@ -91,7 +87,6 @@ pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, P
 pub use query::{lid_of, node_guid};
 pub use spawn::FabricThread;
 pub use srq::{Srq, SrqAttr, SrqOptions};
-pub use test_endpoint::{MeshNode, PairBuilder, PairError, TestEndpoint};
-pub use typed_qp::WrongService;
+pub use test_endpoint::{MeshNode, PairBuilder, TestEndpoint};
 pub use warnings::{Warning, WarningKind};
 pub use xrc::Xrcd;

@@ -27,6 +27,7 @@ fn advance(key: &AtomicU32) -> u32 {
 /// ```
 /// # use std::time::Duration;
 /// # use urxe::verbs::*;
+/// # use urxe::verbs::memory::WindowKind;
 /// # let (a, b) = Fabric::new().pair()?;
 /// let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let window = b.pd.alloc_mw(WindowKind::Type1)?;

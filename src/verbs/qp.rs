@@ -610,6 +610,7 @@ impl Qp {
     ///
     /// ```
     /// # use urxe::verbs::*;
+    /// # use urxe::verbs::errors::PostError;
     /// # let (a, b) = Fabric::new().pair()?;
     /// let requests = [SendWr::send(1, &[]), SendWr::send(2, &[]).to(Destination::Srq(SrqId(0)))];
     /// let rejected = a.qp.post_send_list(&requests, ListPolicy::AllOrNone).unwrap_err();

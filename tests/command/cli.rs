@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe::wire::{Flow, IpIdent, Packet, icrc};
 use urxe_cli::oob_handshake;

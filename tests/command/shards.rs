@@ -12,6 +12,7 @@ use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use urxe::middleware::capture::{CaptureFile, CaptureHandle, Timestamps};
 use urxe::transport::{BurstLimits, TxQueue};
+use urxe::verbs::errors::{AttachError, CreateError, MulticastError, PKeyTableSize};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Deth, Flow, Headers, Opcode, ROCE_PORT};
 use urxe_test_support::addresses::address;

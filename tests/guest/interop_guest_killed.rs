@@ -8,6 +8,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::CreateError;
 use urxe::verbs::*;
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, Syndrome};

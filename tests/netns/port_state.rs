@@ -7,6 +7,7 @@ use std::time::Duration;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe_test_support::netns::Netns;
 

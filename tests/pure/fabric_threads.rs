@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(60);

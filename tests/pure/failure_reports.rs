@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use urxe::middleware::faults::Action;
+use urxe::verbs::errors::AccessError;
+use urxe::verbs::explain::{Failure, FailureCause, FailureReport, LocalCheck, TransmissionEnd};
 use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
 use urxe::wire::Operation;

@@ -7,6 +7,7 @@ use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::middleware::faults::{Direction, Faults, Rule};
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe_test_support::connections::*;
 use urxe_test_support::nic::{self, Nic};

@@ -4,7 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use urxe::verbs::cm::{ConnectionManager, EventChannel, IdError, PortSpace};
+use urxe::verbs::errors::{
+    CqOverflow, CreateError, InjectedError, ModifyError, OpenError, PostError, PostListError,
+};
 use urxe::verbs::faults::{Fault, ObjectChange, ObjectFault, PortSpeed, Trigger};
+use urxe::verbs::memory::WindowKind;
 use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(60);

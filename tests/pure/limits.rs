@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use urxe::verbs::errors::PostError;
 use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(120);

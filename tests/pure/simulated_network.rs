@@ -7,6 +7,7 @@ use urxe::fabric::{
     FabricError, Node, Pfc, QueueCounters, Red, Simulation, SwitchConfig, Topology, TopologyError, Wire,
 };
 use urxe::middleware::capture::{CaptureFile, Timestamps};
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 const US: Duration = Duration::from_micros(1);

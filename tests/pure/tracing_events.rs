@@ -8,6 +8,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 use urxe::middleware::faults::{Action, Direction, Rule, When};
+use urxe::verbs::errors::{ConnectError, ModifyError, WaitError};
 use urxe::verbs::*;
 use urxe::wire::{Operation, Syndrome};
 

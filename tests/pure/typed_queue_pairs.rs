@@ -6,6 +6,8 @@ use std::time::Duration;
 use std::{env, fs};
 
 use urxe::transport::service::Service;
+use urxe::verbs::errors::{PostError, PostListError};
+use urxe::verbs::memory::{Bind, FastReg};
 use urxe::verbs::*;
 use urxe_test_support::artifacts;
 

@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use urxe::verbs::errors::DestroyCqError;
 use urxe::verbs::*;
 use urxe_test_support::nic::{connect, qp_pair};
 

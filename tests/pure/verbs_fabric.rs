@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe_test_support::nic;
 

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use urxe::verbs::errors::{CreateError, PostError, WaitError};
+use urxe::verbs::memory::{Bind, WindowKind};
 use urxe::verbs::*;
 
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use urxe::link::{Instant, Link, LinkInfo, RxBurst, TxQueue};
+use urxe::verbs::errors::{AttachError, MulticastError, WaitError};
 use urxe::verbs::*;
 use urxe::wire::Flow;
 use urxe_test_support::nic::on_udp;

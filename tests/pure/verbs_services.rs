@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use urxe::verbs::errors::{AddressError, CreateError, PostError, WaitError};
 use urxe::verbs::*;
 use urxe_test_support::nic::{Nic, connect, connect_with};
 

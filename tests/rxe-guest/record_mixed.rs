@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
+use urxe::verbs::memory::{Bind, WindowKind};
 use urxe::verbs::*;
 use urxe_test_support::guest;
 use urxe_test_support::peer::{ConnectParams, Shell, Side, TIMEOUT, remote_args};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use urxe::nic::{CqHandle, Nic, NicOutput};
 use urxe::transport::{AsyncEvent, Completion, CqId};
-use urxe::verbs::CqOverflow;
+use urxe::verbs::errors::CqOverflow;
 
 /// Completion queue with a fixed capacity.
 pub struct TestCq {

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{FramesLink, Link, LinkSpec, PacketLink};
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 /// Time limit for a single step; long because the guest is emulated and other tests run at the same time.

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
+use urxe::verbs::errors::{PostError, WaitError};
+use urxe::verbs::memory::{Bind, WindowKind};
 use urxe::verbs::*;
 use urxe::wire::Transport;
 

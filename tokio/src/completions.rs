@@ -2,9 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use urxe::verbs::{
-    Completion, CompletionChannel, Context, Cq, CqEvent, CqOptions, CreateError, Notify, WaitError, WcStatus,
-};
+use urxe::verbs::errors::{CreateError, WaitError};
+use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqEvent, CqOptions, Notify, WcStatus};
 
 use crate::Waiter;
 

@@ -7,7 +7,8 @@ use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, Incoming, Listener,
     Session, SessionError,
 };
-use urxe::verbs::{Context, CreateError, Qp, WaitError};
+use urxe::verbs::errors::{CreateError, WaitError};
+use urxe::verbs::{Context, Qp};
 
 use crate::Waiter;
 

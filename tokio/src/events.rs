@@ -1,6 +1,7 @@
 //! Asynchronous waits for a device's asynchronous events.
 
-use urxe::verbs::{AsyncEvent, Context, WaitError};
+use urxe::verbs::errors::WaitError;
+use urxe::verbs::{AsyncEvent, Context};
 
 use crate::Waiter;
 

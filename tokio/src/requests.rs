@@ -8,11 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use urxe::Error;
+use urxe::verbs::errors::{CreateError, MemoryAccessError, PostError, WaitError};
 use urxe::verbs::service::{Connected, Reliable, Service};
-use urxe::verbs::{
-    Access, Completion, CreateError, MemoryAccessError, Mr, Pd, PostError, Qp, QpOptions, Rc, RecvWr,
-    RemoteAddr, SendWr, Sge, WaitError, WcStatus,
-};
+use urxe::verbs::{Access, Completion, Mr, Pd, Qp, QpOptions, Rc, RecvWr, RemoteAddr, SendWr, Sge, WcStatus};
 
 use crate::AsyncCq;
 use crate::waiter::first_of;

@@ -14,10 +14,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use urxe::Error;
 use urxe::verbs::cm::{ConnParam, ConnectionManager, IdError, Incoming};
-use urxe::verbs::{
-    Access, Completion, Context, CqOptions, CreateError, Mr, Qp, QpOptions, Rc, RecvWr, SendWr, WaitError,
-    WcStatus,
-};
+use urxe::verbs::errors::{CreateError, WaitError};
+use urxe::verbs::{Access, Completion, Context, CqOptions, Mr, Qp, QpOptions, Rc, RecvWr, SendWr, WcStatus};
 
 use crate::waiter::first_of;
 use crate::{AsyncCq, AsyncSession};

@@ -7,7 +7,8 @@ use std::pin::pin;
 use std::sync::OnceLock;
 use std::task::Poll;
 
-use urxe::verbs::{Fabric, WaitError};
+use urxe::verbs::Fabric;
+use urxe::verbs::errors::WaitError;
 
 use crate::watched_fd::WatchedFd;
 

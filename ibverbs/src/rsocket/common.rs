@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::EventChannel;
-use urxe::verbs::{CompletionChannel, Context, Cq, CqOptions, CreateError, Notify};
+use urxe::verbs::errors::CreateError;
+use urxe::verbs::{CompletionChannel, Context, Cq, CqOptions, Notify};
 
 use super::wait::{Watchers, uncancellable};
 use crate::cancel::Call;

@@ -5,9 +5,10 @@ use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::CmId;
+use urxe::verbs::memory::RawMr;
 use urxe::verbs::{
-    Access, AsyncEvent, Completion, Context, Mr, Qp, QpOptions, RKey, RawMr, RecvCaps, RecvWr, SendCaps,
-    SendWr, WcStatus, WrData, WrOp,
+    Access, AsyncEvent, Completion, Context, Mr, Qp, QpOptions, RKey, RecvCaps, RecvWr, SendCaps, SendWr,
+    WcStatus, WrData, WrOp,
 };
 
 use super::buffers::{Sink, Source};

@@ -71,7 +71,7 @@ impl UdQp {
     /// # Errors
     /// An error number.
     pub(super) fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
-        let create = |e: urxe::verbs::CreateError| e.errno();
+        let create = |e: urxe::verbs::errors::CreateError| e.errno();
         let pd = context.alloc_pd().map_err(create)?;
         let (send_len, receive_len) = (MAX_HEADER_LEN + mtu, grh::LEN + mtu);
         let slots = (sizes.send_buffer / send_len).clamp(MIN_SLOTS, sizes.send_queue as usize);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 use super::*;

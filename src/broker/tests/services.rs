@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::*;
 use crate::broker::steering;
 use crate::link::ClaimError;
-use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort, WaitError};
+use crate::verbs::errors::WaitError;
+use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort};
 use crate::wire::mad::{
     CommId, Dreq, Mad, Message, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq,
     SidrStatus,

@@ -36,7 +36,7 @@ macro_rules! parameters {
         /// # use urxe::verbs::CongestionParameter;
         /// let parameter: CongestionParameter = "rpg_time_reset".parse()?;
         /// assert_eq!((parameter.to_string().as_str(), parameter.unit()), ("rpg_time_reset", "µs"));
-        /// # Ok::<(), urxe::verbs::CongestionError>(())
+        /// # Ok::<(), urxe::verbs::errors::CongestionError>(())
         /// ```
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]

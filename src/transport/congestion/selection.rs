@@ -31,7 +31,7 @@ pub enum CongestionAlgorithm {
 /// assert_eq!(congestion.get(CongestionParameter::RpgTimeReset), 100);
 /// assert_eq!(congestion.get(CongestionParameter::RpgAiRate), 5);
 /// assert_eq!(Congestion::default().to_string(), "loss-driven");
-/// # Ok::<(), urxe::verbs::CongestionError>(())
+/// # Ok::<(), urxe::verbs::errors::CongestionError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Congestion {

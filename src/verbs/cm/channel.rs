@@ -16,7 +16,7 @@ use super::manager::Owner;
 use super::{CmEvent, CmEventKind, CmId, EventParam};
 use crate::driver::{step_until, until_readable, until_signalled};
 use crate::fabric::Fabric;
-use crate::verbs::WaitError;
+use crate::verbs::errors::WaitError;
 
 /// A queue of connection manager events for the ids assigned to it. Its descriptor is readable while an event
 /// is pending. Cheap to clone.

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::cm::CmError;
 use crate::transport::{InjectedError, ModifyError, QpState, QpType};
-use crate::verbs::{ClaimError, CreateError, OpenError};
+use crate::verbs::ClaimError;
+use crate::verbs::errors::{CreateError, OpenError};
 
 /// Error returned by a connection manager call. Later failures are reported as events.
 #[derive(Debug, thiserror::Error)]

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::sys::thread::spawn_background;
 use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
+use crate::verbs::errors::WaitError;
 use crate::verbs::faults::Call;
-use crate::verbs::{Context, Qp, WaitError};
+use crate::verbs::{Context, Qp};
 use crate::wire::{AckTimeout, Qpn};
 
 /// A communication identifier: a listener, a connection or a datagram endpoint (`rdma_cm_id`). The handle is

@@ -7,7 +7,8 @@ use super::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, EventParam, IdError, PortSpace,
     RejReason,
 };
-use crate::verbs::{Context, CreateError, Qp, WaitError};
+use crate::verbs::errors::{CreateError, WaitError};
+use crate::verbs::{Context, Qp};
 
 /// Reason why a session could not be established or ended.
 #[derive(Debug, thiserror::Error)]

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe::wire::mad::ip::IpHeader;
 use urxe::wire::mad::{CommId, Drep, Dreq, Mad, Message, PathInfo, Rej, Rep, Req, Rtu, TransportService};

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 use urxe_test_support::connections::*;

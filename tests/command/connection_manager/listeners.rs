@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 use urxe_test_support::connections::*;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use urxe::verbs::cm::*;
+use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 
 use urxe_test_support::connections::*;

@@ -1,6 +1,7 @@
 //! Memory windows, bound by one side and used by the other.
 
 use std::fmt::Debug;
+use urxe::verbs::memory::{Bind, Mw, WindowKind};
 use urxe::verbs::*;
 use urxe_test_support::guest::{Suite, pattern};
 use urxe_test_support::pair::{MTU, Pair, status_name};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use urxe::transport::{AsyncEvent, CqId, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOp};
-use urxe::verbs::{CqOverflow, CreateError, Fabric, FabricConfig, Personality, RecvWr, SendWr};
+use urxe::verbs::errors::{CqOverflow, CreateError};
+use urxe::verbs::{Fabric, FabricConfig, Personality, RecvWr, SendWr};
 use urxe::wire::{RKey, Syndrome};
 
 use crate::bench::{Bench, RQ, SQ, Setup, Wc, bad, flushed, ok};

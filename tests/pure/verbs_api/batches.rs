@@ -4,6 +4,8 @@
 use urxe::fabric::Outcome;
 
 use super::*;
+use urxe::verbs::errors::{PostError, PostListError};
+use urxe::verbs::memory::{Bind, WindowKind};
 
 fn assert_idle(fabric: &Fabric, node: &TestEndpoint) {
     assert_eq!(fabric.run_until_idle(TIMEOUT), Outcome::Idle);

@@ -11,6 +11,7 @@ use urxe::link::{Link, LinkInfo, RxBurst};
 use urxe::transport::{Instant, TxQueue};
 
 use super::*;
+use urxe::verbs::errors::{AddressError, ConnectError, CreateError, ModifyError, WaitError};
 use urxe_test_support::breakable::{BreakablePort, Receive, Transmit};
 use urxe_test_support::nic;
 

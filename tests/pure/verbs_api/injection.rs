@@ -3,6 +3,8 @@
 
 use super::*;
 use urxe::fabric::FabricError;
+use urxe::verbs::errors::{CreateError, ModifyError, PostError, WaitError};
+use urxe::verbs::memory::WindowKind;
 
 fn address(context: &Context) -> std::net::IpAddr {
     context.link_info().addresses[0]

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
+use urxe::verbs::errors::{AckError, WaitError};
 
 /// Two connected endpoints; the second has a queue pair on a completion queue with a channel.
 struct Fixture {

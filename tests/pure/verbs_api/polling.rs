@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
+use urxe::verbs::errors::{CqOverflow, CreateError};
 
 /// Runs one round of extended polling, and returns the `wr_id`, status and timestamp of each completion.
 fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {

@@ -1,6 +1,7 @@
 //! Tests of device and port queries.
 
 use super::*;
+use urxe::verbs::errors::CreateError;
 
 fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
     let mut options = ContextOptions::default();

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use urxe::verbs::cm::*;
 
 use super::*;
+use urxe::verbs::errors::{CreateError, WaitError};
 
 fn new_qp(context: &Context) -> Result<Qp, CreateError> {
     let cq = context.create_cq(64)?;

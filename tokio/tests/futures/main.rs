@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::task::{Context as TaskContext, Waker};
 use std::time::Duration;
 
+use urxe::verbs::errors::{CqOverflow, WaitError};
 use urxe::verbs::*;
 use urxe_test_support::nic::{connect, on_udp, qp_pair};
 use urxe_tokio::*;

@@ -4,10 +4,19 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::driver::CqOverflow;
-use crate::memory::{Access, ManagementError};
-use crate::transport::{AddressError, Completion, InjectedError, ModifyError, QpType};
+use crate::memory::Access;
+use crate::transport::{Completion, QpType};
 use crate::wire::Mtu;
+
+pub use super::device::DeviceError;
+pub use super::test_endpoint::PairError;
+pub use super::typed_qp::WrongService;
+pub use crate::driver::{AttachError, CqOverflow};
+pub use crate::memory::{AccessError, ManagementError};
+pub use crate::nic::{MulticastError, PKeyTableSize};
+pub use crate::transport::{
+    AddressError, AttachCounterError, CongestionError, InjectedError, ModifyError, PostError, PostListError,
+};
 
 /// Reason why a context could not be opened.
 #[derive(Debug, thiserror::Error)]
