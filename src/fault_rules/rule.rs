@@ -191,7 +191,9 @@ impl Rule {
             Action::Nak(code) => format!("{}@{when}", Syndrome::Nak(code).to_byte() & 0x1f),
             Action::RnrNak(timer) => format!("{}@{when}", timer.code()),
             Action::Reject(reason) => format!("{}@{when}", reason.code()),
-            _ => when.to_string(),
+            Action::Drop | Action::Duplicate | Action::Reorder | Action::Corrupt | Action::Mark => {
+                when.to_string()
+            }
         };
         let text = format!("{direction}:{action}={rest}");
         Rule { direction, action, when, filter: Filter::default(), text }

@@ -268,7 +268,9 @@ const INVERSE: [u8; 8 * 16 * 4 * 4] = {
     while opcode < 256 {
         let r = &TABLE[opcode];
         if r.is_valid() {
-            inverse[inverse_index(r.transport, r.operation, r.position, r.headers)] = opcode as u8;
+            let index = inverse_index(r.transport, r.operation, r.position, r.headers);
+            assert!(inverse[index] == 0xff, "`inverse_index` does not tell two opcodes apart");
+            inverse[index] = opcode as u8;
         }
         opcode += 1;
     }
