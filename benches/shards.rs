@@ -63,7 +63,7 @@ impl Worker {
         let (start, mut completed, mut in_flight) = (Instant::now(), 0u64, QPS * DEPTH);
         let mut rate = None;
         while in_flight > 0 {
-            for completion in self.cq.drain() {
+            for completion in self.cq.drain().take(QPS * DEPTH) {
                 let completion = completion?;
                 assert_eq!(completion.status, WcStatus::Success);
                 completed += 1;

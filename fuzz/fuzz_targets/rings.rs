@@ -314,7 +314,7 @@ impl ToVictim {
         let mut stored = stored.into_iter();
         let packets: Vec<u8> =
             left_out.iter().map(|byte| byte.unwrap_or_else(|| stored.next().expect("a byte"))).collect();
-        // What is apart from a packet is contiguous, and ends where the payload ends.
+        // The bytes of a payload outside of its packet are contiguous, and end where the payload ends.
         for (packet, left_out) in packets.chunks(segment as usize).zip(left_out.chunks(segment as usize)) {
             let Some(last) = left_out.iter().rposition(Option::is_some) else { continue };
             let first = left_out.iter().position(Option::is_some).expect("there is a last");

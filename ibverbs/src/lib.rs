@@ -6,8 +6,8 @@
 //! `export!` assigns the C symbol name and version. Nothing is public in Rust.
 //!
 //! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects, `abi`.
-//! Of the files of verbs objects, `ops` and `open` are at the top, the creation of queues below them, then the
-//! objects, and at the bottom `context`, `object` and what they need.
+//! The files of verbs objects import each other in this order: `ops` and `open`, the files that create queues, the
+//! files of the objects, then `context`, `object` and the files that both import.
 #![warn(unreachable_pub)]
 
 #[macro_use]

@@ -318,7 +318,7 @@ impl ReaderMemory {
                 (rest, start, packet) = (behind, start + segment, packet + segment);
             }
         }
-        // What is left of the record are the bytes behind the last part.
+        // The bytes behind the last part are the rest of the record.
         if len - packets.len() != left {
             return None;
         }
