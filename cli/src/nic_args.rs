@@ -79,8 +79,8 @@ pub struct NicArgs {
     pub address: AddressArgs,
     /// Number of shards, a power of two up to 64 [default: 1]
     ///
-    /// Each shard has its own socket, lock and thread, for programs that use several processors; requires a
-    /// udp or packet link.
+    /// Each shard has its own socket, lock and thread, for programs whose threads have a completion queue each;
+    /// the queue pairs of a completion queue are in one shard. Requires a udp or packet link.
     #[arg(long, value_name = "N", value_parser = Completed::new(["1", "2", "4", "8", "16", "32", "64"], parse_shards),
         hide_possible_values = true)]
     pub shards: Option<usize>,

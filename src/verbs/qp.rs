@@ -297,7 +297,7 @@ impl Qp {
             (Some(srq), _) => srq.shard(),
             // An XRC domain spans queue pairs, so one shard holds all of them.
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
-            (None, _) => context.0.shards.next_for_qp(),
+            (None, _) => context.0.shards.next_for_qp(&send_cq.0.users),
         };
         Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
             let created = state.create_qp(init, send, recv);

@@ -16,22 +16,22 @@ use urxe::verbs::errors::{AttachError, CreateError, MulticastError, PKeyTableSiz
 use urxe::verbs::*;
 use urxe::wire::{Bth, Deth, Flow, Headers, Opcode, ROCE_PORT};
 use urxe_test_support::addresses::address;
-use urxe_test_support::nic::{Nic, connect, on_udp, open};
+use urxe_test_support::nic::{SpreadNic, connect, on_udp, open};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x77);
 const SHARDS: usize = 4;
 
+/// A NIC has a region of 64 pieces of this length in bytes.
 const LEN: usize = 64 << 10;
 
-/// Opens a NIC with a region of 64 pieces of [`LEN`] bytes.
-fn nic_with_shards(shards: usize) -> Nic {
-    Nic::new(on_udp(&address().to_string(), shards), 64 * LEN)
+fn nic_with_shards(shards: usize) -> SpreadNic {
+    SpreadNic::new(on_udp(&address().to_string(), shards), 64 * LEN)
 }
 
 /// Objects of a NIC from [`nic_with_shards`].
 trait Pieces {
-    fn nic(&self) -> &Nic;
+    fn nic(&self) -> &SpreadNic;
 
     fn ip(&self) -> IpAddr {
         self.nic().context.link_info().addresses[0]
@@ -47,27 +47,10 @@ trait Pieces {
     fn piece(&self, i: usize, len: usize) -> Sge {
         self.nic().mr.sge(i * LEN..i * LEN + len)
     }
-
-    /// Waits for `count` completions, all of which must be successful, and returns them.
-    fn completions(&self, count: usize) -> Vec<Completion> {
-        let mut out = Vec::new();
-        let start = Instant::now();
-        while out.len() < count {
-            self.nic().cq.poll(count - out.len(), &mut out).unwrap();
-            assert!(
-                start.elapsed() < TIMEOUT,
-                "{} of {count} completions within {TIMEOUT:?}: {:?}",
-                out.len(),
-                self.nic().context.counters()
-            );
-        }
-        assert!(out.iter().all(|wc| wc.status == WcStatus::Success), "{out:?}");
-        out
-    }
 }
 
-impl Pieces for Nic {
-    fn nic(&self) -> &Nic {
+impl Pieces for SpreadNic {
+    fn nic(&self) -> &SpreadNic {
         self
     }
 }
@@ -82,7 +65,7 @@ fn pattern(i: usize, len: usize) -> Vec<u8> {
 
 /// Runs a SEND, a WRITE and a READ on every connection at once, with a different data pattern for each
 /// connection.
-fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
+fn exchange(a: &SpreadNic, b: &SpreadNic, pairs: &[(Qp, Qp)]) {
     let len = LEN - 40;
     for (i, (x, y)) in pairs.iter().enumerate() {
         a.mr.write(i * LEN, &pattern(i, len)).unwrap();
@@ -104,11 +87,22 @@ fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
 }
 
 #[test]
-fn qps_are_spread_over_shards_by_their_numbers() {
+fn qps_with_a_completion_queue_each_are_spread_over_shards_by_their_numbers() {
     let nic = nic_with_shards(SHARDS);
     let qps: Vec<Qp> = (0..16).map(|_| nic.qp(QpType::Rc)).collect();
     let shards: Vec<usize> = qps.iter().map(|qp| shard_of(qp.qpn())).collect();
     assert_eq!(shards, [0, 1, 2, 3].repeat(4));
+}
+
+#[test]
+fn qps_of_one_completion_queue_are_in_one_shard_until_the_queue_is_unused() {
+    let nic = nic_with_shards(SHARDS);
+    let [one, two] = [(); 2].map(|()| nic.context.create_cq(16).unwrap());
+    let create = |cq: &Cq| nic.pd.create_qp(cq, cq, &QpOptions::default()).unwrap();
+    let qps = [&one, &two, &one, &two].map(create);
+    assert_eq!(qps.each_ref().map(|qp| shard_of(qp.qpn())), [0, 1, 0, 1]);
+    drop(qps);
+    assert_eq!(shard_of(create(&one).qpn()), 2);
 }
 
 #[test]
@@ -153,7 +147,7 @@ fn idle_peer_responds_on_every_shard_without_polling() {
         connect(x, y);
         let to = b.mr.remote(i * LEN);
         x.post_send(&SendWr::write(i as u64, &[a.piece(0, LEN)], to)).unwrap();
-        assert_eq!(a.cq.wait(TIMEOUT).unwrap().wr_id, i as u64);
+        assert_eq!(a.completions(1)[0].wr_id, i as u64);
     }
 }
 
@@ -260,13 +254,16 @@ fn object_limits_apply_to_all_shards_together() {
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
     let personality = Personality::STRICT.limits(limits);
     let context = Context::open_shards(links, &ContextOptions::default().personality(personality)).unwrap();
-    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
-    let options = QpOptions::default().qp_type(QpType::Ud);
-    let mut qps: Vec<Qp> = (0..5).map(|_| pd.create_qp(&cq, &cq, &options).unwrap()).collect();
+    let pd = context.alloc_pd().unwrap();
+    let create = || {
+        let cq = context.create_cq(16).unwrap();
+        pd.create_qp(&cq, &cq, &QpOptions::default().qp_type(QpType::Ud))
+    };
+    let mut qps: Vec<Qp> = (0..5).map(|_| create().unwrap()).collect();
     let full = CreateError::Exhausted { kind: "QPs", max: 5 };
-    assert_eq!(pd.create_qp(&cq, &cq, &options).unwrap_err(), full);
+    assert_eq!(create().unwrap_err(), full);
     qps.truncate(4);
-    qps.push(pd.create_qp(&cq, &cq, &options).unwrap());
+    qps.push(create().unwrap());
     let caps = RecvCaps { max_wr: 1, max_sge: 1 };
     let srqs: Vec<Srq> = (0..3).map(|_| pd.create_srq(caps).unwrap()).collect();
     assert_eq!(pd.create_srq(caps).unwrap_err(), CreateError::Exhausted { kind: "SRQs", max: 3 });
@@ -456,7 +453,7 @@ fn capture_contains_packets_of_all_shards_as_one_interface() {
         interface = Some(link.handle());
         link
     });
-    let nic = Nic::new(open(links), 1024);
+    let nic = SpreadNic::new(open(links), 1024);
     let peer = nic_with_shards(1);
     let pairs: Vec<(Qp, Qp)> = (0..8).map(|_| (nic.qp(QpType::Rc), peer.qp(QpType::Rc))).collect();
     for (x, y) in &pairs {

@@ -10,6 +10,7 @@ use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
 use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
 use urxe_test_support::netns::Netns;
+use urxe_test_support::nic::SpreadNic;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -101,8 +102,9 @@ fn port_state_of_a_packet_link_follows_state_and_removal_of_its_interface() {
     for shards in [1, 4] {
         let net = Net::new();
         let context = net.open(|| packet(shards));
-        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
-        let qps: Vec<Qp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap()).collect();
+        // In all shards, because each has a completion queue of its own.
+        let nic = SpreadNic::new(context.clone(), 1);
+        let qps = [(); 4].map(|()| nic.qp(QpType::Rc));
         qps.iter().for_each(|qp| qp.enter_init(Access::ALL).unwrap());
         check_port_follows_interface(&net, &context);
         net.set("link del v0");

@@ -1,9 +1,15 @@
 //! NICs on any link, and connections between their queue pairs. For two connected NICs on a fabric, use the
 //! library's `Fabric::pair` or `Fabric::pair_builder`.
 
+use std::ops::Deref;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::*;
+
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A NIC with a protection domain, a CQ of 4096 entries for all its QPs, and a region.
 pub struct Nic {
@@ -29,6 +35,55 @@ impl Nic {
     /// Creates a QP of the given type.
     pub fn qp(&self, qp_type: QpType) -> Qp {
         self.pd.create_qp(&self.cq, &self.cq, &QpOptions::default().qp_type(qp_type)).unwrap()
+    }
+}
+
+/// A NIC whose QPs have a CQ each, which spreads them over its shards.
+pub struct SpreadNic {
+    nic: Nic,
+    cqs: Mutex<Vec<Cq>>,
+}
+
+impl Deref for SpreadNic {
+    type Target = Nic;
+
+    fn deref(&self) -> &Nic {
+        &self.nic
+    }
+}
+
+impl SpreadNic {
+    /// Like [`Nic::new`].
+    pub fn new(context: Context, len: usize) -> SpreadNic {
+        let nic = Nic::new(context, len);
+        let cqs = Mutex::new(vec![nic.cq.clone()]);
+        SpreadNic { nic, cqs }
+    }
+
+    /// Creates a QP of the given type, with a CQ of its own.
+    pub fn qp(&self, qp_type: QpType) -> Qp {
+        let cq = self.context.create_cq(256).unwrap();
+        let qp = self.pd.create_qp(&cq, &cq, &QpOptions::default().qp_type(qp_type)).unwrap();
+        self.cqs.lock().unwrap().push(cq);
+        qp
+    }
+
+    /// Waits for `count` completions in any of the CQs, all of which must be successful, and returns them.
+    pub fn completions(&self, count: usize) -> Vec<Completion> {
+        let (mut out, cqs) = (Vec::new(), self.cqs.lock().unwrap().clone());
+        let start = Instant::now();
+        while out.len() < count {
+            for cq in &cqs {
+                cq.poll(count - out.len(), &mut out).unwrap();
+            }
+            let (received, counters) = (out.len(), self.context.counters());
+            assert!(
+                start.elapsed() < TIMEOUT,
+                "{received} of {count} completions in {TIMEOUT:?}: {counters:?}"
+            );
+        }
+        assert!(out.iter().all(|wc| wc.status == WcStatus::Success), "{out:?}");
+        out
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use urxe::verbs::*;
 use urxe::wire::frame::PauseFrame;
 
-use super::nic::{Nic, connect_with};
+use super::nic::{SpreadNic, connect_with};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const QKEY: QKey = QKey(0x1111_1111);
@@ -21,7 +21,7 @@ pub const SLOW: &str = "speed=1";
 /// Transfers data from the first NIC to the second while `send` sends pause frames to the first, whose link has flow
 /// control and the speed [`SLOW`].
 pub fn check_that_pauses_stop_queue_pairs(contexts: [Context; 2], send: impl Fn(&PauseFrame)) {
-    let [a, b] = contexts.map(|context| Nic::new(context, 1 << 16));
+    let [a, b] = contexts.map(|context| SpreadNic::new(context, 1 << 16));
     let connected = |priority: u8| {
         let pairs = [(); PAIRS].map(|()| [&a, &b].map(|nic| nic.qp(QpType::Rc)));
         let options = ConnectOptions::default().traffic_class(priority << 5);
@@ -43,13 +43,7 @@ pub fn check_that_pauses_stop_queue_pairs(contexts: [Context; 2], send: impl Fn(
         datagrams[0].post_send(&SendWr::send(id, &[a.mr.sge(0..8)]).to(Some(to))).unwrap();
     };
     let completed = |count: usize| {
-        let mut ids: Vec<u64> = (0..count)
-            .map(|_| {
-                let done = a.cq.wait(TIMEOUT).unwrap();
-                assert_eq!(done.status, WcStatus::Success, "{done:?}");
-                done.wr_id
-            })
-            .collect();
+        let mut ids: Vec<u64> = a.completions(count).iter().map(|done| done.wr_id).collect();
         ids.sort_unstable();
         ids
     };
