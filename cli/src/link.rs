@@ -23,7 +23,7 @@ use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, Link};
 use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
-use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds, RuleCount};
+use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
@@ -250,7 +250,7 @@ impl LinkArgs {
         let opened = self.opened();
         let mut retransmitted = Retransmissions::default();
         opened.faulty.iter().for_each(|context| retransmitted += context.counters().into());
-        let packet_rules = RuleCount::sum(&opened.faults).into_iter().map(FaultCount::from);
+        let packet_rules = FaultCounters::sum(&opened.faults).into_iter();
         let seed = opened.seeds.as_ref().filter(|_| self.has_random_faults()).map(FaultSeeds::seed);
         let others = FaultCount::sum(opened.faulty.iter().flat_map(Context::fault_counts));
         (!self.nic.faults.is_empty()).then(|| FaultReport {

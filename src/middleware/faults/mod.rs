@@ -16,7 +16,7 @@ mod tests;
 
 use std::io;
 
-pub use counters::{FaultCounters, FaultCounts, RuleCount};
+pub use counters::{FaultCount, FaultCounters, FaultCounts};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
 pub use seeds::FaultSeeds;
