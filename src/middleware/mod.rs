@@ -3,6 +3,7 @@
 
 pub mod capture;
 pub mod faults;
+mod packets;
 pub mod trace;
 
 use crate::link::Link;

@@ -111,16 +111,8 @@ impl Responders {
         let opcode = Opcode::find(transport, Operation::Acknowledge, Position::Only, HeaderSet::NONE)?;
         let responder = self.responder(flow, packet)?;
         responder.refused = Some(request.psn);
-        let bth = Bth {
-            opcode,
-            mig_req: request.mig_req,
-            pkey: request.pkey,
-            dest_qp: requester,
-            psn: request.psn,
-            ..Bth::default()
-        };
         let aeth = Aeth { syndrome, msn: responder.msn };
-        Some(reply(flow, &Headers { bth, aeth, ..Headers::default() }, &[]))
+        Some(reply(flow, packet, (opcode, requester), Headers { aeth, ..Headers::default() }, &[]))
     }
 }
 
@@ -135,21 +127,21 @@ pub(super) fn reject(flow: &Flow, packet: &Packet<'_>, reason: RejReason) -> Opt
     };
     let rej = Rej { local, remote, message, reason, ..Rej::default() };
     let mad = Mad { transaction: request.transaction, modifier: 0, message: rej.into() };
-    let bth = Bth {
-        opcode: packet.bth().opcode,
-        mig_req: packet.bth().mig_req,
-        pkey: packet.bth().pkey,
-        dest_qp: Qpn::GSI,
-        psn: packet.bth().psn,
-        ..Bth::default()
-    };
-    let deth = Deth { qkey: QKey::GSI, src_qp: Qpn::GSI };
-    Some(reply(flow, &Headers { bth, deth, ..Headers::default() }, &mad.bytes()))
+    let headers = Headers { deth: Deth { qkey: QKey::GSI, src_qp: Qpn::GSI }, ..Headers::default() };
+    Some(reply(flow, packet, (packet.bth().opcode, Qpn::GSI), headers, &mad.bytes()))
 }
 
-/// Builds the packet that answers one with the addresses `flow`. The length of the payload is a multiple of
-/// four.
-fn reply(flow: &Flow, headers: &Headers, payload: &[u8]) -> HeldPacket {
+/// Builds the answer to a packet with the addresses `flow`, given its opcode and destination and its headers other than the
+/// BTH. The length of the payload is a multiple of four.
+fn reply(
+    flow: &Flow,
+    packet: &Packet<'_>,
+    (opcode, dest_qp): (Opcode, Qpn),
+    headers: Headers,
+    payload: &[u8],
+) -> HeldPacket {
+    let Bth { mig_req, pkey, psn, .. } = packet.bth();
+    let headers = Headers { bth: Bth { opcode, mig_req, pkey, dest_qp, psn, ..Bth::default() }, ..headers };
     let flow = Flow { src: flow.dst, dst: flow.src, traffic_class: flow.traffic_class & !ECN, ..*flow };
     let mut data = vec![0; headers.len() + payload.len() + ICRC_LEN];
     let start = headers.emit(&mut data);

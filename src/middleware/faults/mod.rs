@@ -25,10 +25,11 @@ pub use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, HeaderField, Place, Rule, RuleError, When,
 };
 
+use super::packets::{copied, ident_of, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
-use crate::wire::{Flow, IpIdent};
+use crate::wire::IpIdent;
 use pipeline::Pipeline;
 
 /// A link wrapper that injects faults by rule.
@@ -113,9 +114,7 @@ impl<L: Link> Link for Faults<L> {
         }
         self.tx.verdicts.clear();
         for burst in queue.bursts() {
-            self.scratch.clear();
-            burst.copy_to(&mut self.scratch);
-            for packet in packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT) {
+            for packet in packets_of(&copied(&burst, &mut self.scratch)) {
                 let verdict = self.tx.evaluate_rules(now, packet, &self.counters, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
@@ -128,10 +127,7 @@ impl<L: Link> Link for Faults<L> {
         let verdicts = std::mem::take(&mut self.tx.verdicts);
         let mut next = verdicts.iter();
         for burst in queue.bursts() {
-            self.scratch.clear();
-            burst.copy_to(&mut self.scratch);
-            let packets = packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT);
-            for (packet, verdict) in packets.zip(&mut next) {
+            for (packet, verdict) in packets_of(&copied(&burst, &mut self.scratch)).zip(&mut next) {
                 let out = &mut self.queue;
                 self.tx.apply(now, packet, verdict, &mut |s| push(out, s));
             }
@@ -149,7 +145,7 @@ impl<L: Link> Link for Faults<L> {
                 return sink(burst);
             }
             rx.verdicts.clear();
-            for packet in packets_of(burst.flow, burst.segment, burst.data, burst.ident) {
+            for packet in packets_of(&burst) {
                 let verdict = rx.evaluate_rules(now, packet, counters, observer);
                 rx.verdicts.push(verdict);
             }
@@ -194,22 +190,6 @@ impl<L: Link> NicObserver for Faults<L> {
     }
 }
 
-/// Returns the IPv4 identification of packet `i` in a burst, if it is known.
-fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
-    match burst {
-        IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
-        // The sender may count from any number.
-        IpIdent::Unknown => IpIdent::Unknown,
-        IpIdent::Elided => IpIdent::Elided,
-    }
-}
-
-/// Returns the packets of a burst as bursts of one packet, given as its concatenated bytes.
-fn packets_of(flow: Flow, segment: usize, data: &[u8], ident: IpIdent) -> impl Iterator<Item = RxBurst<'_>> {
-    let packets = data.chunks(segment.max(1)).enumerate();
-    packets.map(move |(i, data)| RxBurst::new(flow, ident_of(ident, i as u16), data.len(), data))
-}
-
 /// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
 /// possible runs.
 fn receive_with_faults(
@@ -231,8 +211,7 @@ fn receive_with_faults(
             sink(RxBurst::new(burst.flow, ident, burst.segment, data));
         }
     };
-    let packets = packets_of(burst.flow, burst.segment, burst.data, burst.ident);
-    for (i, (packet, verdict)) in packets.zip(&verdicts).enumerate() {
+    for (i, (packet, verdict)) in packets_of(burst).zip(&verdicts).enumerate() {
         if pipeline.passes(verdict) {
             continue;
         }
