@@ -305,7 +305,8 @@ impl LinkArgs {
         let mut opened = self.opened();
         let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.nic.faults()));
         let seeds = opened.fault_seeds(self.nic.seed).clone();
-        let (links, counters) = Middleware { capture, faults, seeds }.wrap(links, name);
+        let (links, counters) =
+            Middleware { capture, captures_at_nic: false, faults, seeds }.wrap(links, name);
         opened.faults.extend(counters);
         links
     }

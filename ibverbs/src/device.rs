@@ -355,8 +355,8 @@ impl Device {
         };
         prepare_for_exit();
         let capture = capture(&self.settings)?;
-        let middleware =
-            Middleware { capture, faults: Fault::packet_rules(faults), seeds: call_faults::seeds().clone() };
+        let (rules, seeds) = (Fault::packet_rules(faults), call_faults::seeds().clone());
+        let middleware = Middleware { capture, captures_at_nic: false, faults: rules, seeds };
         let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {
