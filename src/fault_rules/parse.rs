@@ -47,18 +47,19 @@ fn parse(text: &str) -> Result<Rule, String> {
             None => parse_filter(&mut filter, key, value)?,
         }
     }
-    let (object, when) = match value.split_once('@') {
-        Some((object, when)) => (object, Some(when)),
-        None => (value, None),
-    };
-    let when_or_each = || when.map_or(Ok(When::EACH), |text| self::when(text, "packet"));
-    let (action, when) = match (answer(name, to_cm), to_cm) {
-        (Some(code), _) => (code(object)?, when_or_each()?),
-        (None, true) => {
+    let when = |text| self::when(text, "packet");
+    let (object, optional) = value.split_once('@').unzip();
+    let object = object.unwrap_or(value);
+    let when_or_each = || optional.map_or(Ok(When::EACH), when);
+    let (action, when) = match (name, to_cm) {
+        ("nak", false) => (nak(object)?, when_or_each()?),
+        ("rnr", false) => (rnr(object)?, when_or_each()?),
+        ("rej", true) => (rej(object)?, when_or_each()?),
+        (_, true) => {
             filter.cm = Some(alternatives(object, messages)?);
             (parameters.action(name)?, when_or_each()?)
         }
-        (None, false) => (parameters.action(name)?, self::when(value, "packet")?),
+        (_, false) => (parameters.action(name)?, when(value)?),
     };
     Ok(Rule { direction, action, when, filter, text: text.to_owned() })
 }
@@ -123,21 +124,6 @@ impl Parameters {
     }
 }
 
-/// Parser for the code of an action that answers packets.
-type CodeParser = fn(&str) -> Result<Action, String>;
-
-/// Returns the parser for the code of the action called `name`, if that answers packets.
-fn answer(name: &str, to_cm: bool) -> Option<CodeParser> {
-    match (name, to_cm) {
-        ("nak", false) => Some(nak),
-        ("rnr", false) => {
-            Some(|text| Ok(Action::RnrNak(RnrTimer::new(number("RNR timer", text, 0x1f)? as u8))))
-        }
-        ("rej", true) => Some(rej),
-        _ => None,
-    }
-}
-
 /// Names of NAK codes.
 const NAK_CODES: [(&str, NakCode); 4] = [
     ("sequence", NakCode::PsnSequenceError),
@@ -156,6 +142,10 @@ fn nak(text: &str) -> Result<Action, String> {
         let names = NAK_CODES.map(|(name, _)| name).join(", ");
         format!("unknown NAK code '{text}': write {names} or a number from 0 to 31")
     })
+}
+
+fn rnr(text: &str) -> Result<Action, String> {
+    Ok(Action::RnrNak(RnrTimer::new(number("RNR timer", text, 0x1f)? as u8)))
 }
 
 /// Parses the reason of a REJ: its number, or its name (`stale-connection`).
