@@ -107,7 +107,7 @@ impl Ports {
             return Err(FabricError::NoAddress);
         }
         for (i, address) in addresses.iter().enumerate() {
-            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
+            if address.is_multicast() || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
                 return Err(FabricError::NotUnicast(*address));
             }
             let in_use = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
@@ -213,11 +213,9 @@ impl Fabric {
         ports.check(addresses, None)?;
         let id = ports.last_id + 1;
         let shared = Arc::new(PortShared::new(id));
-        let uplink = match &self.0.network {
-            Some(network) => Some(network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?),
-            None => None,
-        };
-        shared.host.store(uplink.unwrap_or(PortShared::NO_HOST), Ordering::SeqCst);
+        if let Some(network) = &self.0.network {
+            network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?;
+        }
         ports.last_id = id;
         ports.by_id.insert(id, shared.clone());
         ports.set_addresses(id, addresses);
@@ -344,7 +342,7 @@ impl Fabric {
 
     /// Returns the packet counters since the fabric was created.
     pub fn counters(&self) -> FabricCounters {
-        let ports = self.ports();
+        let ports: Vec<_> = self.0.ports.lock().by_id.values().cloned().collect();
         let mut sum = *self.0.counters.lock();
         for port in ports {
             sum += port.inbox.lock().counters;
@@ -354,10 +352,6 @@ impl Fabric {
 
     fn changed(&self) {
         self.0.generation.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn generation(&self) -> u64 {
-        self.0.generation.load(Ordering::SeqCst)
     }
 
     pub(crate) fn identity(&self) -> usize {
@@ -377,14 +371,9 @@ impl Fabric {
     pub(crate) fn agenda(&self) -> Option<MutexGuard<'_, Agenda>> {
         self.is_virtual().then(|| {
             let mut agenda = self.0.agenda.lock();
-            self.update(&mut agenda);
+            agenda.update(&self.0.queue);
             agenda
         })
-    }
-
-    /// Brings the agenda up to date.
-    pub(crate) fn update(&self, agenda: &mut Agenda) {
-        agenda.update(&self.0.queue);
     }
 
     /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
@@ -421,11 +410,6 @@ impl Fabric {
         }
     }
 
-    /// Returns all ports in order of creation.
-    fn ports(&self) -> Vec<Arc<PortShared>> {
-        self.0.ports.lock().by_id.values().cloned().collect()
-    }
-
     fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
         f(&mut self.0.counters.lock());
     }
@@ -438,7 +422,7 @@ impl Fabric {
         if !up(&from) {
             return Vec::new();
         }
-        let ids: Vec<u32> = if is_group(&dst) {
+        let ids: Vec<u32> = if dst.is_multicast() {
             ports.groups.get(&dst).into_iter().flatten().copied().collect()
         } else {
             ports.by_address.get(&dst).copied().into_iter().collect()
@@ -451,7 +435,7 @@ impl Fabric {
     }
 
     fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {
-        if !is_group(&group) {
+        if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
         }
         self.0.ports.lock().groups.entry(group).or_default().insert(id);
@@ -487,8 +471,4 @@ impl Fabric {
         self.count(|c| *c += counters);
         self.changed();
     }
-}
-
-fn is_group(address: &IpAddr) -> bool {
-    address.is_multicast()
 }

@@ -1,10 +1,10 @@
 //! Switch model, a deterministic function of its seed and inputs: it has no clock and no threads, and does
-//! not see packet contents.
+//! not look at packet contents.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::FabricConfig;
+use crate::burst::TxBurst;
 use crate::sys::counters::counters;
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
@@ -34,28 +34,6 @@ counters! {
         unknown,
         /// Packets lost in flight to a port whose cable was unplugged.
         unplugged,
-    }
-}
-
-/// Properties of a burst: all that the model's decisions depend on.
-#[derive(Clone, Copy, Debug)]
-pub struct BurstShape {
-    /// UDP payload length in bytes of each packet except possibly the last.
-    pub segment: usize,
-    /// Number of packets.
-    pub packets: usize,
-    /// Total UDP payload length in bytes.
-    pub bytes: usize,
-    /// Length of the IP and UDP headers, in bytes.
-    pub header_len: usize,
-    /// ECN field of all packets.
-    pub ecn: Ecn,
-}
-
-impl BurstShape {
-    /// Returns the UDP payload length of packet `i`, in bytes.
-    pub fn len_of(&self, i: usize) -> usize {
-        self.segment.min(self.bytes - i * self.segment)
     }
 }
 
@@ -130,19 +108,19 @@ impl Path {
         &mut self,
         now: Instant,
         shared: &mut Egress,
-        shape: &BurstShape,
+        burst: &TxBurst<'_>,
         runs: &mut Vec<Run>,
         counters: &mut FabricCounters,
     ) {
         if self.config.is_uniform() {
             // Keeps the order: not before any earlier packet of this direction.
             self.last = self.last.max(now + self.config.latency);
-            counters.carried += shape.packets as u64;
-            runs.push(Run { at: self.last, first: 0, count: shape.packets as u16, mark: false, flip: None });
+            counters.carried += burst.packets as u64;
+            runs.push(Run { at: self.last, first: 0, count: burst.packets as u16, mark: false, flip: None });
             return;
         }
-        for i in 0..shape.packets {
-            self.offer_one(now, shared, shape, i, runs, counters);
+        for i in 0..burst.packets {
+            self.offer_one(now, shared, burst, i, runs, counters);
         }
     }
 
@@ -150,11 +128,12 @@ impl Path {
         &mut self,
         now: Instant,
         shared: &mut Egress,
-        shape: &BurstShape,
+        burst: &TxBurst<'_>,
         i: usize,
         runs: &mut Vec<Run>,
         counters: &mut FabricCounters,
     ) {
+        let payload = burst.segment.min(burst.bytes - i * burst.segment);
         if self.rng.bernoulli(self.config.loss) {
             counters.lost += 1;
             return;
@@ -163,14 +142,14 @@ impl Path {
         let mut mark = false;
         if let Some(bandwidth) = self.config.bandwidth {
             let egress = self.own_egress.as_mut().unwrap_or(shared);
-            let len = shape.len_of(i) + shape.header_len;
+            let len = payload + burst.flow.header_len();
             let backlog = egress.backlog(now, bandwidth);
             if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
                 counters.queue_full += 1;
                 return;
             }
             mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
-                && matches!(shape.ecn, Ecn::Ect0 | Ecn::Ect1);
+                && matches!(burst.flow.ecn(), Ecn::Ect0 | Ecn::Ect1);
             counters.marked += mark as u64;
             at = egress.send(now, bandwidth, len);
         }
@@ -188,7 +167,7 @@ impl Path {
         }
         let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
             counters.corrupted += 1;
-            self.bit_under_icrc(shape.len_of(i))
+            self.bit_under_icrc(payload)
         });
         let run = Run { at, first: i as u16, count: 1, mark, flip };
         add_run(runs, run);
@@ -225,45 +204,4 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
         return;
     }
     runs.push(run);
-}
-
-/// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
-#[derive(Debug)]
-pub struct Schedule<T>(VecDeque<(Instant, T)>);
-
-impl<T> Default for Schedule<T> {
-    fn default() -> Self {
-        Schedule(VecDeque::new())
-    }
-}
-
-impl<T> Schedule<T> {
-    /// Adds an item that is due at `at`. Most are due after all others, and few move.
-    pub fn push(&mut self, at: Instant, item: T) {
-        match self.0.back() {
-            Some((back, _)) if *back > at => {
-                self.0.insert(self.0.partition_point(|(other, _)| *other <= at), (at, item));
-            }
-            _ => self.0.push_back((at, item)),
-        }
-    }
-
-    /// Adds an item due together with the last one, or at once if there is none.
-    pub fn push_now(&mut self, item: T) {
-        let at = self.0.back().map_or(Instant(0), |(at, _)| *at);
-        self.0.push_back((at, item));
-    }
-
-    /// Returns the time at which the first item is due.
-    pub fn earliest(&self) -> Option<Instant> {
-        self.0.front().map(|(at, _)| *at)
-    }
-
-    /// Removes and returns the first item if it is due at `now`.
-    pub fn pop_due(&mut self, now: Instant) -> Option<T> {
-        if self.earliest()? > now {
-            return None;
-        }
-        self.0.pop_front().map(|(_, item)| item)
-    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use super::Fabric;
 use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
-use super::model::{BurstShape, FabricCounters, Path, Run};
+use super::model::{FabricCounters, Path, Run};
 use super::port_shared::PortShared;
 use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
@@ -44,8 +44,6 @@ pub struct FabricPort {
     /// Targets by destination address. Two lookups in a `HashMap` cost 4 % of the instructions of an 8-byte
     /// SEND.
     routes: BTreeMap<IpAddr, Vec<Target>>,
-    /// Hosts by destination address, in a simulated network.
-    hosts: BTreeMap<IpAddr, Vec<u32>>,
     /// Directions to other ports, each with the destination port number.
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
@@ -83,7 +81,6 @@ impl FabricPort {
             info,
             generation: 0,
             routes: BTreeMap::new(),
-            hosts: BTreeMap::new(),
             paths: Vec::new(),
             free_buffers: BufferPool::default(),
             scratch: Vec::new(),
@@ -97,16 +94,15 @@ impl FabricPort {
 
     /// Returns a handle for driving this port, usable while a NIC owns the port itself.
     pub(crate) fn handle(&self) -> FabricHandle {
-        FabricHandle::new(self.fabric.clone(), self.shared.clone())
+        FabricHandle { fabric: self.fabric.clone(), port: self.shared.clone() }
     }
 
     /// Drops the cached routes if the fabric has changed.
     fn refresh(&mut self) {
-        let generation = self.fabric.generation();
+        let generation = self.fabric.0.generation.load(Ordering::SeqCst);
         if self.generation != generation {
             self.generation = generation;
             self.routes.clear();
-            self.hosts.clear();
         }
     }
 
@@ -143,16 +139,15 @@ impl FabricPort {
             self.fabric.count(|c| c.unknown += burst.packets as u64);
             return;
         }
-        let shape = BurstShape {
-            segment: burst.segment,
-            packets: burst.packets,
-            bytes: burst.bytes,
-            header_len: burst.flow.header_len(),
-            ecn: burst.flow.ecn(),
-        };
+        let len = burst.segment + burst.flow.header_len();
+        if let Some(host) = self.shared.host().filter(|_| len <= self.info.mtu) {
+            let hosts = targets.iter().filter_map(|target| target.port.host());
+            self.fabric.with_network(|network, touched| network.send(host, now, burst, hosts, touched));
+            return;
+        }
         for target in targets {
             let path = &mut self.paths[target.path].1;
-            if burst.segment + shape.header_len > path.config().mtu {
+            if len > path.config().mtu {
                 self.counters.tx_dropped += burst.packets as u64;
                 self.fabric.count(|c| c.too_big += burst.packets as u64);
                 continue;
@@ -184,27 +179,23 @@ impl FabricPort {
                 continue;
             }
             self.runs.clear();
-            path.offer(now, &mut inbox.egress, &shape, &mut self.runs, &mut inbox.counters);
+            path.offer(now, &mut inbox.egress, burst, &mut self.runs, &mut inbox.counters);
             match self.runs[..] {
                 [run] if run.count as usize == burst.packets && run.flip.is_none() => {
-                    let ident = IpIdent::SENT;
-                    let flow = flow_of(burst, &run);
-                    inbox.bytes += burst.bytes;
+                    let (flow, ident) = (flow_of(burst, &run), IpIdent::SENT);
                     let delivery = Delivery { flow, ident, segment: burst.segment, data: whole };
                     // Immediate delivery in real time without latency, independent of the clock readings of
                     // sender and receiver.
                     if path.config().is_instant() && !self.fabric.is_virtual() {
-                        inbox.schedule.push_now(delivery);
+                        inbox.push_now(delivery);
                     } else {
-                        inbox.schedule.push(run.at, delivery);
+                        inbox.push(run.at, delivery);
                     }
                 }
                 _ => {
                     for run in &self.runs {
                         self.free_buffers.refill(&mut inbox.pool);
-                        let delivery = extract_run(burst, run, &whole, &mut self.free_buffers);
-                        inbox.bytes += delivery.data.len();
-                        inbox.schedule.push(run.at, delivery);
+                        inbox.push(run.at, extract_run(burst, run, &whole, &mut self.free_buffers));
                     }
                     self.free_buffers.put(whole);
                 }
@@ -214,27 +205,6 @@ impl FabricPort {
             let before = target.port.earliest.swap(earliest, Ordering::SeqCst);
             self.fabric.notify_delivery(&target.port, now, before, earliest);
         }
-    }
-}
-
-impl FabricPort {
-    /// Sends a burst from a host of a simulated network.
-    fn send_through_network(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>) {
-        if !self.hosts.contains_key(&burst.flow.dst) {
-            let targets = self.fabric.targets(self.shared.id, burst.flow.dst);
-            self.hosts.insert(burst.flow.dst, targets.iter().filter_map(|(port, _)| port.host()).collect());
-        }
-        let targets = &self.hosts[&burst.flow.dst];
-        let is_too_big = burst.segment + burst.flow.header_len() > self.info.mtu;
-        if targets.is_empty() || is_too_big {
-            self.counters.tx_dropped += burst.packets as u64;
-            self.fabric.count(|c| {
-                let count = if is_too_big { &mut c.too_big } else { &mut c.unknown };
-                *count += burst.packets as u64;
-            });
-            return;
-        }
-        self.fabric.with_network(|network, touched| network.send(host, now, burst, targets, touched));
     }
 }
 
@@ -318,13 +288,7 @@ impl Link for FabricPort {
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.refresh();
-        let host = self.shared.host();
-        for burst in queue.bursts() {
-            match host {
-                Some(host) => self.send_through_network(host, now, &burst),
-                None => self.send_burst(now, &burst),
-            }
-        }
+        queue.bursts().for_each(|burst| self.send_burst(now, &burst));
         Ok(())
     }
 

@@ -7,19 +7,21 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::buffers::Buffers;
 use super::config::{Node, Scheduler, SwitchConfig, Wire};
 use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
 use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
 use crate::burst::TxBurst;
-use crate::fabric::inbox::{Delivery, INBOX_LIMIT};
+use crate::fabric::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use crate::fabric::port_queue::PortQueue;
 use crate::fabric::port_shared::PortShared;
 use crate::sys::rng::SimRng;
 use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Ecn, Flow, IpIdent};
+
+/// Capacity of a buffer for a short packet, such as an acknowledgement, in bytes.
+const SHORT: usize = 128;
 
 /// Shortest Ethernet frame in bytes.
 const MIN_FRAME: u64 = 64;
@@ -129,7 +131,7 @@ pub(crate) struct State {
     hosts: Vec<Host>,
     routes: Routes,
     seed: u64,
-    buffers: Buffers,
+    buffers: BufferPool<2>,
     /// Every host before this one has a port.
     first_free: usize,
     pub deadlocks: Vec<Deadlock>,
@@ -179,7 +181,8 @@ impl State {
             hosts: uplinks.into_iter().map(host).collect(),
             routes: Routes::default(),
             seed,
-            buffers: Buffers::new(topology.mtu),
+            // Two sizes, so that many packets in the network occupy little more memory than their bytes.
+            buffers: BufferPool::new([(SHORT, usize::MAX), (topology.mtu.max(2 * SHORT), usize::MAX)]),
             first_free: 0,
             deadlocks: Vec::new(),
             counters: NetworkCounters::default(),
@@ -194,9 +197,9 @@ impl State {
         self.routes = Routes::new(self.hosts.len(), self.switches.len(), &edges);
     }
 
-    /// Attaches a NIC's port to a host or, with `None`, to the first one without a NIC. Returns the host, or
-    /// `None` if it does not exist or has a NIC.
-    pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<u32> {
+    /// Attaches a NIC's new port to a host or, with `None`, to the first one without a NIC. Returns `None` if the host does
+    /// not exist or has a NIC.
+    pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<()> {
         let host = match host {
             Some(host) => host,
             None => {
@@ -208,7 +211,7 @@ impl State {
         let free = self.hosts.get_mut(host).filter(|host| host.port.is_none())?;
         free.port = Some(port.clone());
         self.publish_room(host);
-        Some(host as u32)
+        port.host.set(host as u32).ok()
     }
 
     /// Takes back the buffers of packets that a NIC has read.
@@ -270,7 +273,7 @@ impl State {
         host: u32,
         now: Instant,
         burst: &TxBurst<'_>,
-        targets: &[u32],
+        targets: impl Iterator<Item = u32>,
         touched: &PortQueue,
     ) {
         self.set_now(now);
@@ -281,11 +284,10 @@ impl State {
             for index in 0..burst.packets as u16 {
                 let mut data = self.buffers.take(burst.segment);
                 copier.copy_next(&mut data);
-                let frame = (data.len() + burst.flow.header_len()) as u64 + ETHERNET;
-                let frame = frame.max(MIN_FRAME);
                 let flow = burst.flow;
-                let packet = Packet { flow, index, data, frame, host: *target, input: NO_INPUT };
-                if *target == host {
+                let frame = ((data.len() + flow.header_len()) as u64 + ETHERNET).max(MIN_FRAME);
+                let packet = Packet { flow, index, data, frame, host: target, input: NO_INPUT };
+                if target == host {
                     self.deliver(packet, touched);
                 } else if is_up {
                     self.directions[uplink as usize].output.push(packet, self.now);
@@ -471,9 +473,8 @@ impl State {
             return self.buffers.put(data);
         }
         let ident = IpIdent::Exact { id: index, flags: IpIdent::DONT_FRAGMENT };
-        inbox.bytes += data.len();
         inbox.counters.carried += 1;
-        inbox.schedule.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
+        inbox.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
         port.earliest.store(inbox.earliest(), Ordering::SeqCst);
         drop(inbox);
         self.counters.delivered += 1;
