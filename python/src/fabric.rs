@@ -207,20 +207,7 @@ impl Fabric {
 
     /// Returns the fabric's packet counters by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let c = self.0.counters();
-        [
-            ("carried", c.carried),
-            ("lost", c.lost),
-            ("duplicated", c.duplicated),
-            ("reordered", c.reordered),
-            ("corrupted", c.corrupted),
-            ("marked", c.marked),
-            ("queue_full", c.queue_full),
-            ("too_big", c.too_big),
-            ("unknown", c.unknown),
-            ("unplugged", c.unplugged),
-        ]
-        .into_py_dict(py)
+        self.0.counters().iter().into_py_dict(py)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::wire::Ecn;
 
 counters! {
     /// Packet counters, summed over all of a fabric's ports.
-    FabricCounters {
+    "" FabricCounters {
         /// Packets forwarded to ports, including duplicates.
         carried,
         /// Packets lost at random.
@@ -34,6 +34,13 @@ counters! {
         unknown,
         /// Packets lost in flight to a port whose cable was unplugged.
         unplugged,
+    }
+}
+
+impl FabricCounters {
+    /// Iterates over counter names and values, in declaration order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        self.named()
     }
 }
 

@@ -228,18 +228,7 @@ impl Server {
         for direction in [Direction::Tx, Direction::Rx] {
             let f = self.shared.args.link.fault_counts(direction);
             if f != Default::default() {
-                print(&format!(
-                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed, {} marked, \
-                     {} replayed, {} answered",
-                    f.dropped,
-                    f.duplicated,
-                    f.reordered,
-                    f.corrupted,
-                    f.delayed,
-                    f.marked,
-                    f.replayed,
-                    f.answered
-                ))?;
+                print(&format!("  faults {direction}: {f}"))?;
             }
         }
         Ok(())

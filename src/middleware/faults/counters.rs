@@ -10,7 +10,7 @@ use crate::sys::counters::counters;
 counters! {
     /// Number of faults injected in one direction, by kind.
     #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-    FaultCounts {
+    "" FaultCounts {
         /// Packets dropped.
         dropped,
         /// Packets duplicated.
@@ -27,6 +27,13 @@ counters! {
         replayed,
         /// Packets answered in place of their destination: by a NAK, an RNR NAK or a REJ.
         answered,
+    }
+}
+
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.named().map(|(name, n)| format!("{n} {name}")).collect();
+        f.write_str(&counts.join(", "))
     }
 }
 
