@@ -2,16 +2,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader};
 use object::{Endianness, FileKind, elf};
 use serde::Serialize;
 
 use super::{Check, Status};
-use crate::run::{VERBS_LIBRARY, check_loads_libraries, find_program};
+use crate::run::{VERBS_LIBRARY, check_loads_libraries, elf_loader, find_program};
 
 /// Interpreter of text files without a line `#!INTERPRETER`, which `execvp` selects.
 const SHELL: &str = "/bin/sh";
@@ -185,13 +184,9 @@ impl ProgramReport {
         &mut self,
         bytes: &[u8],
     ) -> object::read::Result<()> {
+        self.interpreter = elf_loader::<Header>(bytes)?.1;
         let header = Header::parse(bytes)?;
         let endian = header.endian()?;
-        for segment in header.program_headers(endian, bytes)? {
-            if let Some(loader) = segment.interpreter(endian, bytes)? {
-                self.interpreter = Some(PathBuf::from(OsStr::from_bytes(loader)));
-            }
-        }
         let sections = header.sections(endian, bytes)?;
         let Some((entries, strings)) = sections.dynamic(endian, bytes)? else { return Ok(()) };
         let strings = sections.strings(endian, bytes, strings)?;
