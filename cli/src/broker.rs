@@ -34,7 +34,7 @@ impl Broker {
 /// # Errors
 /// [`CliError::Io`].
 pub fn sharing(shared_memory: SharedMemory, any_user: bool) -> Result<Sharing, CliError> {
-    let what = "cannot determine the path of the urxe executable".into();
-    let program = env::current_exe().map_err(|source| CliError::Io { what, source })?;
+    let what = "cannot determine the path of the urxe executable";
+    let program = env::current_exe().map_err(CliError::io(what))?;
     Ok(Sharing { program, any_user, shared_memory })
 }

@@ -32,10 +32,7 @@ impl Interrupt {
             // and ends the program.
             flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS.into(), interrupt.0.clone())
                 .and_then(|_| flag::register(signal, interrupt.0.clone()))
-                .map_err(|source| CliError::Io {
-                    what: "cannot install the handler of SIGINT and SIGTERM".into(),
-                    source,
-                })?;
+                .map_err(CliError::io("cannot install the handler of SIGINT and SIGTERM"))?;
         }
         Ok(interrupt)
     }

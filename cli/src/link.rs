@@ -190,8 +190,7 @@ impl LinkArgs {
     /// selected by the peer's address.
     ///
     /// # Errors
-    /// [`CliError::Family`] if there is none of the peer's IP version, [`CliError::NoSuchGid`] if there is
-    /// none at all.
+    /// [`CliError::Usage`] if there is none, or none of the peer's IP version.
     pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
         let gids = context.gids();
         let has_same_version = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
@@ -204,11 +203,14 @@ impl LinkArgs {
         };
         match (index, peer) {
             (Some(i), _) => Ok((i, gids[usize::from(i)])),
-            (None, Some(peer)) => Err(CliError::Family {
-                peer,
-                link: context.link_info().name.clone(),
-                available: if peer.is_ipv4() { "IPv6" } else { "IPv4" },
-            }),
+            (None, Some(peer)) => {
+                let (link, available) =
+                    (&context.link_info().name, if peer.is_ipv4() { "IPv6" } else { "IPv4" });
+                Err(CliError::Usage(format!(
+                    "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of \
+                     the same IP version"
+                )))
+            }
             (None, None) => Err(self.no_such_gid(context)),
         }
     }
@@ -318,7 +320,10 @@ impl LinkArgs {
         }
         let active = context.query_port().active_mtu;
         if let Some(mtu) = self.mtu.filter(|m| *m > active) {
-            return Err(CliError::mtu(mtu, &context.link_info().name, active));
+            let (requested, link, active) = (mtu.bytes(), &context.link_info().name, active.bytes());
+            return Err(CliError::Usage(format!(
+                "path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less"
+            )));
         }
         if self.gid.is_some_and(|i| context.query_gid(i as usize).is_none()) {
             return Err(self.no_such_gid(&context));
@@ -327,11 +332,10 @@ impl LinkArgs {
     }
 
     fn no_such_gid(&self, context: &Context) -> CliError {
-        CliError::NoSuchGid {
-            index: self.gid.unwrap_or(0),
-            link: context.link_info().name.clone(),
-            gids: context.gids(),
-        }
+        let (index, link) = (self.gid.unwrap_or(0), &context.link_info().name);
+        let gids = context.gids().into_iter().enumerate().map(|(i, gid)| format!("{i} ({})", gid.ip()));
+        let gids = gids.collect::<Vec<_>>().join(", ");
+        CliError::Usage(format!("GID index {index} does not exist on {link}: the GID table contains {gids}"))
     }
 }
 
@@ -354,8 +358,7 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     let file = match path.as_os_str() == STANDARD_OUTPUT {
         false => CaptureFile::create(path, timestamps)?,
         true => {
-            let redirected = redirect_standard_output();
-            let out = redirected.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
+            let out = redirect_standard_output().map_err(CliError::io("--capture -"))?;
             let file = CaptureFile::to_writer(out, timestamps)?;
             file.flush_every(FLUSH_INTERVAL)?;
             file

@@ -117,9 +117,9 @@ impl Run {
         // The program inherits this descriptor, which has to stay open until exec.
         let mut capture_to = None;
         if self.device.nic.capture.is_to_standard_output() {
-            let io = |source| CliError::Io { what: "--capture -".into(), source };
-            capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
-            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
+            let what = "--capture -";
+            capture_to = Some(nix::unistd::dup(io::stdout()).map_err(CliError::io(what))?);
+            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(CliError::io(what))?);
         }
         for (name, value) in self.device.variables(libraries)? {
             match (&capture_to, value) {
@@ -130,8 +130,7 @@ impl Run {
                 (_, None) => command.env_remove(name),
             };
         }
-        let source = command.exec();
-        Err(CliError::Io { what: format!("cannot run {} {details}", path.display()), source })
+        Err(CliError::io(format!("cannot run {} {details}", path.display()))(command.exec()))
     }
 }
 
@@ -256,7 +255,7 @@ impl DeviceArgs {
             CliError::Usage(format!("cannot add {} to LD_LIBRARY_PATH: {e}", library.display()))
         })?;
         let capture = self.nic.capture.capture.as_deref().map(std::path::absolute).transpose();
-        let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
+        let capture = capture.map_err(CliError::io("--capture"))?;
         if let Some(file) = &capture
             && !self.nic.capture.is_to_standard_output()
             && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
@@ -320,8 +319,7 @@ fn host_uid(user: u32) -> u32 {
 }
 
 fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
-    let what = format!("cannot create {}", what.display());
-    move |source| CliError::Io { what, source }
+    CliError::io(format!("cannot create {}", what.display()))
 }
 
 /// Name of the preloaded library that makes the devices appear in `/sys` and `/dev`.

@@ -170,5 +170,5 @@ fn examples_section(text: &str) -> String {
 /// Writes a file, and creates its directory if that is missing.
 fn write(path: &Path, contents: &[u8]) -> Result<(), CliError> {
     let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, contents));
-    written.map_err(|source| CliError::Io { what: format!("cannot write {}", path.display()), source })
+    written.map_err(CliError::io(format!("cannot write {}", path.display())))
 }

@@ -134,7 +134,7 @@ impl Server {
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(e) => Err(CliError::Io { what: "cannot poll for events".into(), source: e.into() }),
+            Err(e) => Err(CliError::io("cannot poll for events")(e)),
         }
     }
 
@@ -287,11 +287,10 @@ impl State {
 impl Shared {
     /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
-        let result =
-            stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.args.timeout)));
-        result.and_then(|()| stream.set_write_timeout(Some(self.args.timeout))).map_err(|source| {
-            CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
-        })?;
+        let timeout = Some(self.args.timeout);
+        let set = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(timeout));
+        set.and_then(|()| stream.set_write_timeout(timeout))
+            .map_err(CliError::io("cannot set the timeouts of the TCP connection"))?;
         let remote = oob_handshake::recv_addresses(&mut stream, 1)?[0];
         if remote.gid.is_unset() {
             let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
