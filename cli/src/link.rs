@@ -101,13 +101,26 @@ impl FaultReport {
     }
 }
 
-/// Returns a line that says whether packets took rings in shared memory.
-pub fn rings_line(has_used_rings: bool) -> &'static str {
-    match has_used_rings {
-        true => "packets took rings in shared memory",
-        false => {
-            "no packets took rings in shared memory: the peer is on another host, or without --shared-memory"
-        }
+/// End of the JSON document of a command that uses a link.
+#[derive(Default, Serialize)]
+pub struct LinkReport {
+    /// Whether packets took rings in shared memory, unless these are off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory: Option<bool>,
+    /// Counters of the `--fault` rules, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultReport>,
+}
+
+impl LinkReport {
+    /// Returns a line that says whether packets took rings in shared memory, unless these are off.
+    pub fn rings_line(&self) -> Option<&'static str> {
+        self.shared_memory.map(|has_used_rings| match has_used_rings {
+            true => "packets took rings in shared memory",
+            false => {
+                "no packets took rings in shared memory: the peer is on another host, or without --shared-memory"
+            }
+        })
     }
 }
 
@@ -241,14 +254,15 @@ impl LinkArgs {
         self.finish().and(result)
     }
 
-    /// Returns whether packets took rings in shared memory, or `None` with `--shared-memory off`.
-    pub fn has_used_rings(&self, context: &Context) -> Option<bool> {
+    /// Returns the report about the link of a NIC.
+    pub fn report(&self, context: &Context) -> LinkReport {
         let is_on = self.nic.shared_memory().is_ok_and(|when| when != SharedMemory::Off);
-        is_on.then(|| context.has_used_rings())
+        let shared_memory = is_on.then(|| context.has_used_rings());
+        LinkReport { shared_memory, faults: self.fault_report() }
     }
 
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
-    pub fn fault_report(&self) -> Option<FaultReport> {
+    fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
         let mut retransmitted = Retransmissions::default();
         opened.faulty.iter().for_each(|context| retransmitted += context.counters().into());

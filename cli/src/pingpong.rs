@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
-use super::link::{FaultReport, LinkArgs, rings_line};
+use super::link::{LinkArgs, LinkReport};
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
 use super::{CliError, json};
@@ -477,7 +477,7 @@ impl<'a> Pingpong<'a> {
         let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
         let mbit_s = bytes as f64 * 8.0 / 1e6 / seconds;
         let us_per_iter = seconds * 1e6 / f64::from(iters.max(1));
-        let shared_memory = self.args.link.has_used_rings(&self.context);
+        let link = self.args.link.report(&self.context);
         if self.args.json {
             return json::print(&Report {
                 service: self.args.service,
@@ -489,8 +489,7 @@ impl<'a> Pingpong<'a> {
                 mbit_s,
                 us_per_iteration: us_per_iter,
                 checked_messages: self.args.check.then_some(self.received),
-                shared_memory,
-                faults: self.args.link.fault_report(),
+                link,
             });
         }
         println!("{bytes} bytes in {seconds:.2} seconds = {mbit_s:.2} Mbit/sec");
@@ -498,8 +497,8 @@ impl<'a> Pingpong<'a> {
         if self.args.check {
             println!("all {} received messages are correct", self.received);
         }
-        if let Some(has_used_rings) = shared_memory {
-            println!("{}", rings_line(has_used_rings));
+        if let Some(line) = link.rings_line() {
+            println!("{line}");
         }
         Ok(())
     }
@@ -524,9 +523,6 @@ struct Report {
     /// Number of received messages whose bytes are all correct, with `--check`.
     #[serde(skip_serializing_if = "Option::is_none")]
     checked_messages: Option<u32>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
+    #[serde(flatten)]
+    link: LinkReport,
 }

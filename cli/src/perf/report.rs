@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
-use crate::link::{FaultReport, rings_line};
+use crate::link::LinkReport;
 use crate::{CliError, json};
 
 /// Result for one message size.
@@ -111,11 +111,8 @@ struct Document {
     qps: u32,
     path_mtu: usize,
     results: Vec<Outcome>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
+    #[serde(flatten)]
+    end: LinkReport,
 }
 
 impl Report {
@@ -142,8 +139,8 @@ impl Report {
                 ),
             }
         }
-        let (link, results, shared_memory, faults) = (link.to_owned(), Vec::new(), None, None);
-        let document = Document { verb, measure, link, qps, path_mtu: mtu, results, shared_memory, faults };
+        let (link, results, end) = (link.to_owned(), Vec::new(), LinkReport::default());
+        let document = Document { verb, measure, link, qps, path_mtu: mtu, results, end };
         Report { json, document, shows_progress: false }
     }
 
@@ -184,16 +181,12 @@ impl Report {
     }
 
     /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
-    pub fn finish(
-        mut self,
-        shared_memory: Option<bool>,
-        faults: Option<FaultReport>,
-    ) -> Result<(), CliError> {
+    pub fn finish(mut self, end: LinkReport) -> Result<(), CliError> {
         if self.json {
-            (self.document.shared_memory, self.document.faults) = (shared_memory, faults);
+            self.document.end = end;
             json::print(&self.document)?;
-        } else if let Some(has_used_rings) = shared_memory {
-            println!("{}", rings_line(has_used_rings));
+        } else if let Some(line) = end.rings_line() {
+            println!("{line}");
         }
         Ok(())
     }

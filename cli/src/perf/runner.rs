@@ -74,14 +74,14 @@ impl Runner<'_> {
             match self.measure_size(control, plan, &endpoint, size, &mut report) {
                 Ok(outcome) => report.add(outcome),
                 Err(_) if self.interrupt.is_set() => {
-                    report.finish(self.link.has_used_rings(self.context), self.link.fault_report())?;
+                    report.finish(self.link.report(self.context))?;
                     // Ctrl-C may have ended the peer first, which then made this side fail.
                     return Err(CliError::Failed("interrupted during the measurement".into()));
                 }
                 Err(e) => return Err(e),
             }
         }
-        let printed = report.finish(self.link.has_used_rings(self.context), self.link.fault_report());
+        let printed = report.finish(self.link.report(self.context));
         control.send(&Message::Finished).and(printed)
     }
 

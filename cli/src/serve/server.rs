@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::Serve;
 use super::peer::{Peer, SLOTS};
 use crate::interrupt::Interrupt;
-use crate::link::{FaultReport, rings_line};
+use crate::link::LinkReport;
 use crate::{CliError, json, oob_handshake};
 use urxe::host::primary_address;
 use urxe::middleware::faults::Direction;
@@ -193,12 +193,10 @@ impl Server {
         let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
         remaining.iter().for_each(|peer| state.add_totals(peer));
         let State { connected, echoes, bytes, writes, .. } = &*state;
-        let (link, _) = context.link_state();
-        let nic = context.counters();
+        let (nic, (link, _)) = (context.counters(), context.link_state());
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
-        let shared_memory = self.shared.args.link.has_used_rings(context);
-        let faults = self.shared.args.link.fault_report();
-        if let Some(faults) = &faults {
+        let link = self.shared.args.link.report(context);
+        if let Some(faults) = &link.faults {
             faults.warn();
         }
         if self.shared.args.json {
@@ -208,21 +206,18 @@ impl Server {
                 echoed_bytes: *bytes,
                 writes_with_immediate: *writes,
                 counters: counters.collect(),
-                shared_memory,
-                faults,
+                link,
             });
         }
         let print = |line: &str| print_line(false, line);
         print(&format!(
             "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
-        if let Some(has_used_rings) = shared_memory {
-            print(rings_line(has_used_rings))?;
-        }
+        link.rings_line().map_or(Ok(()), print)?;
         for (name, value) in counters {
             print(&format!("  {name:<24} {value}"))?;
         }
-        if let Some(faults) = &faults {
+        if let Some(faults) = &link.faults {
             faults.lines().try_for_each(|line| print(&format!("  {line}")))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {
@@ -248,11 +243,8 @@ struct Summary {
     writes_with_immediate: u64,
     /// Nonzero counters of the NIC and its link.
     counters: BTreeMap<&'static str, u64>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
+    #[serde(flatten)]
+    link: LinkReport,
 }
 
 /// Timer that measures the time since a packet was last received.
