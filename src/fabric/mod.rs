@@ -22,7 +22,7 @@ mod port_shared;
 mod tests;
 mod threads;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,10 +91,11 @@ struct Shared {
 
 #[derive(Default)]
 struct Ports {
-    by_id: BTreeMap<u32, Arc<PortShared>>,
-    by_address: HashMap<IpAddr, u32>,
-    addresses: HashMap<u32, Vec<IpAddr>>,
-    groups: HashMap<IpAddr, BTreeSet<u32>>,
+    /// Ports with their addresses, by number.
+    by_id: HashMap<u32, (Arc<PortShared>, Vec<IpAddr>)>,
+    by_address: HashMap<IpAddr, Arc<PortShared>>,
+    /// Members of multicast groups, by group and number.
+    groups: BTreeMap<(IpAddr, u32), Arc<PortShared>>,
     overrides: HashMap<(u32, u32), FabricConfig>,
     last_id: u32,
     last_auto: u32,
@@ -110,7 +111,7 @@ impl Ports {
             if address.is_multicast() || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
                 return Err(FabricError::NotUnicast(*address));
             }
-            let in_use = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
+            let in_use = self.by_address.get(address).is_some_and(|port| Some(port.id) != own);
             if in_use || addresses[..i].contains(address) {
                 return Err(FabricError::AddressInUse(*address));
             }
@@ -118,12 +119,12 @@ impl Ports {
         Ok(())
     }
 
-    /// Replaces the addresses of a port.
-    fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
-        for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {
-            self.by_address.remove(&address);
+    /// Adds a port, or replaces its addresses.
+    fn set_addresses(&mut self, port: &Arc<PortShared>, addresses: &[IpAddr]) {
+        if let Some((_, before)) = self.by_id.insert(port.id, (port.clone(), addresses.to_vec())) {
+            self.by_address.retain(|address, _| !before.contains(address));
         }
-        self.by_address.extend(addresses.iter().map(|address| (*address, id)));
+        self.by_address.extend(addresses.iter().map(|address| (*address, port.clone())));
     }
 }
 
@@ -217,8 +218,7 @@ impl Fabric {
             network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?;
         }
         ports.last_id = id;
-        ports.by_id.insert(id, shared.clone());
-        ports.set_addresses(id, addresses);
+        ports.set_addresses(&shared, addresses);
         drop(ports);
         self.changed();
         Ok(FabricPort::new(self.clone(), shared, addresses))
@@ -254,7 +254,8 @@ impl Fabric {
             return Err(FabricError::Simulated);
         }
         let mut ports = self.0.ports.lock();
-        let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
+        let id =
+            |a: IpAddr| ports.by_address.get(&a).map(|port| port.id).ok_or(FabricError::UnknownAddress(a));
         let direction = (id(from)?, id(to)?);
         ports.overrides.insert(direction, config);
         drop(ports);
@@ -289,7 +290,7 @@ impl Fabric {
         let port = self.port_of(of)?;
         let mut ports = self.0.ports.lock();
         ports.check(addresses, Some(port.id))?;
-        ports.set_addresses(port.id, addresses);
+        ports.set_addresses(&port, addresses);
         drop(ports);
         self.changed();
         if let Some(driver) = port.driver() {
@@ -335,14 +336,13 @@ impl Fabric {
     }
 
     fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {
-        let ports = self.0.ports.lock();
-        let port = ports.by_address.get(&address).and_then(|id| ports.by_id.get(id));
-        port.cloned().ok_or(FabricError::UnknownAddress(address))
+        let port = self.0.ports.lock().by_address.get(&address).cloned();
+        port.ok_or(FabricError::UnknownAddress(address))
     }
 
     /// Returns the packet counters since the fabric was created.
     pub fn counters(&self) -> FabricCounters {
-        let ports: Vec<_> = self.0.ports.lock().by_id.values().cloned().collect();
+        let ports: Vec<_> = self.0.ports.lock().by_id.values().map(|(port, _)| port.clone()).collect();
         let mut sum = *self.0.counters.lock();
         for port in ports {
             sum += port.inbox.lock().counters;
@@ -414,39 +414,28 @@ impl Fabric {
         f(&mut self.0.counters.lock());
     }
 
-    /// Returns the ports reached by packets from port number `from` to `dst`, each with the direction's own
+    /// Returns the ports reached by packets from the port `from` to `dst`, each with the direction's own
     /// configuration, if it has one.
-    fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+    fn targets(&self, from: &PortShared, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+        let is_up = |port: &PortShared| port.up.load(Ordering::SeqCst);
         let ports = self.0.ports.lock();
-        let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
-        if !up(&from) {
-            return Vec::new();
-        }
-        let ids: Vec<u32> = if dst.is_multicast() {
-            ports.groups.get(&dst).into_iter().flatten().copied().collect()
-        } else {
-            ports.by_address.get(&dst).copied().into_iter().collect()
-        };
-        let target = |id| {
-            let port = ports.by_id.get(&id)?;
-            Some((port.clone(), ports.overrides.get(&(from, id)).cloned()))
-        };
-        ids.into_iter().filter(up).filter_map(target).collect()
+        let members = ports.groups.range((dst, 0)..=(dst, u32::MAX)).map(|(_, port)| port);
+        let reached = members.chain(ports.by_address.get(&dst)).filter(|port| is_up(from) && is_up(port));
+        let config = |to: &PortShared| ports.overrides.get(&(from.id, to.id)).cloned();
+        reached.map(|port| (port.clone(), config(port))).collect()
     }
 
-    fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {
+    fn join(&self, port: &Arc<PortShared>, group: IpAddr) -> Result<(), JoinError> {
         if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
         }
-        self.0.ports.lock().groups.entry(group).or_default().insert(id);
+        self.0.ports.lock().groups.insert((group, port.id), port.clone());
         self.changed();
         Ok(())
     }
 
     fn leave(&self, id: u32, group: IpAddr) {
-        if let Some(members) = self.0.ports.lock().groups.get_mut(&group) {
-            members.remove(&id);
-        }
+        self.0.ports.lock().groups.remove(&(group, id));
         self.changed();
     }
 
@@ -459,13 +448,10 @@ impl Fabric {
             network.lock().detach(host);
         }
         let mut ports = self.0.ports.lock();
-        ports.by_id.remove(&port.id);
-        ports.set_addresses(port.id, &[]);
-        ports.addresses.remove(&port.id);
-        ports.groups.values_mut().for_each(|g| {
-            g.remove(&port.id);
-        });
-        ports.groups.retain(|_, g| !g.is_empty());
+        for address in ports.by_id.remove(&port.id).into_iter().flat_map(|(_, addresses)| addresses) {
+            ports.by_address.remove(&address);
+        }
+        ports.groups.retain(|(_, member), _| *member != port.id);
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
         self.count(|c| *c += counters);

@@ -112,7 +112,7 @@ impl FabricPort {
             return;
         }
         let mut targets = Vec::new();
-        for (port, config) in self.fabric.targets(self.shared.id, dst) {
+        for (port, config) in self.fabric.targets(&self.shared, dst) {
             let own_queue = config.is_some();
             let config = config.unwrap_or_else(|| self.fabric.config().clone());
             let path = match self.paths.iter().position(|(to, _)| *to == port.id) {
@@ -353,7 +353,7 @@ impl Link for FabricPort {
 
 impl Multicast for FabricPort {
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.fabric.join(self.shared.id, group)
+        self.fabric.join(&self.shared, group)
     }
 
     fn leave(&mut self, group: IpAddr) {
