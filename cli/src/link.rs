@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::CliError;
@@ -177,7 +177,7 @@ impl LinkArgs {
     /// Returns the options for opening the next NIC. Each NIC gets its own seed, because otherwise both ends
     /// of a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         opened.nics += 1;
         // With random faults, the reported seed reproduces queue pair numbers and PSNs too.
         let seed = opened.fault_seeds(self.nic.seed).seed();
@@ -233,7 +233,7 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError::Call`].
     pub fn finish(&self) -> Result<(), CliError> {
-        match &self.opened().capture {
+        match &self.opened.lock().capture {
             Some(file) => Ok(file.flush()?),
             None => Ok(()),
         }
@@ -263,7 +263,7 @@ impl LinkArgs {
 
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
     fn fault_report(&self) -> Option<FaultReport> {
-        let opened = self.opened();
+        let opened = self.opened.lock();
         let mut retransmitted = Retransmissions::default();
         opened.faulty.iter().for_each(|context| retransmitted += context.counters().into());
         let packet_rules = FaultCounters::sum(&opened.faults).into_iter();
@@ -279,18 +279,14 @@ impl LinkArgs {
     /// Returns the number of packets that `--fault` has affected so far, summed over all NICs.
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
-        for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
+        for counts in self.opened.lock().faults.iter().map(|f| f.get(direction)) {
             sum += counts;
         }
         sum
     }
 
-    fn opened(&self) -> MutexGuard<'_, Opened> {
-        self.opened.lock()
-    }
-
     fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         if let (Some(path), None) = (&self.nic.capture.capture, &opened.capture) {
             opened.capture = Some(create_capture(path, timestamps)?);
         }
@@ -318,7 +314,7 @@ impl LinkArgs {
 
     /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.nic.faults()));
         let seeds = opened.fault_seeds(self.nic.seed).clone();
         let (links, counters) =
@@ -330,7 +326,7 @@ impl LinkArgs {
     /// Checks that the NIC supports the requested path MTU and has the requested GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
         if !self.nic.faults.is_empty() {
-            self.opened().faulty.push(context.clone());
+            self.opened.lock().faulty.push(context.clone());
         }
         let active = context.query_port().active_mtu;
         if let Some(mtu) = self.mtu.filter(|m| *m > active) {

@@ -29,17 +29,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without packets after which the peer counts as done, with `--one-shot`.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// State shared by the handshake threads and the main loop.
-struct Shared {
-    context: Context,
-    pd: Pd,
-    cq: Cq,
-    args: Serve,
-    /// Connection options common to all peers.
-    connect: ConnectOptions,
-    state: Mutex<State>,
-}
-
 #[derive(Default)]
 struct State {
     peers: HashMap<Qpn, Peer>,
@@ -51,9 +40,15 @@ struct State {
     failure: Option<String>,
 }
 
-/// A running endpoint of `urxe serve`.
+/// A running endpoint of `urxe serve`, which the handshake threads and the main loop share.
 pub struct Server {
-    shared: Arc<Shared>,
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    args: Serve,
+    /// Connection options common to all peers.
+    connect: ConnectOptions,
+    state: Mutex<State>,
     channel: CompletionChannel,
     /// Memory region that peers access. The field only keeps it registered.
     _region: Mr,
@@ -63,7 +58,7 @@ pub struct Server {
 impl Server {
     /// Opens the NIC, listens for handshakes, connects the peers given by `--peer`, and prints the parameters
     /// that other peers need to connect.
-    pub fn start(args: Serve) -> Result<Server, CliError> {
+    pub fn start(args: Serve) -> Result<Arc<Server>, CliError> {
         let json = args.json;
         let print = |line: &str| print_line(json, line);
         let listener = listen(args.port)?;
@@ -80,12 +75,8 @@ impl Server {
         connect.mtu = Some(mtu);
         let info = context.link_info();
         print(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
-        for (i, gid) in context
-            .gids()
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
-        {
+        let gids = context.gids().into_iter().enumerate();
+        for (i, gid) in gids.filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i)) {
             print(&format!("GID {i}    {gid}"))?;
         }
         let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
@@ -101,28 +92,29 @@ impl Server {
         print(&format!(
             "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
         ))?;
-        let shared = Arc::new(Shared { context, pd, cq, args, connect, state: Mutex::default() });
-        for peer in &shared.args.peers {
-            shared.connect(peer.0, "--peer")?;
+        let (state, _region) = (Mutex::default(), region);
+        let server = Server { context, pd, cq, args, connect, state, channel, _region, listener };
+        for peer in &server.args.peers {
+            server.connect(peer.0, "--peer")?;
         }
         print("waiting for peers; Ctrl-C stops the server")?;
-        Ok(Server { shared, channel, _region: region, listener })
+        Ok(Arc::new(server))
     }
 
     /// Serves until Ctrl-C; with `--one-shot`, only until the first peer is done.
-    pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+    pub fn run(self: &Arc<Self>, interrupt: &Interrupt) -> Result<(), CliError> {
         let mut idle_timer = IdleTimer::new(self.packets());
         while !interrupt.is_set() {
-            self.shared.cq.req_notify(Notify::Any);
-            self.shared.handle_completions()?;
+            self.cq.req_notify(Notify::Any);
+            self.handle_completions()?;
             self.sleep()?;
             while self.channel.next_event().is_some() {}
-            self.shared.handle_completions()?;
+            self.handle_completions()?;
             self.accept();
-            if let (_, Some(cause)) = self.shared.context.link_state() {
+            if let (_, Some(cause)) = self.context.link_state() {
                 return Err(CliError::Failed(format!("the link was lost: {cause}")));
             }
-            if self.shared.args.one_shot && self.is_done(&mut idle_timer)? {
+            if self.args.one_shot && self.is_done(&mut idle_timer)? {
                 break;
             }
         }
@@ -140,27 +132,27 @@ impl Server {
 
     /// Accepts pending TCP connections. Each handshake runs on its own thread, so that a slow peer does not
     /// delay the others.
-    fn accept(&self) {
+    fn accept(self: &Arc<Self>) {
         while let Ok((stream, from)) = self.listener.accept() {
-            let shared = self.shared.clone();
+            let server = self.clone();
             let handshake = move || {
-                if let Err(e) = shared.handshake(stream, from) {
-                    shared.fail(format!("handshake with {from} failed: {e}"));
+                if let Err(e) = server.handshake(stream, from) {
+                    server.fail(format!("handshake with {from} failed: {e}"));
                 }
             };
             if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(handshake) {
-                self.shared.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
+                self.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
             }
         }
     }
 
     fn packets(&self) -> u64 {
-        self.shared.context.counters().rcvd_pkts
+        self.context.counters().rcvd_pkts
     }
 
     /// Reports whether the single peer permitted by `--one-shot` is done.
     fn is_done(&self, idle_timer: &mut IdleTimer) -> Result<bool, CliError> {
-        let state = self.shared.state.lock();
+        let state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(CliError::Failed(failure.clone()));
         }
@@ -173,8 +165,8 @@ impl Server {
             // once the retries are exhausted.
             return Ok(elapsed > IDLE_TIMEOUT && unacked == 0);
         }
-        if elapsed > self.shared.args.timeout {
-            let (timeout, name) = (self.shared.args.timeout, &self.shared.context.link_info().name);
+        if elapsed > self.args.timeout {
+            let (timeout, name) = (self.args.timeout, &self.context.link_info().name);
             return Err(CliError::Failed(format!(
                 "no packet from {} QP {} within {timeout:?}: {name} has sent nothing, as the peer sends \
                  first; check the address, QPN and PSN of the peer, and that no firewall blocks UDP port \
@@ -188,18 +180,18 @@ impl Server {
 
     /// Prints the totals, the NIC's counters and the fault rules' counters.
     pub fn summary(&self) -> Result<(), CliError> {
-        let context = &self.shared.context;
-        let mut state = self.shared.state.lock();
+        let context = &self.context;
+        let mut state = self.state.lock();
         let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
         remaining.iter().for_each(|peer| state.add_totals(peer));
         let State { connected, echoes, bytes, writes, .. } = &*state;
         let (nic, (link, _)) = (context.counters(), context.link_state());
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
-        let link = self.shared.args.link.report(context);
+        let link = self.args.link.report(context);
         if let Some(faults) = &link.faults {
             faults.warn();
         }
-        if self.shared.args.json {
+        if self.args.json {
             return json::print(&Summary {
                 peers: *connected,
                 echoed_sends: *echoes,
@@ -221,7 +213,7 @@ impl Server {
             faults.lines().try_for_each(|line| print(&format!("  {line}")))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {
-            let f = self.shared.args.link.fault_counts(direction);
+            let f = self.args.link.fault_counts(direction);
             if f != Default::default() {
                 print(&format!("  faults {direction}: {f}"))?;
             }
@@ -276,7 +268,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl Server {
     /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
         let timeout = Some(self.args.timeout);
