@@ -127,62 +127,50 @@ impl Path {
             return;
         }
         for i in 0..burst.packets {
-            self.offer_one(now, shared, burst, i, runs, counters);
-        }
-    }
-
-    fn offer_one(
-        &mut self,
-        now: Instant,
-        shared: &mut Egress,
-        burst: &TxBurst<'_>,
-        i: usize,
-        runs: &mut Vec<Run>,
-        counters: &mut FabricCounters,
-    ) {
-        let payload = burst.segment.min(burst.bytes - i * burst.segment);
-        if self.rng.bernoulli(self.config.loss) {
-            counters.lost += 1;
-            return;
-        }
-        let mut at = now;
-        let mut mark = false;
-        if let Some(bandwidth) = self.config.bandwidth {
-            let egress = self.own_egress.as_mut().unwrap_or(shared);
-            let len = payload + burst.flow.header_len();
-            let backlog = egress.backlog(now, bandwidth);
-            if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
-                counters.queue_full += 1;
-                return;
+            if self.rng.bernoulli(self.config.loss) {
+                counters.lost += 1;
+                continue;
             }
-            mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
-                && matches!(burst.flow.ecn(), Ecn::Ect0 | Ecn::Ect1);
-            counters.marked += mark as u64;
-            at = egress.send(now, bandwidth, len);
-        }
-        at = at + self.config.latency;
-        let jitter = nanos(self.config.jitter);
-        if jitter > 0 {
-            at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
-        }
-        at = at.max(self.last);
-        if self.rng.bernoulli(self.config.reorder) {
-            counters.reordered += 1;
-            at = at + self.config.reorder_by;
-        } else {
-            self.last = at;
-        }
-        let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
-            counters.corrupted += 1;
-            self.bit_under_icrc(payload)
-        });
-        let run = Run { at, first: i as u16, count: 1, mark, flip };
-        add_run(runs, run);
-        counters.carried += 1;
-        if self.rng.bernoulli(self.config.duplicate) {
-            counters.duplicated += 1;
-            counters.carried += 1;
+            let payload = burst.segment.min(burst.bytes - i * burst.segment);
+            let mut at = now;
+            let mut mark = false;
+            if let Some(bandwidth) = self.config.bandwidth {
+                let egress = self.own_egress.as_mut().unwrap_or(shared);
+                let len = payload + burst.flow.header_len();
+                let backlog = egress.backlog(now, bandwidth);
+                if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
+                    counters.queue_full += 1;
+                    continue;
+                }
+                mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
+                    && matches!(burst.flow.ecn(), Ecn::Ect0 | Ecn::Ect1);
+                counters.marked += mark as u64;
+                at = egress.send(now, bandwidth, len);
+            }
+            at = at + self.config.latency;
+            let jitter = nanos(self.config.jitter);
+            if jitter > 0 {
+                at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
+            }
+            at = at.max(self.last);
+            if self.rng.bernoulli(self.config.reorder) {
+                counters.reordered += 1;
+                at = at + self.config.reorder_by;
+            } else {
+                self.last = at;
+            }
+            let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
+                counters.corrupted += 1;
+                self.bit_under_icrc(payload)
+            });
+            let run = Run { at, first: i as u16, count: 1, mark, flip };
             add_run(runs, run);
+            counters.carried += 1;
+            if self.rng.bernoulli(self.config.duplicate) {
+                counters.duplicated += 1;
+                counters.carried += 1;
+                add_run(runs, run);
+            }
         }
     }
 

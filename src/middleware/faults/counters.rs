@@ -92,7 +92,7 @@ pub struct FaultCounters(pub(super) Arc<[RuleCounter]>);
 
 #[derive(Debug)]
 pub(super) struct RuleCounter {
-    rule: Rule,
+    pub rule: Rule,
     pub matched: AtomicU64,
     pub struck: AtomicU64,
 }

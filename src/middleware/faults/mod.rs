@@ -30,7 +30,7 @@ use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
 use crate::wire::IpIdent;
-use pipeline::Pipeline;
+use pipeline::{Pipeline, Sink};
 
 /// A link wrapper that injects faults by rule.
 ///
@@ -55,7 +55,6 @@ pub struct Faults<L> {
     inner: L,
     tx: Pipeline,
     rx: Pipeline,
-    counters: FaultCounters,
     observer: Option<Observer>,
     /// Scratch queue for the bursts to send, with the faults applied.
     queue: TxQueue,
@@ -70,13 +69,12 @@ impl<L: Link> Faults<L> {
     /// made in the order of the rules, delays add up, and a packet to delay and to reorder is reordered after its delay.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
-        let pipeline = |direction| Pipeline::new(&rules, direction, seed);
+        let pipeline = |direction| Pipeline::new(&counters, direction, seed);
         Faults {
             queue: TxQueue::new(inner.info().burst),
             inner,
             tx: pipeline(Direction::Tx),
             rx: pipeline(Direction::Rx),
-            counters,
             observer: None,
             scratch: Vec::new(),
         }
@@ -91,7 +89,7 @@ impl<L: Link> Faults<L> {
 
     /// Returns a handle to the counters, usable from any thread.
     pub fn fault_counters(&self) -> FaultCounters {
-        self.counters.clone()
+        self.tx.counters.clone()
     }
 
     /// Sends the held-back packets that are due.
@@ -115,7 +113,7 @@ impl<L: Link> Link for Faults<L> {
         self.tx.verdicts.clear();
         for burst in queue.bursts() {
             for packet in packets_of(&copied(&burst, &mut self.scratch)) {
-                let verdict = self.tx.evaluate_rules(now, packet, &self.counters, &mut self.observer);
+                let verdict = self.tx.evaluate(now, packet, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
         }
@@ -138,7 +136,7 @@ impl<L: Link> Link for Faults<L> {
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         self.release_tx(now)?;
-        let Faults { inner, rx, counters, observer, .. } = self;
+        let Faults { inner, rx, observer, .. } = self;
         let mut released = rx.release(now, sink);
         released += inner.receive(now, &mut |burst| {
             if rx.is_idle() {
@@ -146,7 +144,7 @@ impl<L: Link> Link for Faults<L> {
             }
             rx.verdicts.clear();
             for packet in packets_of(&burst) {
-                let verdict = rx.evaluate_rules(now, packet, counters, observer);
+                let verdict = rx.evaluate(now, packet, observer);
                 rx.verdicts.push(verdict);
             }
             receive_with_faults(now, &burst, rx, sink);
@@ -192,18 +190,13 @@ impl<L: Link> NicObserver for Faults<L> {
 
 /// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
 /// possible runs.
-fn receive_with_faults(
-    now: Instant,
-    burst: &RxBurst<'_>,
-    pipeline: &mut Pipeline,
-    sink: &mut dyn FnMut(RxBurst<'_>),
-) {
+fn receive_with_faults(now: Instant, burst: &RxBurst<'_>, pipeline: &mut Pipeline, sink: &mut Sink<'_>) {
     if pipeline.passes_all() {
         return sink(*burst);
     }
     let verdicts = std::mem::take(&mut pipeline.verdicts);
     let mut first = 0;
-    let forward = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
+    let forward = |from: usize, to: usize, sink: &mut Sink<'_>| {
         if from < to {
             let end = (to * burst.segment).min(burst.data.len());
             let data = &burst.data[from * burst.segment..end];

@@ -24,6 +24,9 @@ use crate::wire::{Ecn, Packet, Qpn};
 /// the last packet before a pause would be lost rather than reordered.
 pub(super) const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
+/// Receiver of packets.
+pub(super) type Sink<'a> = dyn FnMut(RxBurst<'_>) + 'a;
+
 /// A rule with the state that determines which packets it applies to.
 struct ActiveRule {
     rule: Rule,
@@ -64,6 +67,8 @@ pub(super) struct Verdict {
 /// The rules for one direction, and the packets being held back.
 pub(super) struct Pipeline {
     rules: Vec<ActiveRule>,
+    /// Counters of the rules of both directions.
+    pub counters: FaultCounters,
     /// Time at which the link was opened, or first used if the NIC has not reported that.
     opened: Option<Instant>,
     pub verdicts: Vec<Verdict>,
@@ -81,9 +86,9 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates the pipeline for the rules of one direction. A rule's random numbers depend on `seed` and its
-    /// position among all rules.
-    pub fn new(rules: &[Rule], direction: Direction, seed: u64) -> Pipeline {
+    /// Creates the pipeline for the rules of one direction, among those that have these counters. A rule's random numbers
+    /// depend on `seed` and its position among all rules.
+    pub fn new(counters: &FaultCounters, direction: Direction, seed: u64) -> Pipeline {
         let active_rule = |(index, rule): (usize, &Rule)| ActiveRule {
             rule: rule.clone(),
             index,
@@ -91,11 +96,13 @@ impl Pipeline {
             rng: SimRng::new(seed, index as u64),
             record: Record::default(),
         };
-        let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == direction);
-        let rules: Vec<ActiveRule> = of_direction.map(active_rule).collect();
+        let rules = counters.0.iter().map(|counter| &counter.rule).enumerate();
+        let rules: Vec<ActiveRule> =
+            rules.filter(|(_, rule)| rule.direction == direction).map(active_rule).collect();
         let sends_naks = rules.iter().any(|active| active.rule.action.nak_syndrome().is_some());
         Pipeline {
             rules,
+            counters: counters.clone(),
             opened: None,
             verdicts: Vec::new(),
             reorder_slot: None,
@@ -145,11 +152,10 @@ impl Pipeline {
     }
 
     /// Determines the faults that apply to a packet, updates the counters, and calls the observer.
-    pub fn evaluate_rules(
+    pub fn evaluate(
         &mut self,
         now: Instant,
         packet: RxBurst<'_>,
-        counters: &FaultCounters,
         observer: &mut Option<Observer>,
     ) -> Verdict {
         let RxBurst { flow, ident, data, .. } = packet;
@@ -177,7 +183,7 @@ impl Pipeline {
                 applies = answer.is_some();
                 self.answers.extend(answer);
             }
-            let counter = &counters.0[active_rule.index];
+            let counter = &self.counters.0[active_rule.index];
             counter.matched.fetch_add(active_rule.count - before, Ordering::Relaxed);
             if !applies {
                 continue;
@@ -212,13 +218,7 @@ impl Pipeline {
 
     /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by the packet
     /// held back for reordering, if any.
-    pub fn apply(
-        &mut self,
-        now: Instant,
-        packet: RxBurst<'_>,
-        verdict: &Verdict,
-        emit: &mut dyn FnMut(RxBurst<'_>),
-    ) {
+    pub fn apply(&mut self, now: Instant, packet: RxBurst<'_>, verdict: &Verdict, emit: &mut Sink<'_>) {
         if verdict.drop {
             return;
         }
@@ -261,7 +261,7 @@ impl Pipeline {
     }
 
     /// Holds a packet back for reordering, or emits it, followed by the packet held back, if any.
-    fn pass(&mut self, now: Instant, packet: RxBurst<'_>, reorder: bool, emit: &mut dyn FnMut(RxBurst<'_>)) {
+    fn pass(&mut self, now: Instant, packet: RxBurst<'_>, reorder: bool, emit: &mut Sink<'_>) {
         if reorder && self.reorder_slot.is_none() {
             self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
             return;
@@ -278,7 +278,7 @@ impl Pipeline {
     }
 
     /// Emits the held-back packets that are due, and returns the number of packets emitted.
-    pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+    pub fn release(&mut self, now: Instant, emit: &mut Sink<'_>) -> usize {
         let mut released = 0;
         let mut emit = |packet: RxBurst<'_>| {
             released += 1;
