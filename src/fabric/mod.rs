@@ -41,7 +41,7 @@ pub use network::{
     SwitchConfig, Topology, TopologyError, Wire,
 };
 pub use port::FabricPort;
-pub(crate) use threads::{Advance, Threads, Wake};
+pub(crate) use threads::{Threads, Wake};
 
 use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
