@@ -1,6 +1,5 @@
 //! Conditions on the packets that a rule counts.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,17 +83,6 @@ impl Filter {
                 .as_ref()
                 .is_none_or(|some| cm_message(packet).is_some_and(|m| some.contains(&m.message.kind())))
             && self.predicate.as_ref().is_none_or(|predicate| predicate(packet))
-    }
-}
-
-impl fmt::Debug for Filter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Filter { opcodes, psn, qp, from, to, ecn, cm, time, predicate } = self;
-        write!(
-            f,
-            "{opcodes:?} {psn:?} {qp:?} {from:?} {to:?} {ecn:?} {cm:?} {time:?} {}",
-            predicate.is_some()
-        )
     }
 }
 

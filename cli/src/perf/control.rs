@@ -131,12 +131,8 @@ impl Control {
         self.recv_within(Some(self.timeout))
     }
 
-    /// Receives the next message, without a timeout.
-    pub fn recv_without_timeout(&mut self) -> Result<Message, CliError> {
-        self.recv_within(None)
-    }
-
-    fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
+    /// Receives the next message, without a timeout if `limit` is `None`.
+    pub fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
         let begin = Instant::now();
         loop {
             if let Some(end) = self.buffer.iter().position(|&b| b == b'\n') {

@@ -146,7 +146,7 @@ impl Runner<'_> {
             }
         };
         control.send(&reply)?;
-        match control.recv_without_timeout()? {
+        match control.recv_within(None)? {
             next @ Message::Run { size, .. } if (1..=params.max_size).contains(&size) => {
                 Ok(Session { runner: self, control, endpoint, next })
             }
@@ -228,7 +228,7 @@ impl Session<'_> {
                 Message::Finished => return Ok(()),
                 other => return Err(unexpected(&other)),
             }
-            next = control.recv_without_timeout()?;
+            next = control.recv_within(None)?;
         }
     }
 }
