@@ -95,7 +95,7 @@ impl Server {
         let (state, _region) = (Mutex::default(), region);
         let server = Server { context, pd, cq, args, connect, state, channel, _region, listener };
         for peer in &server.args.peers {
-            server.connect(peer.0, "--peer")?;
+            server.connect(*peer, "--peer")?;
         }
         print("waiting for peers; Ctrl-C stops the server")?;
         Ok(Arc::new(server))
