@@ -7,11 +7,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Fabric;
 use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use super::model::{FabricCounters, Path, Run};
 use super::port_shared::PortShared;
+use super::{Fabric, FabricConfig};
 use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
     DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
@@ -58,18 +58,14 @@ pub struct FabricPort {
 impl FabricPort {
     pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>, addresses: &[IpAddr]) -> FabricPort {
         let [_, b2, b3, b4] = shared.id.to_be_bytes();
-        let info = LinkInfo {
-            name: format!("fabric port {}", shared.id),
-            addresses: addresses.to_vec(),
+        let FabricConfig { mtu, window, bandwidth, .. } = *fabric.config();
+        let info = LinkInfo::new(format!("fabric port {}", shared.id), addresses.to_vec())
             // Locally administered.
-            mac: [0x02, 0x75, 0x72, b2, b3, b4],
-            vlan: None,
-            mtu: fabric.config().mtu,
-            src_port: None,
-            burst: LIMITS,
-            window: fabric.config().window,
-            speed: fabric.host_speed(&shared).or(fabric.config().bandwidth).unwrap_or(DEFAULT_SPEED),
-        };
+            .mac([0x02, 0x75, 0x72, b2, b3, b4])
+            .mtu(mtu)
+            .burst(LIMITS)
+            .window(window)
+            .speed(fabric.host_speed(&shared).or(bandwidth).unwrap_or(DEFAULT_SPEED));
         FabricPort {
             fabric,
             shared,
