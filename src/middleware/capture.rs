@@ -24,7 +24,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Direction, FaultEvent};
-use super::packets::{copied, packets_of};
+use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
@@ -404,7 +404,7 @@ impl CaptureHandle {
 
     /// Captures the packets of a link, or of another shard's link, as this interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
-        Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
+        Capture { inner: link, handle: self.clone() }
     }
 
     /// Adds a comment to the packet that a fault was applied to. To be called from the observer of a
@@ -479,7 +479,6 @@ impl CaptureHandle {
 pub struct Capture<L> {
     inner: L,
     handle: CaptureHandle,
-    scratch: Vec<u8>,
 }
 
 impl<L: Link> Capture<L> {
@@ -493,7 +492,7 @@ impl<L: Link> Link for Capture<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
         for burst in queue.bursts() {
-            self.handle.write(now, Direction::Tx, &copied(&burst, &mut self.scratch));
+            self.handle.write(now, Direction::Tx, &as_received(&burst));
         }
         self.handle.write_dropped(Direction::Tx, now);
         Ok(())

@@ -19,9 +19,8 @@ pub(super) fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
-/// Copies a burst to send to `scratch`.
-pub(super) fn copied<'a>(burst: &TxBurst<'_>, scratch: &'a mut Vec<u8>) -> RxBurst<'a> {
-    scratch.clear();
-    burst.copy_to(scratch);
-    RxBurst::new(burst.flow, IpIdent::SENT, burst.segment, scratch)
+/// Returns a burst to send as a peer would receive it. Middleware gets packets with ICRCs
+/// ([`HostMemory::with_icrcs`](crate::link::HostMemory::with_icrcs)).
+pub(super) fn as_received<'a>(burst: &TxBurst<'a>) -> RxBurst<'a> {
+    RxBurst::new(burst.flow, IpIdent::SENT, burst.segment, burst.bytes())
 }

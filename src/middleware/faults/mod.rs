@@ -25,12 +25,12 @@ pub use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, HeaderField, Place, Rule, RuleError, When,
 };
 
-use super::packets::{copied, ident_of, packets_of};
+use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
 use crate::wire::IpIdent;
-use pipeline::{Pipeline, Sink};
+use pipeline::Pipeline;
 
 /// A link wrapper that injects faults by rule.
 ///
@@ -58,8 +58,6 @@ pub struct Faults<L> {
     observer: Option<Observer>,
     /// Scratch queue for the bursts to send, with the faults applied.
     queue: TxQueue,
-    /// Scratch buffer for a burst to send.
-    scratch: Vec<u8>,
 }
 
 impl<L: Link> Faults<L> {
@@ -76,7 +74,6 @@ impl<L: Link> Faults<L> {
             tx: pipeline(Direction::Tx),
             rx: pipeline(Direction::Rx),
             observer: None,
-            scratch: Vec::new(),
         }
     }
 
@@ -110,28 +107,15 @@ impl<L: Link> Link for Faults<L> {
         if self.tx.is_idle() {
             return self.inner.transmit(now, queue);
         }
-        self.tx.verdicts.clear();
+        let Faults { inner, tx, rx, observer, queue: out } = self;
+        out.clear();
         for burst in queue.bursts() {
-            for packet in packets_of(&copied(&burst, &mut self.scratch)) {
-                let verdict = self.tx.evaluate(now, packet, &mut self.observer);
-                self.tx.verdicts.push(verdict);
+            if tx.pass_unchanged(now, &as_received(&burst), observer, &mut |packets| push(out, packets)) {
+                out.push_burst(&burst);
             }
         }
-        self.rx.take_answers(now, &mut self.tx);
-        if self.tx.passes_all() {
-            return self.inner.transmit(now, queue);
-        }
-        self.queue.clear();
-        let verdicts = std::mem::take(&mut self.tx.verdicts);
-        let mut next = verdicts.iter();
-        for burst in queue.bursts() {
-            for (packet, verdict) in packets_of(&copied(&burst, &mut self.scratch)).zip(&mut next) {
-                let out = &mut self.queue;
-                self.tx.apply(now, packet, verdict, &mut |s| push(out, s));
-            }
-        }
-        self.tx.verdicts = verdicts;
-        self.inner.transmit(now, &self.queue)
+        rx.take_answers(now, tx);
+        inner.transmit(now, out)
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
@@ -139,15 +123,9 @@ impl<L: Link> Link for Faults<L> {
         let Faults { inner, rx, observer, .. } = self;
         let mut released = rx.release(now, sink);
         released += inner.receive(now, &mut |burst| {
-            if rx.is_idle() {
-                return sink(burst);
+            if rx.pass_unchanged(now, &burst, observer, sink) {
+                sink(burst);
             }
-            rx.verdicts.clear();
-            for packet in packets_of(&burst) {
-                let verdict = rx.evaluate(now, packet, observer);
-                rx.verdicts.push(verdict);
-            }
-            receive_with_faults(now, &burst, rx, sink);
         })?;
         self.tx.take_answers(now, &mut self.rx);
         self.release_tx(now)?;
@@ -188,37 +166,11 @@ impl<L: Link> NicObserver for Faults<L> {
     }
 }
 
-/// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
-/// possible runs.
-fn receive_with_faults(now: Instant, burst: &RxBurst<'_>, pipeline: &mut Pipeline, sink: &mut Sink<'_>) {
-    if pipeline.passes_all() {
-        return sink(*burst);
-    }
-    let verdicts = std::mem::take(&mut pipeline.verdicts);
-    let mut first = 0;
-    let forward = |from: usize, to: usize, sink: &mut Sink<'_>| {
-        if from < to {
-            let end = (to * burst.segment).min(burst.data.len());
-            let data = &burst.data[from * burst.segment..end];
-            let ident = ident_of(burst.ident, from as u16);
-            sink(RxBurst::new(burst.flow, ident, burst.segment, data));
+/// Appends packets to a queue.
+fn push(queue: &mut TxQueue, packets: RxBurst<'_>) {
+    for packet in packets_of(&packets) {
+        if let IpIdent::Exact { id, .. } = packet.ident {
+            queue.push_raw(&packet.flow, id, packet.data);
         }
-    };
-    for (i, (packet, verdict)) in packets_of(burst).zip(&verdicts).enumerate() {
-        if pipeline.passes(verdict) {
-            continue;
-        }
-        forward(first, i, sink);
-        first = i + 1;
-        pipeline.apply(now, packet, verdict, sink);
-    }
-    forward(first, verdicts.len(), sink);
-    pipeline.verdicts = verdicts;
-}
-
-/// Appends one packet to a queue.
-fn push(queue: &mut TxQueue, packet: RxBurst<'_>) {
-    if let IpIdent::Exact { id, .. } = packet.ident {
-        queue.push_raw(&packet.flow, id, packet.data);
     }
 }

@@ -16,6 +16,7 @@ use crate::burst::RxBurst;
 use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, is_acknowledged_request,
 };
+use crate::middleware::packets::{ident_of, packets_of};
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::{Ecn, Packet, Qpn};
@@ -25,7 +26,7 @@ use crate::wire::{Ecn, Packet, Qpn};
 pub(super) const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// Receiver of packets.
-pub(super) type Sink<'a> = dyn FnMut(RxBurst<'_>) + 'a;
+type Sink<'a> = dyn FnMut(RxBurst<'_>) + 'a;
 
 /// A rule with the state that determines which packets it applies to.
 struct ActiveRule {
@@ -50,7 +51,7 @@ impl ActiveRule {
 
 /// The faults that apply to one packet. Without faults it has no allocations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Verdict {
+struct Verdict {
     drop: bool,
     /// Number of additional copies.
     copies: u32,
@@ -71,7 +72,6 @@ pub(super) struct Pipeline {
     pub counters: FaultCounters,
     /// Time at which the link was opened, or first used if the NIC has not reported that.
     opened: Option<Instant>,
-    pub verdicts: Vec<Verdict>,
     /// Packet to reorder, held back until the next packet arrives, or at the latest until the given instant.
     reorder_slot: Option<(Instant, HeldPacket)>,
     /// Delayed packets by due time and order of arrival, and whether they are to be reordered then.
@@ -104,7 +104,6 @@ impl Pipeline {
             rules,
             counters: counters.clone(),
             opened: None,
-            verdicts: Vec::new(),
             reorder_slot: None,
             delayed: BTreeMap::new(),
             delays: 0,
@@ -141,23 +140,43 @@ impl Pipeline {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
-    /// Reports whether the packets with the current verdicts pass unchanged.
-    pub fn passes_all(&self) -> bool {
-        self.reorder_slot.is_none() && self.verdicts.iter().all(|v| *v == Verdict::default())
-    }
-
-    /// Reports whether a packet with the given verdict passes unchanged, and nothing with it.
-    pub fn passes(&self, verdict: &Verdict) -> bool {
-        self.reorder_slot.is_none() && *verdict == Verdict::default()
+    /// Applies the rules to a burst. Returns true if it passes unchanged, which is left to the caller; otherwise passes what
+    /// remains of it to `emit`, packets without faults in the longest possible runs.
+    pub fn pass_unchanged(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        observer: &mut Option<Observer>,
+        emit: &mut Sink<'_>,
+    ) -> bool {
+        if self.is_idle() {
+            return true;
+        }
+        let pass_run = |from: usize, to: usize, emit: &mut Sink<'_>| {
+            if from < to {
+                let end = (to * burst.segment).min(burst.data.len());
+                let data = &burst.data[from * burst.segment..end];
+                emit(RxBurst::new(burst.flow, ident_of(burst.ident, from as u16), burst.segment, data));
+            }
+        };
+        let (mut first, mut next) = (0, 0);
+        for packet in packets_of(burst) {
+            let verdict = self.evaluate(now, packet, observer);
+            next += 1;
+            if self.reorder_slot.is_some() || verdict != Verdict::default() {
+                pass_run(first, next - 1, emit);
+                first = next;
+                self.apply(now, packet, &verdict, emit);
+            }
+        }
+        if first > 0 {
+            pass_run(first, next, emit);
+        }
+        first == 0
     }
 
     /// Determines the faults that apply to a packet, updates the counters, and calls the observer.
-    pub fn evaluate(
-        &mut self,
-        now: Instant,
-        packet: RxBurst<'_>,
-        observer: &mut Option<Observer>,
-    ) -> Verdict {
+    fn evaluate(&mut self, now: Instant, packet: RxBurst<'_>, observer: &mut Option<Observer>) -> Verdict {
         let RxBurst { flow, ident, data, .. } = packet;
         let mut verdict = Verdict::default();
         let request = self.responders.as_mut().and_then(|responders| {
@@ -218,7 +237,7 @@ impl Pipeline {
 
     /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by the packet
     /// held back for reordering, if any.
-    pub fn apply(&mut self, now: Instant, packet: RxBurst<'_>, verdict: &Verdict, emit: &mut Sink<'_>) {
+    fn apply(&mut self, now: Instant, packet: RxBurst<'_>, verdict: &Verdict, emit: &mut Sink<'_>) {
         if verdict.drop {
             return;
         }
