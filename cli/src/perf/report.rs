@@ -23,7 +23,7 @@ pub struct Outcome {
     figures: Figures,
 }
 
-/// What was measured.
+/// Measured quantities.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 enum Figures {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,19 +33,18 @@ struct ActiveRule {
     rule: Rule,
     /// Index among all rules.
     index: usize,
-    count: u64,
     rng: SimRng,
     record: Record,
 }
 
 impl ActiveRule {
     /// Counts the packet if it matches the rule's filter, and reports whether the rule applies to it.
-    fn applies(&mut self, packet: &Seen<'_>) -> bool {
+    fn applies(&mut self, packet: &Seen<'_>, matched: &AtomicU64) -> bool {
         if !self.rule.matches_filter(packet) {
             return false;
         }
-        self.count += 1;
-        self.rule.when.selects(self.count, |p| self.rng.bernoulli(p))
+        let number = matched.fetch_add(1, Ordering::Relaxed) + 1;
+        self.rule.when.selects(number, |p| self.rng.bernoulli(p))
     }
 }
 
@@ -92,7 +91,6 @@ impl Pipeline {
         let active_rule = |(index, rule): (usize, &Rule)| ActiveRule {
             rule: rule.clone(),
             index,
-            count: 0,
             rng: SimRng::new(seed, index as u64),
             record: Record::default(),
         };
@@ -194,16 +192,14 @@ impl Pipeline {
         for active_rule in &mut self.rules {
             let peer = if active_rule.rule.direction == Direction::Tx { flow.dst } else { flow.src };
             active_rule.record.on_packet(peer, data);
-            let before = active_rule.count;
-            let mut applies = active_rule.applies(&seen);
+            let counter = &self.counters.0[active_rule.index];
+            let mut applies = active_rule.applies(&seen, &counter.matched);
             let rule = &active_rule.rule;
             if applies && rule.action.is_answer() {
                 let answer = answer_to(rule.action, &seen, request.as_ref(), &mut responders);
                 applies = answer.is_some();
                 self.answers.extend(answer);
             }
-            let counter = &self.counters.0[active_rule.index];
-            counter.matched.fetch_add(active_rule.count - before, Ordering::Relaxed);
             if !applies {
                 continue;
             }
@@ -225,7 +221,8 @@ impl Pipeline {
                 Action::Replay(by) => verdict.replays.push(by),
             }
             if let Some(observer) = observer {
-                let (count, packet) = (active_rule.count, Bytes::copy_from_slice(data));
+                let count = counter.matched.load(Ordering::Relaxed);
+                let packet = Bytes::copy_from_slice(data);
                 observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }
         }
