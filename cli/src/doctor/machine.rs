@@ -125,16 +125,11 @@ fn port_advice(owner: &PortOwner) -> String {
              or run urxe in another network namespace (unshare -Urn) or over --link frames:…"
                 .into()
         }
-        PortOwner::Process { pid, name } if name == "urxe" => {
+        PortOwner::Process { pid, name } => {
+            let sharing = if name == "urxe" { "--shared-memory auto" } else { "`urxe run`" };
             format!(
-                "stop it (kill {pid}), start it with --shared-memory auto so that the address is shared, or use another \
-                     address (--ip)"
-            )
-        }
-        PortOwner::Process { pid, .. } => {
-            format!(
-                "stop it (kill {pid}), start it with `urxe run` so that the address is shared, or use another \
-                     address (--ip)"
+                "stop it (kill {pid}), start it with {sharing} so that the address is shared, or use another \
+                 address (--ip)"
             )
         }
         PortOwner::User(_) => {
