@@ -387,11 +387,6 @@ impl Fabric {
         self.with_network(|network, _| network.next_event())?
     }
 
-    /// Returns the bandwidth of the wire of the host to which a port belongs, in a simulated network.
-    fn host_speed(&self, port: &PortShared) -> Option<u64> {
-        port.host().and_then(|host| self.with_network(|network, _| network.speed(host)))
-    }
-
     fn with_network<R>(&self, f: impl FnOnce(&mut State, &PortQueue) -> R) -> Option<R> {
         self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.queue))
     }

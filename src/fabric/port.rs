@@ -59,13 +59,14 @@ impl FabricPort {
     pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>, addresses: &[IpAddr]) -> FabricPort {
         let [_, b2, b3, b4] = shared.id.to_be_bytes();
         let FabricConfig { mtu, window, bandwidth, .. } = *fabric.config();
+        let wire = shared.host().and_then(|host| fabric.with_network(|network, _| network.speed(host)));
         let info = LinkInfo::new(format!("fabric port {}", shared.id), addresses.to_vec())
             // Locally administered.
             .mac([0x02, 0x75, 0x72, b2, b3, b4])
             .mtu(mtu)
             .burst(LIMITS)
             .window(window)
-            .speed(fabric.host_speed(&shared).or(bandwidth).unwrap_or(DEFAULT_SPEED));
+            .speed(wire.or(bandwidth).unwrap_or(DEFAULT_SPEED));
         FabricPort {
             fabric,
             shared,
