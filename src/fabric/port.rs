@@ -87,15 +87,6 @@ impl FabricPort {
         FabricHandle { fabric: self.fabric.clone(), port: self.shared.clone() }
     }
 
-    /// Drops the cached routes if the fabric has changed.
-    fn refresh(&mut self) {
-        let generation = self.fabric.0.generation.load(Ordering::SeqCst);
-        if self.generation != generation {
-            self.generation = generation;
-            self.routes.clear();
-        }
-    }
-
     /// Caches the route to an address, unless it is already cached.
     fn resolve(&mut self, dst: IpAddr) {
         if self.routes.contains_key(&dst) {
@@ -276,7 +267,11 @@ impl Link for FabricPort {
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.refresh();
+        let generation = self.fabric.0.generation.load(Ordering::SeqCst);
+        if self.generation != generation {
+            self.generation = generation;
+            self.routes.clear();
+        }
         queue.bursts().for_each(|burst| self.send_burst(now, &burst));
         Ok(())
     }
