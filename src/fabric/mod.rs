@@ -83,7 +83,7 @@ struct Shared {
     agenda: Mutex<Agenda>,
     /// Network of a simulation, in place of a single switch.
     network: Option<Mutex<State>>,
-    /// Counts of packets not included in any current port's counters.
+    /// Sum of the counters of ports that no longer exist.
     counters: Mutex<FabricCounters>,
     /// Threads that take turns, in virtual time.
     threads: Threads,
@@ -405,10 +405,6 @@ impl Fabric {
         }
     }
 
-    fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
-        f(&mut self.0.counters.lock());
-    }
-
     /// Returns the ports reached by packets from the port `from` to `dst`, each with the direction's own
     /// configuration, if it has one.
     fn targets(&self, from: &PortShared, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
@@ -435,7 +431,7 @@ impl Fabric {
     }
 
     /// Removes a port, and adds its counters to the fabric's.
-    fn remove(&self, port: &Arc<PortShared>, counters: FabricCounters) {
+    fn remove(&self, port: &Arc<PortShared>) {
         port.earliest.store(u64::MAX, Ordering::SeqCst);
         *port.driver.lock() = None;
         self.touch(port);
@@ -449,7 +445,7 @@ impl Fabric {
         ports.groups.retain(|(_, member), _| *member != port.id);
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
-        self.count(|c| *c += counters);
+        *self.0.counters.lock() += port.inbox.lock().counters;
         self.changed();
     }
 }

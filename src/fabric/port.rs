@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
-use super::model::{FabricCounters, Path, Run};
+use super::model::{Path, Run};
 use super::port_shared::PortShared;
 use super::{Fabric, FabricConfig};
 use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
@@ -117,7 +117,7 @@ impl FabricPort {
         let targets = self.routes.get(&burst.flow.dst).map_or(&[][..], Vec::as_slice);
         if targets.is_empty() {
             self.counters.tx_dropped += burst.packets as u64;
-            self.fabric.count(|c| c.unknown += burst.packets as u64);
+            self.shared.inbox.lock().counters.unknown += burst.packets as u64;
             return;
         }
         let len = burst.segment + burst.flow.header_len();
@@ -130,7 +130,7 @@ impl FabricPort {
             let path = &mut self.paths[target.path].1;
             if len > path.config().mtu {
                 self.counters.tx_dropped += burst.packets as u64;
-                self.fabric.count(|c| c.too_big += burst.packets as u64);
+                self.shared.inbox.lock().counters.too_big += burst.packets as u64;
                 continue;
             }
             if targets.len() == 1
@@ -297,7 +297,7 @@ impl Link for FabricPort {
         if !self.shared.up.load(Ordering::SeqCst) {
             // Packets that were on their way when the cable was unplugged.
             let lost: usize = self.batch.iter().map(Delivery::packets).sum();
-            self.fabric.count(|c| c.unplugged += lost as u64);
+            self.shared.inbox.lock().counters.unplugged += lost as u64;
             self.batch.clear();
         }
         for d in &self.batch {
@@ -370,7 +370,6 @@ impl MemoryPath for FabricPort {
 
 impl Drop for FabricPort {
     fn drop(&mut self) {
-        let counters: FabricCounters = self.shared.inbox.lock().counters;
-        self.fabric.remove(&self.shared, counters);
+        self.fabric.remove(&self.shared);
     }
 }
