@@ -1,5 +1,4 @@
 //! Ctrl-C as a flag, so that an interrupted command still prints its summary.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,4 @@
 //! NIC of a command on its link, with capture and fault injection, and options of its connections.
-#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,5 +1,4 @@
 //! Out-of-band TCP connection over which the two ends of a run exchange parameters.
-#![forbid(unsafe_code)]
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

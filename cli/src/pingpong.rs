@@ -1,6 +1,5 @@
 //! `urxe pingpong`: exchanges SENDs, in turns, with one of rdma-core's ping-pong programs or with another
 //! `urxe pingpong`.
-#![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 

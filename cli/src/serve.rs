@@ -1,5 +1,4 @@
 //! `urxe serve`: a long-running endpoint that any peer can connect to.
-#![forbid(unsafe_code)]
 
 mod peer;
 mod server;

@@ -1,6 +1,5 @@
 //! `urxe completions` and `urxe package-files`: shell completions and man pages, generated from the command
 //! line's definition.
-#![forbid(unsafe_code)]
 
 use std::fs;
 use std::io::{self, Write};
