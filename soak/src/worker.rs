@@ -1,6 +1,5 @@
 //! A worker process of the soak test: one NIC that connects to the other workers and accepts their connections,
 //! and exchanges and verifies messages with all of them in one thread.
-#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io::{self, Write};
