@@ -100,9 +100,9 @@ impl FaultReport {
     }
 }
 
-/// End of the JSON document of a command that uses a link.
+/// End of the JSON document of a command with traffic.
 #[derive(Default, Serialize)]
-pub struct LinkReport {
+pub struct TrafficReport {
     /// Whether packets took rings in shared memory, unless these are off.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared_memory: Option<bool>,
@@ -111,7 +111,7 @@ pub struct LinkReport {
     pub faults: Option<FaultReport>,
 }
 
-impl LinkReport {
+impl TrafficReport {
     /// Returns a line that says whether packets took rings in shared memory, unless these are off.
     pub fn rings_line(&self) -> Option<&'static str> {
         self.shared_memory.map(|has_used_rings| match has_used_rings {
@@ -254,10 +254,10 @@ impl LinkArgs {
     }
 
     /// Returns the report about the link of a NIC.
-    pub fn report(&self, context: &Context) -> LinkReport {
+    pub fn report(&self, context: &Context) -> TrafficReport {
         let is_on = self.nic.shared_memory().is_ok_and(|when| when != SharedMemory::Off);
         let shared_memory = is_on.then(|| context.has_used_rings());
-        LinkReport { shared_memory, faults: self.fault_report() }
+        TrafficReport { shared_memory, faults: self.fault_report() }
     }
 
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.

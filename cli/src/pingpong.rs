@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
-use super::link::{LinkArgs, LinkReport};
+use super::link::{LinkArgs, TrafficReport};
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
 use super::{CliError, json};
@@ -523,5 +523,5 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     checked_messages: Option<u32>,
     #[serde(flatten)]
-    link: LinkReport,
+    link: TrafficReport,
 }

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
-use crate::link::LinkReport;
+use crate::link::TrafficReport;
 use crate::{CliError, json};
 
 /// Result for one message size.
@@ -103,7 +103,7 @@ struct Document {
     path_mtu: usize,
     results: Vec<Outcome>,
     #[serde(flatten)]
-    end: LinkReport,
+    end: TrafficReport,
 }
 
 impl Report {
@@ -130,7 +130,7 @@ impl Report {
                 ),
             }
         }
-        let (link, results, end) = (link.to_owned(), Vec::new(), LinkReport::default());
+        let (link, results, end) = (link.to_owned(), Vec::new(), TrafficReport::default());
         let document = Document { verb, measure, link, qps, path_mtu: mtu, results, end };
         Report { json, document, shows_progress: false }
     }
@@ -171,7 +171,7 @@ impl Report {
     }
 
     /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
-    pub fn finish(mut self, end: LinkReport) -> Result<(), CliError> {
+    pub fn finish(mut self, end: TrafficReport) -> Result<(), CliError> {
         if self.json {
             self.document.end = end;
             json::print(&self.document)?;

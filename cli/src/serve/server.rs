@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::Serve;
 use super::peer::{Peer, SLOTS};
 use crate::interrupt::Interrupt;
-use crate::link::LinkReport;
+use crate::link::TrafficReport;
 use crate::{CliError, json, oob_handshake};
 use urxe::host::primary_address;
 use urxe::middleware::faults::Direction;
@@ -236,7 +236,7 @@ struct Summary {
     /// Nonzero counters of the NIC and its link.
     counters: BTreeMap<&'static str, u64>,
     #[serde(flatten)]
-    link: LinkReport,
+    link: TrafficReport,
 }
 
 /// Timer that measures the time since a packet was last received.
