@@ -166,10 +166,7 @@ impl LinkArgs {
         self.check_options()?;
         self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
-        let wrap = |port| {
-            let mut links = self.wrap_all(vec![Box::new(port)], name);
-            links.pop().expect("one link per port")
-        };
+        let wrap = |port| self.wrap_all(vec![Box::new(port)], name).pop().expect("one link per port");
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
