@@ -177,12 +177,11 @@ impl Pipeline {
     fn evaluate(&mut self, now: Instant, packet: RxBurst<'_>, observer: &mut Option<Observer>) -> Verdict {
         let RxBurst { flow, ident, data, .. } = packet;
         let mut verdict = Verdict::default();
-        let request = self.responders.as_mut().and_then(|responders| {
+        let mut request = self.responders.as_mut().and_then(|responders| {
             let request = Packet::parse(data).ok().filter(is_acknowledged_request)?;
             Some((responders, request))
         });
-        let (mut responders, request) = request.unzip();
-        if let (Some(responders), Some(request)) = (&mut responders, &request)
+        if let Some((responders, request)) = &mut request
             && responders.discards(&flow, request)
         {
             return Verdict { drop: true, ..verdict };
@@ -196,7 +195,7 @@ impl Pipeline {
             let mut applies = active_rule.applies(&seen, &counter.matched);
             let rule = &active_rule.rule;
             if applies && rule.action.is_answer() {
-                let answer = answer_to(rule.action, &seen, request.as_ref(), &mut responders);
+                let answer = answer_to(rule.action, &seen, request.as_mut());
                 applies = answer.is_some();
                 self.answers.extend(answer);
             }
@@ -226,8 +225,8 @@ impl Pipeline {
                 observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }
         }
-        if let (Some(responders), Some(request), false) = (&mut responders, &request, verdict.drop) {
-            responders.on_request(&flow, request);
+        if let (Some((responders, request)), false) = (request, verdict.drop) {
+            responders.on_request(&flow, &request);
         }
         verdict
     }
@@ -320,15 +319,15 @@ impl Pipeline {
 }
 
 /// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request` is
-/// the packet, if it is a request that its destination acknowledges.
+/// the packet, if it is a request that its destination acknowledges, with the responders.
 fn answer_to(
     action: Action,
     seen: &Seen<'_>,
-    request: Option<&Packet<'_>>,
-    responders: &mut Option<&mut Responders>,
+    request: Option<&mut (&mut Responders, Packet<'_>)>,
 ) -> Option<HeldPacket> {
     if let Action::Reject(reason) = action {
         return answer::reject(seen.flow, &Packet::parse(seen.bytes).ok()?, reason);
     }
-    responders.as_mut()?.refuse(seen.flow, request?, action.nak_syndrome()?)
+    let (responders, request) = request?;
+    responders.refuse(seen.flow, request, action.nak_syndrome()?)
 }
