@@ -293,6 +293,7 @@ fn rdma_libraries(without: &Listing, with: &Listing) -> Vec<RdmaLibrary> {
 }
 
 /// Output of a dynamic loader that lists a program's libraries.
+#[derive(Default)]
 struct Listing {
     /// Name and path of each library.
     libraries: Vec<(String, String)>,
@@ -323,17 +324,9 @@ impl Listing {
 
     /// Parses the loader's standard output and standard error.
     fn parse(text: &str, error: &str) -> Listing {
-        let mut listing = Listing {
-            libraries: Vec::new(),
-            preloaded: None,
-            // The loader accepts a library without versions.
-            errors: error
-                .lines()
-                .filter(|line| !line.contains("no version information"))
-                .map(str::to_owned)
-                .collect(),
-            has_failed: false,
-        };
+        // The loader accepts a library without versions.
+        let errors = error.lines().filter(|line| !line.contains("no version information"));
+        let mut listing = Listing { errors: errors.map(str::to_owned).collect(), ..Listing::default() };
         for line in text.lines() {
             // Behind the path is the address in parentheses.
             let line = line.rsplit_once(" (0x").map_or(line, |(line, _)| line).trim();
