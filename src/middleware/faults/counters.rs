@@ -87,7 +87,7 @@ impl fmt::Display for FaultCount {
 }
 
 /// Handle to the counters of a [`Faults`](super::Faults) link, usable from any thread.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FaultCounters(pub(super) Arc<[RuleCounter]>);
 
 #[derive(Debug)]

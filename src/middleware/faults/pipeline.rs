@@ -65,6 +65,7 @@ struct Verdict {
 }
 
 /// The rules for one direction, and the packets being held back.
+#[derive(Default)]
 pub(super) struct Pipeline {
     rules: Vec<ActiveRule>,
     /// Counters of the rules of both directions.
@@ -98,17 +99,8 @@ impl Pipeline {
         let rules: Vec<ActiveRule> =
             rules.filter(|(_, rule)| rule.direction == direction).map(active_rule).collect();
         let sends_naks = rules.iter().any(|active| active.rule.action.nak_syndrome().is_some());
-        Pipeline {
-            rules,
-            counters: counters.clone(),
-            opened: None,
-            reorder_slot: None,
-            delayed: BTreeMap::new(),
-            delays: 0,
-            responders: sends_naks.then(|| Responders::new(direction)),
-            answers: Vec::new(),
-            altered: Vec::new(),
-        }
+        let responders = sends_naks.then(|| Responders::new(direction));
+        Pipeline { rules, counters: counters.clone(), responders, ..Pipeline::default() }
     }
 
     /// Starts the clock of the rules, if it is not running, and returns the time of its start.
