@@ -139,12 +139,18 @@ struct Session {
     /// NIC A's memory region; `dst` is NIC B's.
     src: Mr,
     dst: Mr,
-    /// Destination QPN, PSN and opcode of all packets printed so far, to recognise retransmitted requests.
+    printed: Printed,
+    steps: usize,
+}
+
+/// Packets printed so far.
+#[derive(Default)]
+struct Printed {
+    /// Destination QPN, PSN and opcode of each, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
     retransmitted: usize,
-    steps: usize,
 }
 
 /// Opcode, length and immediate data of a successful completion that a step waits for.
@@ -167,21 +173,8 @@ impl Session {
         b.qp.connect(&a.qp.endpoint(), &connect)?;
         let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let (src, dst) = (a.pd.reg_mr(REGION_LEN, Access::ALL)?, b.pd.reg_mr(REGION_LEN, target)?);
-        Ok(Session {
-            out,
-            fabric,
-            traced,
-            dropped,
-            a,
-            b,
-            src,
-            dst,
-            seen: HashSet::new(),
-            packets: 0,
-            lost: 0,
-            retransmitted: 0,
-            steps: 0,
-        })
+        let printed = Printed::default();
+        Ok(Session { out, fabric, traced, dropped, a, b, src, dst, printed, steps: 0 })
     }
 
     fn run_operations(&mut self) -> Result<(), CliError> {
@@ -370,9 +363,9 @@ impl Session {
             let packet =
                 Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("malformed packet: {e}")))?;
             let bth = packet.bth();
-            self.packets += 1;
+            self.printed.packets += 1;
             let request = packet.row().operation.is_request();
-            let retransmitted = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
+            let retransmitted = !self.printed.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
             let lost = direction == Direction::Tx && lost.remove(&bth.psn);
             let arrow = if direction == Direction::Tx { "A → B" } else { "A ← B" };
             let mut details = packet_text::details(&packet);
@@ -384,8 +377,8 @@ impl Session {
             if !mark.is_empty() && !details.is_empty() {
                 details.push_str("  ");
             }
-            self.lost += lost as usize;
-            self.retransmitted += retransmitted as usize;
+            self.printed.lost += lost as usize;
+            self.printed.retransmitted += retransmitted as usize;
             let is_nak = details.contains("NAK");
             let style = match (lost || is_nak, request) {
                 (true, _) => RED,
@@ -434,7 +427,7 @@ impl Session {
     fn finish(&mut self) -> Result<(), CliError> {
         let (a, b) = (self.a.context.counters(), self.b.context.counters());
         let counts = [
-            ("packets dropped by the fault rule", (self.lost as u64, 1)),
+            ("packets dropped by the fault rule", (self.printed.lost as u64, 1)),
             ("sequence error NAKs at A", (a.rcvd_seq_err, 1)),
             ("RNR NAKs at A", (a.rcvd_rnr_err, 1)),
             ("local ACK timeouts at A", (a.local_ack_timeout_err, 0)),
@@ -446,11 +439,12 @@ impl Session {
                 return Err(CliError::Failed(format!("{name}: {found}, expected {expected}")));
             }
         }
+        let Printed { packets, lost, retransmitted, .. } = self.printed;
         writeln!(
             self.out,
-            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {} packets, {} dropped by \
-             the fault rule, {} retransmitted.",
-            self.steps, self.packets, self.lost, self.retransmitted
+            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {packets} packets, {lost} dropped by \
+             the fault rule, {retransmitted} retransmitted.",
+            self.steps
         )?;
         Ok(())
     }
