@@ -144,14 +144,10 @@ impl<L: Link> Link for Faults<L> {
 
 impl<L: Link> NicObserver for Faults<L> {
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
-        match event {
-            NicEvent::Opened => {
-                self.tx.open(now);
-                self.rx.open(now);
-            }
-            NicEvent::Connected { local, remote, peer } => {
-                self.tx.on_connected(*local, *peer, *remote);
-                self.rx.on_connected(*local, *peer, *remote);
+        for pipeline in [&mut self.tx, &mut self.rx] {
+            match event {
+                NicEvent::Opened => pipeline.open(now),
+                NicEvent::Connected { local, remote, peer } => pipeline.on_connected(*local, *peer, *remote),
             }
         }
         if let Some(inner) = self.inner.nic_observer() {

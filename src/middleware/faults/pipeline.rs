@@ -103,9 +103,9 @@ impl Pipeline {
         Pipeline { rules, counters: counters.clone(), responders, ..Pipeline::default() }
     }
 
-    /// Starts the clock of the rules, if it is not running, and returns the time of its start.
-    pub fn open(&mut self, now: Instant) -> Instant {
-        *self.opened.get_or_insert(now)
+    /// Starts the clock of the rules, if it is not running.
+    pub fn open(&mut self, now: Instant) {
+        self.opened.get_or_insert(now);
     }
 
     /// Notes a new connection of a local queue pair.
