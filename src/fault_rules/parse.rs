@@ -36,7 +36,8 @@ fn parse(text: &str) -> Result<Rule, String> {
         Some(Ok(pair)) => pair,
         _ => return Err("expected ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
     };
-    let (mut filter, mut parameters) = (Filter::default(), Parameters::default());
+    let mut filter = Filter::default();
+    let mut parameters = Parameters { by: None, copies: None, alteration: Alteration::CORRUPTION };
     for field in fields {
         let (key, value) = field.map_err(|f| format!("'{f}' is not of the form KEY=VALUE"))?;
         match PARAMETERS.iter().find(|(parameter, _)| *parameter == key) {
@@ -73,13 +74,10 @@ const PARAMETERS: [(&str, &[&str]); 5] = [
     ("icrc", &["corrupt"]),
 ];
 
-#[derive(Default)]
 struct Parameters {
     by: Option<Duration>,
     copies: Option<u32>,
-    at: Option<Place>,
-    xor: Option<u8>,
-    repair_icrc: bool,
+    alteration: Alteration,
 }
 
 impl Parameters {
@@ -87,9 +85,9 @@ impl Parameters {
         match key {
             "by" => self.by = Some(duration(value)?),
             "copies" => self.copies = Some(number(key, value, 1000)? as u32),
-            "at" => self.at = Some(place(value)?),
-            "xor" => self.xor = Some(number(key, value, 0xff)? as u8),
-            _ if value == "repair" => self.repair_icrc = true,
+            "at" => self.alteration.at = place(value)?,
+            "xor" => self.alteration.xor = number(key, value, 0xff)?,
+            _ if value == "repair" => self.alteration.repair_icrc = true,
             _ => return Err(format!("icrc '{value}' is unknown: write icrc=repair, or leave it out")),
         }
         Ok(())
@@ -105,14 +103,10 @@ impl Parameters {
             "mark" => Action::Mark,
             "delay" => Action::Delay(by()?),
             "replay" => Action::Replay(by()?),
-            "corrupt" => {
-                let at = self.at.unwrap_or(Place::Middle);
-                let xor = self.xor.unwrap_or(Alteration::DEFAULT_XOR);
-                match (Alteration { at, xor, repair_icrc: self.repair_icrc }) {
-                    Alteration::CORRUPTION => Action::Corrupt,
-                    alteration => Action::Alter(alteration),
-                }
-            }
+            "corrupt" => match self.alteration {
+                Alteration::CORRUPTION => Action::Corrupt,
+                alteration => Action::Alter(alteration),
+            },
             _ => {
                 return Err(format!(
                     "unknown action '{name}': expected drop, dup, reorder, corrupt, mark, delay, replay, nak, rnr or \
@@ -175,8 +169,7 @@ fn place(text: &str) -> Result<Place, String> {
     if is_number(text) {
         return Ok(Place::Offset(number("at", text, 0xffff)? as u16));
     }
-    let place = if text == "middle" { Some(Place::Middle) } else { Place::named(text) };
-    place.ok_or_else(|| {
+    Place::named(text).ok_or_else(|| {
         let fields = Place::names();
         format!(
             "unknown field '{text}': write the offset of a byte from the BTH, payload, or one of {fields}"

@@ -394,14 +394,6 @@ pub struct CaptureHandle {
 }
 
 impl CaptureHandle {
-    /// Writes out buffered packets like [`CaptureFile::flush`].
-    ///
-    /// # Errors
-    /// See [`CaptureFile::flush`].
-    pub fn flush(&self) -> Result<(), CaptureError> {
-        self.file.flush()
-    }
-
     /// Captures the packets of a link, or of another shard's link, as this interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
         Capture { inner: link, handle: self.clone() }
@@ -627,7 +619,7 @@ mod tests {
         let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));
         send(&mut a, &b, Instant(5_000_000_007), 8..10);
         b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
-        b.handle().flush().unwrap();
+        file.flush().unwrap();
         let (names, rows) = rows(&buffer.0.lock());
         assert_eq!(names, ["left", "right"]);
         let row = |interface, at, id, psn| Row {

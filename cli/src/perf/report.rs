@@ -116,6 +116,7 @@ impl Report {
                 Measure::Lat if verb.is_pingpong() => "latency, half round trips in microseconds",
                 Measure::Lat => "latency, full round trips in microseconds",
             };
+            let verb = verb.name();
             println!("RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}");
             match measure {
                 Measure::Bw => {
