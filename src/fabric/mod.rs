@@ -76,7 +76,7 @@ struct Shared {
     /// Incremented at every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
     /// Ports to look at, for the drivers or the agenda.
-    queue: PortQueue,
+    queue: Arc<PortQueue>,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Agenda of virtual time, locked while time is being advanced.
@@ -159,14 +159,16 @@ impl Fabric {
         Ok(Fabric::build(config, Some(AtomicU64::new(0)), None))
     }
 
-    fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<State>) -> Fabric {
+    fn build(config: FabricConfig, clock: Option<AtomicU64>, topology: Option<&Topology>) -> Fabric {
+        let queue = Arc::<PortQueue>::default();
+        let network = topology.map(|topology| State::new(topology, config.seed, queue.clone()));
         Fabric(Arc::new(Shared {
             clock,
             threads: Threads::new(config.seed),
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
-            queue: PortQueue::default(),
+            queue,
             auxiliaries: Mutex::default(),
             agenda: Mutex::default(),
             network: network.map(Mutex::new),
@@ -379,16 +381,16 @@ impl Fabric {
     /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
     /// a NIC. Returns the time of the last one; `None` if there was none.
     pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
-        self.with_network(|network, touched| network.run(limit, touched))?
+        self.with_network(|network| network.run(limit))?
     }
 
     /// Returns the time of the simulated network's next event.
     pub(crate) fn next_network_event(&self) -> Option<Instant> {
-        self.with_network(|network, _| network.next_event())?
+        self.with_network(|network| network.next_event())?
     }
 
-    fn with_network<R>(&self, f: impl FnOnce(&mut State, &PortQueue) -> R) -> Option<R> {
-        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.queue))
+    fn with_network<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut network.lock()))
     }
 
     /// Announces that the due time of a port may have changed. Has no effect in real time.

@@ -59,7 +59,7 @@ impl FabricPort {
     pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>, addresses: &[IpAddr]) -> FabricPort {
         let [_, b2, b3, b4] = shared.id.to_be_bytes();
         let FabricConfig { mtu, window, bandwidth, .. } = *fabric.config();
-        let wire = shared.host().and_then(|host| fabric.with_network(|network, _| network.speed(host)));
+        let wire = shared.host().and_then(|host| fabric.with_network(|network| network.speed(host)));
         let info = LinkInfo::new(format!("fabric port {}", shared.id), addresses.to_vec())
             // Locally administered.
             .mac([0x02, 0x75, 0x72, b2, b3, b4])
@@ -123,7 +123,7 @@ impl FabricPort {
         let len = burst.segment + burst.flow.header_len();
         if let Some(host) = self.shared.host().filter(|_| len <= self.info.mtu) {
             let hosts = targets.iter().filter_map(|target| target.port.host());
-            self.fabric.with_network(|network, touched| network.send(host, now, burst, hosts, touched));
+            self.fabric.with_network(|network| network.send(host, now, burst, hosts));
             return;
         }
         for target in targets {
@@ -306,7 +306,7 @@ impl Link for FabricPort {
         }
         if self.shared.host().is_some() {
             let read = self.batch.drain(..).map(|delivery| delivery.data);
-            self.fabric.with_network(|network, _| network.recycle(read));
+            self.fabric.with_network(|network| network.recycle(read));
             return Ok(packets);
         }
         let mut inbox = self.shared.inbox.lock();

@@ -44,8 +44,7 @@ impl Fabric {
         topology.check()?;
         let config = FabricConfig::default().mtu(topology.mtu).window(topology.window).seed(seed);
         config.check()?;
-        let network = State::new(topology, seed);
-        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(network)) })
+        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(topology)) })
     }
 }
 
@@ -73,7 +72,7 @@ impl Simulation {
         let port = self.with(|state, fabric| {
             let direction = find(state, a, b)?;
             state.set_now(fabric.now());
-            state.set_up(direction as u32, up, &fabric.0.queue);
+            state.set_up(direction as u32, up);
             Ok::<_, TopologyError>(match (a, b) {
                 (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
                 _ => None,
