@@ -123,7 +123,7 @@ struct Host {
 /// State of a network.
 pub(crate) struct State {
     /// Time of the last event or packet.
-    now: u64,
+    pub(super) now: u64,
     events: BinaryHeap<Reverse<Event>>,
     sequence: u64,
     pub(super) directions: Vec<Direction>,
@@ -520,10 +520,9 @@ impl State {
         self.compute_routes();
     }
 
-    /// Brings the network's time up to that of the clock, and returns it in picoseconds.
-    pub fn set_now(&mut self, now: Instant) -> u64 {
+    /// Brings the network's time up to that of the clock.
+    pub fn set_now(&mut self, now: Instant) {
         self.now = self.now.max(now.0.saturating_mul(1000));
-        self.now
     }
 
     /// Returns the time of the last event in nanoseconds.
