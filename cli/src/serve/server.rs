@@ -220,55 +220,7 @@ impl Server {
         }
         Ok(())
     }
-}
 
-/// JSON document of `urxe serve --json`, printed at the end.
-#[derive(Serialize)]
-struct Summary {
-    /// Number of peers that have connected.
-    peers: usize,
-    /// Number of SENDs that were echoed.
-    echoed_sends: u64,
-    /// Total length of the echoed SENDs in bytes.
-    echoed_bytes: u64,
-    /// Number of received WRITEs with immediate.
-    writes_with_immediate: u64,
-    /// Nonzero counters of the NIC and its link.
-    counters: BTreeMap<&'static str, u64>,
-    #[serde(flatten)]
-    link: TrafficReport,
-}
-
-/// Timer that measures the time since a packet was last received.
-struct IdleTimer {
-    packets: u64,
-    since: Instant,
-    has_received: bool,
-}
-
-impl IdleTimer {
-    fn new(packets: u64) -> IdleTimer {
-        IdleTimer { packets, since: Instant::now(), has_received: false }
-    }
-
-    fn update(&mut self, packets: u64) -> Duration {
-        if packets != self.packets {
-            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
-        }
-        self.since.elapsed()
-    }
-}
-
-impl State {
-    /// Adds the counters of a disconnected peer to the totals.
-    fn add_totals(&mut self, peer: &Peer) {
-        self.echoes += peer.echoes;
-        self.bytes += peer.bytes;
-        self.writes += peer.writes;
-    }
-}
-
-impl Server {
     /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
         let timeout = Some(self.args.timeout);
@@ -359,15 +311,59 @@ impl Server {
     }
 }
 
+/// JSON document of `urxe serve --json`, printed at the end.
+#[derive(Serialize)]
+struct Summary {
+    /// Number of peers that have connected.
+    peers: usize,
+    /// Number of SENDs that were echoed.
+    echoed_sends: u64,
+    /// Total length of the echoed SENDs in bytes.
+    echoed_bytes: u64,
+    /// Number of received WRITEs with immediate.
+    writes_with_immediate: u64,
+    /// Nonzero counters of the NIC and its link.
+    counters: BTreeMap<&'static str, u64>,
+    #[serde(flatten)]
+    link: TrafficReport,
+}
+
+/// Timer that measures the time since a packet was last received.
+struct IdleTimer {
+    packets: u64,
+    since: Instant,
+    has_received: bool,
+}
+
+impl IdleTimer {
+    fn new(packets: u64) -> IdleTimer {
+        IdleTimer { packets, since: Instant::now(), has_received: false }
+    }
+
+    fn update(&mut self, packets: u64) -> Duration {
+        if packets != self.packets {
+            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
+        }
+        self.since.elapsed()
+    }
+}
+
+impl State {
+    /// Adds the counters of a disconnected peer to the totals.
+    fn add_totals(&mut self, peer: &Peer) {
+        self.echoes += peer.echoes;
+        self.bytes += peer.bytes;
+        self.writes += peer.writes;
+    }
+}
+
 /// Prints a line without interleaving the lines of different threads: to standard output, or with `--json` to
 /// standard error.
 fn print_line(json: bool, line: &str) -> Result<(), CliError> {
-    if json {
-        return Ok(writeln!(stderr(), "{line}")?);
+    match json {
+        true => Ok(writeln!(stderr(), "{line}")?),
+        false => Ok(writeln!(stdout(), "{line}")?),
     }
-    let mut out = stdout().lock();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
 }
 
 /// Prints a line to standard error. Ignores write errors, because standard error may be closed.
