@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::Serve;
-use super::peer::{Peer, SLOTS};
+use super::peer::{Peer, SLOTS, Totals};
 use crate::interrupt::Interrupt;
 use crate::link::TrafficReport;
 use crate::{CliError, json, oob_handshake};
@@ -33,9 +33,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 struct State {
     peers: HashMap<Qpn, Peer>,
     connected: usize,
-    echoes: u64,
-    bytes: u64,
-    writes: u64,
+    /// Totals of disconnected peers.
+    totals: Totals,
     /// Error message for the most recent failed handshake or lost peer.
     failure: Option<String>,
 }
@@ -184,7 +183,7 @@ impl Server {
         let mut state = self.state.lock();
         let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
         remaining.iter().for_each(|peer| state.add_totals(peer));
-        let State { connected, echoes, bytes, writes, .. } = &*state;
+        let State { connected, totals, .. } = *state;
         let (nic, (link, _)) = (context.counters(), context.link_state());
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
         let link = self.args.link.report(context);
@@ -192,18 +191,13 @@ impl Server {
             faults.warn();
         }
         if self.args.json {
-            return json::print(&Summary {
-                peers: *connected,
-                echoed_sends: *echoes,
-                echoed_bytes: *bytes,
-                writes_with_immediate: *writes,
-                counters: counters.collect(),
-                link,
-            });
+            return json::print(&Summary { peers: connected, totals, counters: counters.collect(), link });
         }
         let print = |line: &str| print_line(false, line);
+        let Totals { echoed_sends, echoed_bytes, writes_with_immediate } = totals;
         print(&format!(
-            "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
+            "{connected} peers; {echoed_sends} SENDs echoed, {echoed_bytes} bytes; {writes_with_immediate} WRITEs with \
+             immediate"
         ))?;
         link.rings_line().map_or(Ok(()), print)?;
         for (name, value) in counters {
@@ -316,12 +310,8 @@ impl Server {
 struct Summary {
     /// Number of peers that have connected.
     peers: usize,
-    /// Number of SENDs that were echoed.
-    echoed_sends: u64,
-    /// Total length of the echoed SENDs in bytes.
-    echoed_bytes: u64,
-    /// Number of received WRITEs with immediate.
-    writes_with_immediate: u64,
+    #[serde(flatten)]
+    totals: Totals,
     /// Nonzero counters of the NIC and its link.
     counters: BTreeMap<&'static str, u64>,
     #[serde(flatten)]
@@ -351,9 +341,9 @@ impl IdleTimer {
 impl State {
     /// Adds the counters of a disconnected peer to the totals.
     fn add_totals(&mut self, peer: &Peer) {
-        self.echoes += peer.echoes;
-        self.bytes += peer.bytes;
-        self.writes += peer.writes;
+        self.totals.echoed_sends += peer.totals.echoed_sends;
+        self.totals.echoed_bytes += peer.totals.echoed_bytes;
+        self.totals.writes_with_immediate += peer.totals.writes_with_immediate;
     }
 }
 
