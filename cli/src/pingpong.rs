@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
@@ -36,7 +36,7 @@ const MAX_CHECKED_BYTES: u64 = 4 << 30;
 const QKEY: QKey = QKey(0x1111_1111);
 
 /// Transport service of the queue pairs.
-#[derive(clap::ValueEnum, Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 enum Service {
     /// Reliable connection
@@ -50,13 +50,10 @@ enum Service {
 }
 
 impl Service {
-    fn stock_program(self) -> &'static str {
-        match self {
-            Service::Rc => "ibv_rc_pingpong",
-            Service::Uc => "ibv_uc_pingpong",
-            Service::Ud => "ibv_ud_pingpong",
-            Service::Srq => "ibv_srq_pingpong",
-        }
+    /// Returns the name of the stock program: `ibv_rc_pingpong` or the like.
+    fn stock_program(self) -> String {
+        let value = self.to_possible_value().expect("no service is left out");
+        format!("ibv_{}_pingpong", value.get_name())
     }
 
     fn qp_type(self) -> QpType {

@@ -125,12 +125,9 @@ impl ProgramReport {
             name = words[1..].iter().find(|word| !is_option(word)).unwrap_or(name);
         }
         let Ok(path) = find_program(OsStr::new(name)) else {
+            let message = format!("script for {name}, which does not exist");
             let advice = format!("install {name}, or correct the first line of the script");
-            self.checks.push(Check::problem(
-                "kind",
-                format!("script for {name}, which does not exist"),
-                advice,
-            ));
+            self.checks.push(Check::problem("kind", message, advice));
             return;
         };
         self.checks.push(Check::ok("kind", format!("script, run by {}", path.display())));
@@ -216,11 +213,8 @@ impl ProgramReport {
         };
         if let Some(error) = without.errors.first().filter(|_| without.has_failed) {
             let advice = "install the package that has the library, or add its directory to LD_LIBRARY_PATH";
-            self.checks.push(Check::problem(
-                "served",
-                format!("does not start even without urxe: {error}"),
-                advice,
-            ));
+            let message = format!("does not start even without urxe: {error}");
+            self.checks.push(Check::problem("served", message, advice));
             return;
         }
         self.rdma_libraries = rdma_libraries(&without, &with);

@@ -143,9 +143,9 @@ impl Topology {
         for i in 0..half * half {
             let core = t.add_switch(SwitchConfig::default());
             let group = i / half;
-            (0..2 * half).for_each(|pod| {
-                t.connect_all(edges + pod * half + group..edges + pod * half + group + 1, core)
-            });
+            for pod in 0..2 * half {
+                t.connect(Node::Switch(edges + pod * half + group), core, Wire::default());
+            }
         }
         t
     }
