@@ -254,18 +254,9 @@ impl Server {
         }
         state.peers.insert(local.qpn, peer);
         drop(state);
-        print_line(
-            self.args.json,
-            &format!(
-                "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
-                remote.gid.ip(),
-                remote.qpn,
-                remote.psn.get(),
-                local.gid.ip(),
-                local.qpn,
-                local.psn.get()
-            ),
-        )?;
+        let [peer, own] =
+            [remote, local].map(|e| format!("{} qp {} psn {:#08x}", e.gid.ip(), e.qpn, e.psn.get()));
+        print_line(self.args.json, &format!("peer {number}   {peer}, via {from}; local: {own}"))?;
         Ok(local)
     }
 
