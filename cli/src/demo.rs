@@ -442,8 +442,8 @@ impl Session {
         let Printed { packets, lost, retransmitted, .. } = self.printed;
         writeln!(
             self.out,
-            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {packets} packets, {lost} dropped by \
-             the fault rule, {retransmitted} retransmitted.",
+            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {packets} packets, {lost} \
+             dropped by the fault rule, {retransmitted} retransmitted.",
             self.steps
         )?;
         Ok(())

@@ -117,7 +117,8 @@ impl TrafficReport {
         self.shared_memory.map(|has_used_rings| match has_used_rings {
             true => "packets took rings in shared memory",
             false => {
-                "no packets took rings in shared memory: the peer is on another host, or without --shared-memory"
+                "no packets took rings in shared memory: the peer is on another host, or without \
+                 --shared-memory"
             }
         })
     }
@@ -216,8 +217,8 @@ impl LinkArgs {
                 let (link, available) =
                     (&context.link_info().name, if peer.is_ipv4() { "IPv6" } else { "IPv4" });
                 Err(CliError::Usage(format!(
-                    "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of \
-                     the same IP version"
+                    "the peer's address is {peer}, but {link} has {available} addresses only: choose a link \
+                     of the same IP version"
                 )))
             }
             (None, None) => Err(self.no_such_gid(context)),

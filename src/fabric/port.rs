@@ -198,9 +198,9 @@ struct DirectDelivery {
 }
 
 impl DirectDelivery {
-    /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's
-    /// memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are computed and checked. Returns false if
-    /// direct delivery is not possible.
+    /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied
+    /// from the sender's memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are
+    /// computed and checked. Returns false if direct delivery is not possible.
     fn deliver(&mut self, now: Instant, burst: &TxBurst<'_>, port: &PortShared) -> bool {
         // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
         // returns false.

@@ -140,8 +140,8 @@ impl Threads {
         self.state.lock().add(Phase::Ready)
     }
 
-    /// Runs `f` as the thread with the number `id`, when it is that thread's turn. `advance` advances the clock to the next
-    /// event, or up to the instant that it is given, and returns why threads run again.
+    /// Runs `f` as the thread with the number `id`, when it is that thread's turn. `advance` advances the
+    /// clock to the next event, or up to the instant that it is given, and returns why threads run again.
     pub fn run<R>(&self, id: u64, advance: &dyn Fn(Instant) -> Wake, f: impl FnOnce() -> R) -> R {
         CURRENT.set(Some((self.identity(), id)));
         self.await_turn(self.state.lock(), id);

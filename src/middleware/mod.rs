@@ -24,8 +24,8 @@ pub struct Middleware {
 }
 
 impl Middleware {
-    /// Wraps the links of one NIC, which the capture file records as the interface `name`. Each injected fault is noted as
-    /// a comment in the capture. Returns the wrapped links and the fault counters.
+    /// Wraps the links of one NIC, which the capture file records as the interface `name`. Each injected
+    /// fault is noted as a comment in the capture. Returns the wrapped links and the fault counters.
     pub fn wrap(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
         let interface = self.capture.as_ref().zip(links.first());
         let interface = interface.map(|(file, link)| file.interface(name, &link.info().name));

@@ -194,10 +194,9 @@ impl Server {
             return json::print(&Summary { peers: connected, totals, counters: counters.collect(), link });
         }
         let print = |line: &str| print_line(false, line);
-        let Totals { echoed_sends, echoed_bytes, writes_with_immediate } = totals;
+        let Totals { echoed_sends: echoes, echoed_bytes: bytes, writes_with_immediate: writes } = totals;
         print(&format!(
-            "{connected} peers; {echoed_sends} SENDs echoed, {echoed_bytes} bytes; {writes_with_immediate} WRITEs with \
-             immediate"
+            "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
         link.rings_line().map_or(Ok(()), print)?;
         for (name, value) in counters {

@@ -200,8 +200,8 @@ impl State {
         self.routes = Routes::new(self.hosts.len(), self.switches.len(), &edges);
     }
 
-    /// Attaches a NIC's new port to a host or, with `None`, to the first one without a NIC. Returns `None` if the host does
-    /// not exist or has a NIC.
+    /// Attaches a NIC's new port to a host or, with `None`, to the first one without a NIC. Returns `None` if
+    /// the host does not exist or has a NIC.
     pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<()> {
         let host = match host {
             Some(host) => host,

@@ -108,8 +108,8 @@ pub(super) fn reject(flow: &Flow, packet: &Packet<'_>, reason: RejReason) -> Opt
     Some(reply(flow, packet, (packet.bth().opcode, Qpn::GSI), headers, &mad.bytes()))
 }
 
-/// Builds the answer to a packet with the addresses `flow`, given its opcode and destination and its headers other than the
-/// BTH. The length of the payload is a multiple of four.
+/// Builds the answer to a packet with the addresses `flow`, given its opcode and destination and its headers
+/// other than the BTH. The length of the payload is a multiple of four.
 fn reply(
     flow: &Flow,
     packet: &Packet<'_>,

@@ -86,8 +86,8 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates the pipeline for the rules of one direction, among those that have these counters. A rule's random numbers
-    /// depend on `seed` and its position among all rules.
+    /// Creates the pipeline for the rules of one direction, among those that have these counters. A rule's
+    /// random numbers depend on `seed` and its position among all rules.
     pub fn new(counters: &FaultCounters, direction: Direction, seed: u64) -> Pipeline {
         let active_rule = |(index, rule): (usize, &Rule)| ActiveRule {
             rule: rule.clone(),
@@ -130,8 +130,8 @@ impl Pipeline {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
-    /// Applies the rules to a burst. Returns true if it passes unchanged, which is left to the caller; otherwise passes what
-    /// remains of it to `emit`, packets without faults in the longest possible runs.
+    /// Applies the rules to a burst. Returns true if it passes unchanged, which is left to the caller;
+    /// otherwise passes what remains of it to `emit`, packets without faults in the longest possible runs.
     pub fn pass_unchanged(
         &mut self,
         now: Instant,
