@@ -1,5 +1,4 @@
 //! `urxe broker`: shares an address among several processes, the first of which starts this command.
-#![forbid(unsafe_code)]
 
 use std::env;
 
@@ -34,7 +33,7 @@ impl Broker {
 /// # Errors
 /// [`CliError::Io`].
 pub fn sharing(shared_memory: SharedMemory, any_user: bool) -> Result<Sharing, CliError> {
-    let what = "cannot determine the path of the urxe executable".into();
-    let program = env::current_exe().map_err(|source| CliError::Io { what, source })?;
+    let what = "cannot determine the path of the urxe executable";
+    let program = env::current_exe().map_err(CliError::io(what))?;
     Ok(Sharing { program, any_user, shared_memory })
 }

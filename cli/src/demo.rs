@@ -1,7 +1,6 @@
 //! `urxe demo`: performs every operation once between two NICs in one process, and prints each packet.
-#![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::Write;
 use std::net::IpAddr;
 use std::path::Path;
@@ -140,21 +139,22 @@ struct Session {
     /// NIC A's memory region; `dst` is NIC B's.
     src: Mr,
     dst: Mr,
-    /// Destination QPN, PSN and opcode of all packets printed so far, to recognise retransmitted requests.
+    printed: Printed,
+    steps: usize,
+}
+
+/// Packets printed so far.
+#[derive(Default)]
+struct Printed {
+    /// Destination QPN, PSN and opcode of each, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
     retransmitted: usize,
-    steps: usize,
 }
 
-/// A completion that a step waits for.
-#[derive(PartialEq)]
-struct Expected {
-    opcode: WcOpcode,
-    bytes: usize,
-    imm: Option<u32>,
-}
+/// Opcode, length and immediate data of a successful completion that a step waits for.
+type Expected = (WcOpcode, u32, Option<u32>);
 
 impl Session {
     fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Session, CliError> {
@@ -173,21 +173,8 @@ impl Session {
         b.qp.connect(&a.qp.endpoint(), &connect)?;
         let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
         let (src, dst) = (a.pd.reg_mr(REGION_LEN, Access::ALL)?, b.pd.reg_mr(REGION_LEN, target)?);
-        Ok(Session {
-            out,
-            fabric,
-            traced,
-            dropped,
-            a,
-            b,
-            src,
-            dst,
-            seen: HashSet::new(),
-            packets: 0,
-            lost: 0,
-            retransmitted: 0,
-            steps: 0,
-        })
+        let printed = Printed::default();
+        Ok(Session { out, fabric, traced, dropped, a, b, src, dst, printed, steps: 0 })
     }
 
     fn run_operations(&mut self) -> Result<(), CliError> {
@@ -207,37 +194,35 @@ impl Session {
         self.src.write(0, b"Hello, RoCE!\n")?;
         self.post_recv(1, 0..64)?;
         self.post(&SendWr::send(1, &[self.sge(13)]))?;
-        self.wait(Some(success(WcOpcode::Send, 13)), Some(success(WcOpcode::Recv, 13)))?;
+        self.wait(Some((WcOpcode::Send, 13, None)), Some((WcOpcode::Recv, 13, None)))?;
         self.check(0, b"Hello, RoCE!\n")?;
 
         self.title("SEND with immediate", "2500 bytes in three packets, and four bytes in the completion")?;
         self.src.write(0, pattern)?;
         self.post_recv(2, 0..4096)?;
         self.post(&SendWr::send_imm(2, &[self.sge(2500)], 0xcafe))?;
-        self.wait(Some(success(WcOpcode::Send, 2500)), Some(success(WcOpcode::Recv, 2500).imm(0xcafe)))?;
+        self.wait(Some((WcOpcode::Send, 2500, None)), Some((WcOpcode::Recv, 2500, Some(0xcafe))))?;
         self.check(0, &pattern[..2500])
     }
 
     fn run_writes_and_read(&mut self, pattern: &[u8]) -> Result<(), CliError> {
         self.title("RDMA WRITE", "5000 bytes in five packets, the third of which is dropped")?;
         self.post(&SendWr::write(3, &[self.sge(5000)], self.dst.remote(4096)))?;
-        self.wait(Some(success(WcOpcode::RdmaWrite, 5000)), None)?;
+        self.wait(Some((WcOpcode::RdmaWrite, 5000, None)), None)?;
         self.check(4096, &pattern[..5000])?;
 
         self.title("RDMA WRITE with immediate", "64 bytes, and a receive completion at B")?;
         self.post_recv(4, 0..0)?;
         self.post(&SendWr::write_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
-        let received = success(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
-        self.wait(Some(success(WcOpcode::RdmaWrite, 64)), Some(received))?;
+        let received = (WcOpcode::RecvRdmaWithImm, 64, Some(0xbeef));
+        self.wait(Some((WcOpcode::RdmaWrite, 64, None)), Some(received))?;
         self.check(0, &pattern[..64])?;
 
         self.title("RDMA READ", "3000 bytes from B, without a completion at B")?;
         self.src.write(0, &[0; 3000])?;
         self.post(&SendWr::read(5, &[self.sge(3000)], self.dst.remote(4096)))?;
-        self.wait(Some(success(WcOpcode::RdmaRead, 3000)), None)?;
-        let mut read = vec![0; 3000];
-        self.src.read(0, &mut read)?;
-        self.check_bytes("data read by A", &read, &pattern[..3000])
+        self.wait(Some((WcOpcode::RdmaRead, 3000, None)), None)?;
+        self.check_bytes("data read by A", &self.src.read_vec(0..3000)?, &pattern[..3000])
     }
 
     fn run_atomics(&mut self) -> Result<(), CliError> {
@@ -245,12 +230,12 @@ impl Session {
         self.title("Compare-and-swap", "42 becomes 1000, as it equals the compare operand")?;
         self.dst.buffer().store_u64(8192, 42)?;
         self.post(&SendWr::compare_swap(6, &[self.sge(8)], self.dst.remote(8192), 42, 1000))?;
-        self.wait(Some(success(WcOpcode::CompSwap, 8)), None)?;
+        self.wait(Some((WcOpcode::CompSwap, 8, None)), None)?;
         self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 42)?;
 
         self.title("Fetch-and-add", "23 is added to 1000")?;
         self.post(&SendWr::fetch_add(7, &[self.sge(8)], self.dst.remote(8192), 23))?;
-        self.wait(Some(success(WcOpcode::FetchAdd, 8)), None)?;
+        self.wait(Some((WcOpcode::FetchAdd, 8, None)), None)?;
         self.check_value("original value returned to A", self.src.buffer().load_u64(0)?, 1000)?;
         self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 1023)
     }
@@ -258,11 +243,11 @@ impl Session {
     fn run_placement(&mut self) -> Result<(), CliError> {
         self.title("ATOMIC WRITE, FLUSH", "8 bytes written atomically, then flushed to global visibility")?;
         self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
-        self.wait(Some(success(WcOpcode::AtomicWrite, 0)), None)?;
+        self.wait(Some((WcOpcode::AtomicWrite, 0, None)), None)?;
         self.check_value("value at B", self.dst.buffer().load_u64(8192)?, 7)?;
         let global = Placement::GLOBAL;
         self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
-        self.wait(Some(success(WcOpcode::Flush, 0)), None)
+        self.wait(Some((WcOpcode::Flush, 0, None)), None)
     }
 
     fn run_memory_window(&mut self) -> Result<(), CliError> {
@@ -274,25 +259,28 @@ impl Session {
         let (rkey, region) = (mw.next_rkey(), self.dst.lkey());
         let bind = Bind { rkey, region, addr, len: 16, access: Access::REMOTE_WRITE };
         self.b.qp.post_send(&SendWr::bind_mw(10, bind))?;
-        self.wait(None, Some(success(WcOpcode::BindMw, 0)))?;
+        self.wait(None, Some((WcOpcode::BindMw, 0, None)))?;
         self.src.write(0, b"By the window.")?;
         self.post(&SendWr::write(11, &[self.sge(14)], RemoteAddr { va: addr, rkey }))?;
-        self.wait(Some(success(WcOpcode::RdmaWrite, 14)), None)?;
+        self.wait(Some((WcOpcode::RdmaWrite, 14, None)), None)?;
         self.check(0, b"By the window.")?;
         self.post_recv(12, 64..128)?;
         // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
         self.post(&SendWr::send_inval(12, &[self.sge(14)], rkey))?;
-        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))
+        self.wait(Some((WcOpcode::Send, 14, None)), Some((WcOpcode::Recv, 14, None)))
     }
 
     fn run_rnr(&mut self) -> Result<(), CliError> {
         self.title("SEND, receiver not ready", "B posts its receive after A has received an RNR NAK")?;
         self.src.write(0, b"Are you there?")?;
         self.post(&SendWr::send(13, &[self.sge(14)]))?;
-        self.run_until(|s| s.a.context.counters().rcvd_rnr_err > 0)?;
+        let limit = self.fabric.now() + STEP_TIMEOUT;
+        while self.a.context.counters().rcvd_rnr_err == 0 {
+            self.step(limit)?;
+        }
         self.print_note(DIM, "B posts a receive")?;
         self.post_recv(13, 0..64)?;
-        self.wait(Some(success(WcOpcode::Send, 14)), Some(success(WcOpcode::Recv, 14)))?;
+        self.wait(Some((WcOpcode::Send, 14, None)), Some((WcOpcode::Recv, 14, None)))?;
         self.check(0, b"Are you there?")
     }
 
@@ -335,15 +323,6 @@ impl Session {
         Ok(self.b.qp.post_recv(&RecvWr::new(wr_id, sges))?)
     }
 
-    /// Advances virtual time until `done` returns true, and fails after `STEP_TIMEOUT`.
-    fn run_until(&mut self, done: impl Fn(&Session) -> bool) -> Result<(), CliError> {
-        let limit = self.fabric.now() + STEP_TIMEOUT;
-        while !done(self) {
-            self.step(limit)?;
-        }
-        Ok(())
-    }
-
     /// Advances virtual time to the next packet or timer, and fails if there is none before `limit`.
     fn step(&mut self, limit: Instant) -> Result<(), CliError> {
         let at = self.fabric.step().ok_or(WaitError::Idle)?;
@@ -364,7 +343,7 @@ impl Session {
                 for wc in out {
                     let at = self.fabric.now();
                     print_completion(&mut self.out, at, name, &wc)?;
-                    let found = Expected { opcode: wc.opcode, bytes: wc.byte_len as usize, imm: wc.imm };
+                    let found = (wc.opcode, wc.byte_len, wc.imm);
                     if wc.status != WcStatus::Success || expected.take() != Some(found) {
                         return Err(CliError::Failed(format!("unexpected completion at {name}: {wc:?}")));
                     }
@@ -384,9 +363,9 @@ impl Session {
             let packet =
                 Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("malformed packet: {e}")))?;
             let bth = packet.bth();
-            self.packets += 1;
+            self.printed.packets += 1;
             let request = packet.row().operation.is_request();
-            let retransmitted = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
+            let retransmitted = !self.printed.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
             let lost = direction == Direction::Tx && lost.remove(&bth.psn);
             let arrow = if direction == Direction::Tx { "A → B" } else { "A ← B" };
             let mut details = packet_text::details(&packet);
@@ -398,8 +377,8 @@ impl Session {
             if !mark.is_empty() && !details.is_empty() {
                 details.push_str("  ");
             }
-            self.lost += lost as usize;
-            self.retransmitted += retransmitted as usize;
+            self.printed.lost += lost as usize;
+            self.printed.retransmitted += retransmitted as usize;
             let is_nak = details.contains("NAK");
             let style = match (lost || is_nak, request) {
                 (true, _) => RED,
@@ -426,9 +405,7 @@ impl Session {
 
     /// Checks the contents of B's region at `offset`.
     fn check(&mut self, offset: usize, expected: &[u8]) -> Result<(), CliError> {
-        let mut found = vec![0; expected.len()];
-        self.dst.read(offset, &mut found)?;
-        self.check_bytes("data at B", &found, expected)
+        self.check_bytes("data at B", &self.dst.read_vec(offset..offset + expected.len())?, expected)
     }
 
     fn check_bytes(&mut self, name: &str, found: &[u8], expected: &[u8]) -> Result<(), CliError> {
@@ -449,37 +426,27 @@ impl Session {
     /// Checks that exactly the intended errors occurred, and prints the summary.
     fn finish(&mut self) -> Result<(), CliError> {
         let (a, b) = (self.a.context.counters(), self.b.context.counters());
-        let counts = HashMap::from([
-            ("packets dropped by the fault rule", (self.lost as u64, 1)),
+        let counts = [
+            ("packets dropped by the fault rule", (self.printed.lost as u64, 1)),
             ("sequence error NAKs at A", (a.rcvd_seq_err, 1)),
             ("RNR NAKs at A", (a.rcvd_rnr_err, 1)),
             ("local ACK timeouts at A", (a.local_ack_timeout_err, 0)),
             ("ICRC errors", (a.rx_icrc_err + b.rx_icrc_err, 0)),
             ("malformed packets", (a.rx_malformed() + b.rx_malformed(), 0)),
-        ]);
+        ];
         for (name, (found, expected)) in counts {
             if found != expected {
                 return Err(CliError::Failed(format!("{name}: {found}, expected {expected}")));
             }
         }
+        let Printed { packets, lost, retransmitted, .. } = self.printed;
         writeln!(
             self.out,
-            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {} packets, {} dropped by \
-             the fault rule, {} retransmitted.",
-            self.steps, self.packets, self.lost, self.retransmitted
+            "\n{GREEN}✓ All {} operations completed with correct data{GREEN:#}: {packets} packets, {lost} \
+             dropped by the fault rule, {retransmitted} retransmitted.",
+            self.steps
         )?;
         Ok(())
-    }
-}
-
-/// Describes a successful completion without immediate data, for comparison with the actual one.
-fn success(opcode: WcOpcode, bytes: usize) -> Expected {
-    Expected { opcode, bytes, imm: None }
-}
-
-impl Expected {
-    fn imm(self, imm: u32) -> Expected {
-        Expected { imm: Some(imm), ..self }
     }
 }
 

@@ -1,5 +1,4 @@
 //! `urxe devinfo`: lists this machine's links and the attributes of a NIC on each.
-#![forbid(unsafe_code)]
 
 mod fields;
 

@@ -1,5 +1,4 @@
 //! Environment variables that commands read or set, for their man pages.
-#![forbid(unsafe_code)]
 
 use clap::Command;
 

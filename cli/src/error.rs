@@ -2,12 +2,10 @@
 
 use std::error::Error;
 use std::io;
-use std::net::IpAddr;
 
 use crate::oob_handshake::HandshakeError;
 use urxe::broker::SharingError;
 use urxe::link::BindError;
-use urxe::verbs::{Gid, Mtu};
 
 /// Error of a command. The message is one line and includes a hint on how to fix the problem.
 #[derive(Debug, thiserror::Error)]
@@ -18,39 +16,6 @@ pub enum CliError {
     Call(urxe::Error),
     /// The handshake with the peer failed.
     Handshake(#[from] HandshakeError),
-    /// The GID index is not in the link's GID table.
-    #[error("GID index {index} does not exist on {link}: the GID table contains {}", gid_list(.gids))]
-    NoSuchGid {
-        /// Requested GID index.
-        index: u8,
-        /// Name of the link.
-        link: String,
-        /// GIDs of the link.
-        gids: Vec<Gid>,
-    },
-    /// The requested path MTU exceeds the link's path MTU.
-    #[error("path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less")]
-    MtuTooLarge {
-        /// Requested path MTU in bytes.
-        requested: usize,
-        /// Name of the link.
-        link: String,
-        /// Maximum path MTU of the link in bytes.
-        active: usize,
-    },
-    /// The link has no address of the peer's IP version.
-    #[error(
-        "the peer's address is {peer}, but {link} has {available} addresses only: choose a link of the same \
-         IP version"
-    )]
-    Family {
-        /// Address of the peer.
-        peer: IpAddr,
-        /// Name of the link.
-        link: String,
-        /// IP version of the link's addresses: "IPv4" or "IPv6".
-        available: &'static str,
-    },
     /// An option is invalid or does not apply to the link.
     #[error("{0}")]
     Usage(String),
@@ -74,9 +39,10 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Returns the error for a path MTU that exceeds the link's.
-    pub(super) fn mtu(requested: Mtu, link: &str, active: Mtu) -> CliError {
-        CliError::MtuTooLarge { requested: requested.bytes(), link: link.into(), active: active.bytes() }
+    /// Returns the conversion of a system call's error, given the failed operation.
+    pub fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> CliError {
+        let what = what.into();
+        move |source| CliError::Io { what, source: source.into() }
     }
 }
 
@@ -96,9 +62,4 @@ fn cause(e: &urxe::Error) -> String {
         return String::new();
     };
     e.source().map_or(String::new(), |source| format!(": {source}"))
-}
-
-fn gid_list(gids: &[Gid]) -> String {
-    let list: Vec<String> = gids.iter().enumerate().map(|(i, g)| format!("{i} ({})", g.ip())).collect();
-    list.join(", ")
 }

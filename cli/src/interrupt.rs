@@ -1,5 +1,4 @@
 //! Ctrl-C as a flag, so that an interrupted command still prints its summary.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,10 +31,7 @@ impl Interrupt {
             // and ends the program.
             flag::register_conditional_shutdown(signal, INTERRUPTED_STATUS.into(), interrupt.0.clone())
                 .and_then(|_| flag::register(signal, interrupt.0.clone()))
-                .map_err(|source| CliError::Io {
-                    what: "cannot install the handler of SIGINT and SIGTERM".into(),
-                    source,
-                })?;
+                .map_err(CliError::io("cannot install the handler of SIGINT and SIGTERM"))?;
         }
         Ok(interrupt)
     }

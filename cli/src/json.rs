@@ -1,5 +1,4 @@
 //! JSON documents on standard output, for `--json`.
-#![forbid(unsafe_code)]
 
 use std::io::{self, Write};
 

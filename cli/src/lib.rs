@@ -1,4 +1,5 @@
 //! The `urxe` command: one file per subcommand, and the modules that they and other commands share.
+#![forbid(unsafe_code)]
 
 pub mod broker;
 mod demo;

@@ -1,5 +1,4 @@
 //! NIC of a command on its link, with capture and fault injection, and options of its connections.
-#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::CliError;
@@ -23,7 +22,7 @@ use urxe::link::udp::UdpLinkError;
 use urxe::link::{BindError, Link};
 use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
-use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds, RuleCount};
+use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
@@ -101,13 +100,27 @@ impl FaultReport {
     }
 }
 
-/// Returns a line that says whether packets took rings in shared memory.
-pub fn rings_line(has_used_rings: bool) -> &'static str {
-    match has_used_rings {
-        true => "packets took rings in shared memory",
-        false => {
-            "no packets took rings in shared memory: the peer is on another host, or without --shared-memory"
-        }
+/// End of the JSON document of a command with traffic.
+#[derive(Default, Serialize)]
+pub struct TrafficReport {
+    /// Whether packets took rings in shared memory, unless these are off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_memory: Option<bool>,
+    /// Counters of the `--fault` rules, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub faults: Option<FaultReport>,
+}
+
+impl TrafficReport {
+    /// Returns a line that says whether packets took rings in shared memory, unless these are off.
+    pub fn rings_line(&self) -> Option<&'static str> {
+        self.shared_memory.map(|has_used_rings| match has_used_rings {
+            true => "packets took rings in shared memory",
+            false => {
+                "no packets took rings in shared memory: the peer is on another host, or without \
+                 --shared-memory"
+            }
+        })
     }
 }
 
@@ -154,17 +167,14 @@ impl LinkArgs {
         self.check_options()?;
         self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
-        let wrap = |port| {
-            let mut links = self.wrap_all(vec![Box::new(port)], name);
-            links.pop().expect("one link per port")
-        };
+        let wrap = |port| self.wrap_all(vec![Box::new(port)], name).pop().expect("one link per port");
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
     /// Returns the options for opening the next NIC. Each NIC gets its own seed, because otherwise both ends
     /// of a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         opened.nics += 1;
         // With random faults, the reported seed reproduces queue pair numbers and PSNs too.
         let seed = opened.fault_seeds(self.nic.seed).seed();
@@ -190,8 +200,7 @@ impl LinkArgs {
     /// selected by the peer's address.
     ///
     /// # Errors
-    /// [`CliError::Family`] if there is none of the peer's IP version, [`CliError::NoSuchGid`] if there is
-    /// none at all.
+    /// [`CliError::Usage`] if there is none, or none of the peer's IP version.
     pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
         let gids = context.gids();
         let has_same_version = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
@@ -204,11 +213,14 @@ impl LinkArgs {
         };
         match (index, peer) {
             (Some(i), _) => Ok((i, gids[usize::from(i)])),
-            (None, Some(peer)) => Err(CliError::Family {
-                peer,
-                link: context.link_info().name.clone(),
-                available: if peer.is_ipv4() { "IPv6" } else { "IPv4" },
-            }),
+            (None, Some(peer)) => {
+                let (link, available) =
+                    (&context.link_info().name, if peer.is_ipv4() { "IPv6" } else { "IPv4" });
+                Err(CliError::Usage(format!(
+                    "the peer's address is {peer}, but {link} has {available} addresses only: choose a link \
+                     of the same IP version"
+                )))
+            }
             (None, None) => Err(self.no_such_gid(context)),
         }
     }
@@ -218,7 +230,7 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError::Call`].
     pub fn finish(&self) -> Result<(), CliError> {
-        match &self.opened().capture {
+        match &self.opened.lock().capture {
             Some(file) => Ok(file.flush()?),
             None => Ok(()),
         }
@@ -239,18 +251,19 @@ impl LinkArgs {
         self.finish().and(result)
     }
 
-    /// Returns whether packets took rings in shared memory, or `None` with `--shared-memory off`.
-    pub fn has_used_rings(&self, context: &Context) -> Option<bool> {
+    /// Returns the report about the link of a NIC.
+    pub fn report(&self, context: &Context) -> TrafficReport {
         let is_on = self.nic.shared_memory().is_ok_and(|when| when != SharedMemory::Off);
-        is_on.then(|| context.has_used_rings())
+        let shared_memory = is_on.then(|| context.has_used_rings());
+        TrafficReport { shared_memory, faults: self.fault_report() }
     }
 
     /// Returns the current counters of the `--fault` rules, or `None` without `--fault`.
-    pub fn fault_report(&self) -> Option<FaultReport> {
-        let opened = self.opened();
+    fn fault_report(&self) -> Option<FaultReport> {
+        let opened = self.opened.lock();
         let mut retransmitted = Retransmissions::default();
         opened.faulty.iter().for_each(|context| retransmitted += context.counters().into());
-        let packet_rules = RuleCount::sum(&opened.faults).into_iter().map(FaultCount::from);
+        let packet_rules = FaultCounters::sum(&opened.faults).into_iter();
         let seed = opened.seeds.as_ref().filter(|_| self.has_random_faults()).map(FaultSeeds::seed);
         let others = FaultCount::sum(opened.faulty.iter().flat_map(Context::fault_counts));
         (!self.nic.faults.is_empty()).then(|| FaultReport {
@@ -263,18 +276,14 @@ impl LinkArgs {
     /// Returns the number of packets that `--fault` has affected so far, summed over all NICs.
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
-        for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
+        for counts in self.opened.lock().faults.iter().map(|f| f.get(direction)) {
             sum += counts;
         }
         sum
     }
 
-    fn opened(&self) -> MutexGuard<'_, Opened> {
-        self.opened.lock()
-    }
-
     fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         if let (Some(path), None) = (&self.nic.capture.capture, &opened.capture) {
             opened.capture = Some(create_capture(path, timestamps)?);
         }
@@ -302,10 +311,11 @@ impl LinkArgs {
 
     /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
-        let mut opened = self.opened();
+        let mut opened = self.opened.lock();
         let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.nic.faults()));
         let seeds = opened.fault_seeds(self.nic.seed).clone();
-        let (links, counters) = Middleware { capture, faults, seeds }.wrap(links, name);
+        let (links, counters) =
+            Middleware { capture, captures_at_nic: false, faults, seeds }.wrap(links, name);
         opened.faults.extend(counters);
         links
     }
@@ -313,11 +323,14 @@ impl LinkArgs {
     /// Checks that the NIC supports the requested path MTU and has the requested GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
         if !self.nic.faults.is_empty() {
-            self.opened().faulty.push(context.clone());
+            self.opened.lock().faulty.push(context.clone());
         }
         let active = context.query_port().active_mtu;
         if let Some(mtu) = self.mtu.filter(|m| *m > active) {
-            return Err(CliError::mtu(mtu, &context.link_info().name, active));
+            let (requested, link, active) = (mtu.bytes(), &context.link_info().name, active.bytes());
+            return Err(CliError::Usage(format!(
+                "path MTU {requested} exceeds that of {link}, {active}: use --mtu {active} or less"
+            )));
         }
         if self.gid.is_some_and(|i| context.query_gid(i as usize).is_none()) {
             return Err(self.no_such_gid(&context));
@@ -326,11 +339,10 @@ impl LinkArgs {
     }
 
     fn no_such_gid(&self, context: &Context) -> CliError {
-        CliError::NoSuchGid {
-            index: self.gid.unwrap_or(0),
-            link: context.link_info().name.clone(),
-            gids: context.gids(),
-        }
+        let (index, link) = (self.gid.unwrap_or(0), &context.link_info().name);
+        let gids = context.gids().into_iter().enumerate().map(|(i, gid)| format!("{i} ({})", gid.ip()));
+        let gids = gids.collect::<Vec<_>>().join(", ");
+        CliError::Usage(format!("GID index {index} does not exist on {link}: the GID table contains {gids}"))
     }
 }
 
@@ -353,8 +365,7 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     let file = match path.as_os_str() == STANDARD_OUTPUT {
         false => CaptureFile::create(path, timestamps)?,
         true => {
-            let redirected = redirect_standard_output();
-            let out = redirected.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
+            let out = redirect_standard_output().map_err(CliError::io("--capture -"))?;
             let file = CaptureFile::to_writer(out, timestamps)?;
             file.flush_every(FLUSH_INTERVAL)?;
             file

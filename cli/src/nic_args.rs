@@ -1,6 +1,5 @@
 //! Options of all commands that open a NIC: link and address, sharing, faults, capture, explanation,
 //! timeouts, congestion control and class of device.
-#![forbid(unsafe_code)]
 
 use std::env;
 use std::ffi::OsStr;

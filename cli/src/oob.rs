@@ -1,7 +1,6 @@
 //! Out-of-band TCP connection over which the two ends of a run exchange parameters.
-#![forbid(unsafe_code)]
 
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -82,14 +81,14 @@ impl OobArgs {
             .and_then(|()| stream.set_nonblocking(false))
             .and_then(|()| stream.set_read_timeout(Some(self.peer_timeout())))
             .and_then(|()| stream.set_write_timeout(Some(self.peer_timeout())));
-        set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
+        set.map_err(CliError::io("cannot set up the TCP connection"))?;
         Ok(stream)
     }
 
     fn connect(&self, host: &str, peer_program: &str) -> Result<TcpStream, CliError> {
         let port = self.port;
         let addresses = (host, port).to_socket_addrs();
-        let addresses = addresses.map_err(|e| io_error(format!("cannot resolve host '{host}'"), e))?;
+        let addresses = addresses.map_err(CliError::io(format!("cannot resolve host '{host}'")))?;
         let mut last = None;
         for address in addresses {
             match TcpStream::connect_timeout(&address, self.peer_timeout()) {
@@ -107,7 +106,7 @@ impl OobArgs {
                  the connection requests",
                 self.peer_timeout()
             )),
-            Some((at, e)) => io_error(format!("cannot connect to TCP {at}"), e),
+            Some((at, e)) => CliError::io(format!("cannot connect to TCP {at}"))(e),
         })
     }
 
@@ -117,13 +116,13 @@ impl OobArgs {
         peer_program: &str,
         interrupt: &Interrupt,
     ) -> Result<(TcpStream, SocketAddr), CliError> {
-        let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
+        let at = listener.local_addr().map_err(CliError::io("cannot listen"))?;
         let begin = Instant::now();
         loop {
             match listener.accept() {
                 Ok(client) => return Ok(client),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(e) => return Err(io_error(format!("cannot accept on TCP {at}"), e)),
+                Err(e) => return Err(CliError::io(format!("cannot accept on TCP {at}"))(e)),
             }
             if interrupt.is_set() {
                 return Err(CliError::Failed(format!("interrupted while waiting for a client on TCP {at}")));
@@ -141,9 +140,9 @@ impl OobArgs {
 
     fn listen(&self) -> Result<TcpListener, CliError> {
         let listener = self.bind()?;
-        let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
+        let at = listener.local_addr().map_err(CliError::io("cannot listen"))?;
         eprintln!("waiting for a client on TCP {at}");
-        listener.set_nonblocking(true).map_err(|e| io_error("cannot listen", e))?;
+        listener.set_nonblocking(true).map_err(CliError::io("cannot listen"))?;
         Ok(listener)
     }
 
@@ -167,13 +166,9 @@ impl OobArgs {
             ErrorKind::PermissionDenied => CliError::Failed(format!(
                 "TCP port {port} requires privileges: use a --port above 1023 on both sides"
             )),
-            _ => io_error(format!("cannot listen on TCP port {port}"), e),
+            _ => CliError::io(format!("cannot listen on TCP port {port}"))(e),
         })
     }
-}
-
-fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
-    CliError::Io { what: what.into(), source }
 }
 
 /// Converts a handshake error. For a timeout, the message includes `sent`, which describes the data sent so

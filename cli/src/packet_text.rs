@@ -1,5 +1,4 @@
 //! Human-readable one-line description of a packet's headers.
-#![forbid(unsafe_code)]
 
 use urxe::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 

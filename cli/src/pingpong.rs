@@ -1,14 +1,13 @@
 //! `urxe pingpong`: exchanges SENDs, in turns, with one of rdma-core's ping-pong programs or with another
 //! `urxe pingpong`.
-#![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
-use super::link::{FaultReport, LinkArgs, rings_line};
+use super::link::{LinkArgs, TrafficReport};
 use super::oob::OobArgs;
 use super::oob_handshake::SRQ_ADDRESSES;
 use super::{CliError, json};
@@ -37,7 +36,7 @@ const MAX_CHECKED_BYTES: u64 = 4 << 30;
 const QKEY: QKey = QKey(0x1111_1111);
 
 /// Transport service of the queue pairs.
-#[derive(clap::ValueEnum, Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 enum Service {
     /// Reliable connection
@@ -51,13 +50,10 @@ enum Service {
 }
 
 impl Service {
-    fn stock_program(self) -> &'static str {
-        match self {
-            Service::Rc => "ibv_rc_pingpong",
-            Service::Uc => "ibv_uc_pingpong",
-            Service::Ud => "ibv_ud_pingpong",
-            Service::Srq => "ibv_srq_pingpong",
-        }
+    /// Returns the name of the stock program: `ibv_rc_pingpong` or the like.
+    fn stock_program(self) -> String {
+        let value = self.to_possible_value().expect("no service is left out");
+        format!("ibv_{}_pingpong", value.get_name())
     }
 
     fn qp_type(self) -> QpType {
@@ -477,7 +473,7 @@ impl<'a> Pingpong<'a> {
         let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
         let mbit_s = bytes as f64 * 8.0 / 1e6 / seconds;
         let us_per_iter = seconds * 1e6 / f64::from(iters.max(1));
-        let shared_memory = self.args.link.has_used_rings(&self.context);
+        let link = self.args.link.report(&self.context);
         if self.args.json {
             return json::print(&Report {
                 service: self.args.service,
@@ -489,8 +485,7 @@ impl<'a> Pingpong<'a> {
                 mbit_s,
                 us_per_iteration: us_per_iter,
                 checked_messages: self.args.check.then_some(self.received),
-                shared_memory,
-                faults: self.args.link.fault_report(),
+                link,
             });
         }
         println!("{bytes} bytes in {seconds:.2} seconds = {mbit_s:.2} Mbit/sec");
@@ -498,8 +493,8 @@ impl<'a> Pingpong<'a> {
         if self.args.check {
             println!("all {} received messages are correct", self.received);
         }
-        if let Some(has_used_rings) = shared_memory {
-            println!("{}", rings_line(has_used_rings));
+        if let Some(line) = link.rings_line() {
+            println!("{line}");
         }
         Ok(())
     }
@@ -524,9 +519,6 @@ struct Report {
     /// Number of received messages whose bytes are all correct, with `--check`.
     #[serde(skip_serializing_if = "Option::is_none")]
     checked_messages: Option<u32>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
+    #[serde(flatten)]
+    link: TrafficReport,
 }

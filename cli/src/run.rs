@@ -1,5 +1,4 @@
 //! `urxe run` and `urxe env`: run libibverbs programs on urxe.
-#![forbid(unsafe_code)]
 
 mod congestion_files;
 mod libraries;
@@ -28,14 +27,14 @@ use object::{Endianness, FileKind, elf};
 
 use self::libraries::find_library;
 pub use self::libraries::{Libraries, Library};
-use self::sysfs::{PortView, Tree};
+use self::sysfs::{Tree, View};
 use self::wait_port::wait_for_port;
 use super::CliError;
 use super::nic_args::{NicArgs, SHARED_MEMORY};
 use urxe::link::LinkSpec;
 use urxe::middleware::capture::CaptureFile;
 use urxe::verbs::faults::Fault;
-use urxe::verbs::{Adapter, DeviceNames, Identity, Personality};
+use urxe::verbs::{Adapter, DeviceNames, Personality};
 
 /// Run a libibverbs program on urxe, without RDMA hardware, kernel module or root
 #[derive(Args)]
@@ -117,9 +116,9 @@ impl Run {
         // The program inherits this descriptor, which has to stay open until exec.
         let mut capture_to = None;
         if self.device.nic.capture.is_to_standard_output() {
-            let io = |source| CliError::Io { what: "--capture -".into(), source };
-            capture_to = Some(nix::unistd::dup(io::stdout()).map_err(|e| io(e.into()))?);
-            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
+            let what = "--capture -";
+            capture_to = Some(nix::unistd::dup(io::stdout()).map_err(CliError::io(what))?);
+            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(CliError::io(what))?);
         }
         for (name, value) in self.device.variables(libraries)? {
             match (&capture_to, value) {
@@ -130,8 +129,7 @@ impl Run {
                 (_, None) => command.env_remove(name),
             };
         }
-        let source = command.exec();
-        Err(CliError::Io { what: format!("cannot run {} {details}", path.display()), source })
+        Err(CliError::io(format!("cannot run {} {details}", path.display()))(command.exec()))
     }
 }
 
@@ -164,15 +162,8 @@ impl Env {
 
 /// Quotes a value for a shell.
 fn shell_quote(value: &OsStr) -> Vec<u8> {
-    let mut out = vec![b'\''];
-    for byte in value.as_bytes() {
-        match byte {
-            b'\'' => out.extend(b"'\\''"),
-            _ => out.push(*byte),
-        }
-    }
-    out.push(b'\'');
-    out
+    let parts: Vec<&[u8]> = value.as_bytes().split(|byte| *byte == b'\'').collect();
+    [b"'", &*parts.join(&b"'\\''"[..]), b"'"].concat()
 }
 
 /// Name of the environment variable for the capture file.
@@ -247,15 +238,13 @@ impl DeviceArgs {
             }
         }
         let base = private_base()?;
-        let names = self.name.clone().unwrap_or_default();
-        let personality = self.nic.personality.unwrap_or(Personality::DEFAULT);
-        let identity = Identity::of(&names, &personality);
-        let congestion = congestion_files::View {
+        let view = View {
+            names: self.name.clone().unwrap_or_default(),
+            personality: self.nic.personality.unwrap_or(Personality::DEFAULT),
             congestion: self.nic.congestion.unwrap_or_default(),
-            sends_cnps: personality.quirks.cnp_scope.is_some(),
+            has_lid: self.lid_routing,
         };
-        let port = PortView { speed: personality.port_speed, has_lid: self.lid_routing };
-        let sysfs = sysfs_directory(&base, link.as_ref(), &names, &identity, port, &congestion)?;
+        let sysfs = sysfs_directory(&base, link.as_ref(), &view)?;
         let library = library_directory(&base, libraries)?;
         let inherited = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others =
@@ -265,7 +254,7 @@ impl DeviceArgs {
             CliError::Usage(format!("cannot add {} to LD_LIBRARY_PATH: {e}", library.display()))
         })?;
         let capture = self.nic.capture.capture.as_deref().map(std::path::absolute).transpose();
-        let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
+        let capture = capture.map_err(CliError::io("--capture"))?;
         if let Some(file) = &capture
             && !self.nic.capture.is_to_standard_output()
             && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
@@ -329,8 +318,7 @@ fn host_uid(user: u32) -> u32 {
 }
 
 fn create_error(what: &Path) -> impl FnOnce(io::Error) -> CliError {
-    let what = format!("cannot create {}", what.display());
-    move |source| CliError::Io { what, source }
+    CliError::io(format!("cannot create {}", what.display()))
 }
 
 /// Name of the preloaded library that makes the devices appear in `/sys` and `/dev`.
@@ -419,20 +407,13 @@ fn is_local_address(ip: IpAddr) -> bool {
 
 /// Creates and returns a directory with the files that `/sys` and `/dev` would contain if the kernel had the
 /// devices. Identical sets of devices share a directory.
-fn sysfs_directory(
-    base: &Path,
-    link: Option<&LinkSpec>,
-    names: &DeviceNames,
-    identity: &Identity,
-    port: PortView,
-    congestion: &congestion_files::View,
-) -> Result<PathBuf, CliError> {
+fn sysfs_directory(base: &Path, link: Option<&LinkSpec>, view: &View) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
-    let tree = Tree::of(&adapters, names, identity, port, congestion);
+    let tree = Tree::of(&adapters, view);
     let directory = base.join(tree.name());
     let below = "/class/infiniband_verbs/uverbs9999\0"
         .len()
-        .max(format!("/class/infiniband/{}\0", names.name(9999)).len());
+        .max(format!("/class/infiniband/{}\0", view.names.name(9999)).len());
     let max = MAX_DEVICE_PATH - below;
     if directory.as_os_str().len() > max {
         let text = format!(
@@ -495,6 +476,8 @@ pub fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     // The loader reports damaged headers.
     let Ok((machine, loader)) = elf else { return Ok(()) };
     let is_32_bit = kind == Ok(FileKind::Elf32);
+    let is_musl =
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-musl"));
     let reason = if is_32_bit != cfg!(target_pointer_width = "32")
         || OWN_MACHINE.is_some_and(|own| own != machine)
     {
@@ -505,10 +488,11 @@ pub fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         )
     } else if loader.is_none() {
         "is statically linked, so it cannot load the library: link it dynamically".into()
-    } else if let Some(loader) = loader.filter(|path| file_name(path).starts_with("ld-musl")) {
+    } else if let Some(loader) = loader.filter(is_musl) {
+        let loader = loader.display();
         format!("uses musl ({loader}), so it cannot load the library, which needs glibc: build it with glibc")
     } else if fs::metadata(program).is_ok_and(|m| m.mode() & 0o6000 != 0) {
-        match STARTERS.contains(&file_name(&program.to_string_lossy())) {
+        match STARTERS.iter().any(|name| program.ends_with(name)) {
             true => {
                 "removes LD_PRELOAD from the environment: let it start urxe (sudo urxe run -- PROGRAM)".into()
             }
@@ -527,10 +511,6 @@ pub fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     Err(CliError::Usage(format!("{} {reason}", program.display())))
 }
 
-fn file_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
-}
-
 /// ELF machine of this executable, if it is one of those that urxe is tested on.
 const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
     Some(elf::EM_X86_64)
@@ -541,15 +521,15 @@ const OWN_MACHINE: Option<u16> = if cfg!(target_arch = "x86_64") {
 };
 
 /// Returns the machine of an ELF program, and the path of its dynamic loader, if it has one.
-fn elf_loader<Header: FileHeader<Endian = Endianness>>(
+pub fn elf_loader<Header: FileHeader<Endian = Endianness>>(
     bytes: &[u8],
-) -> object::read::Result<(u16, Option<String>)> {
+) -> object::read::Result<(u16, Option<PathBuf>)> {
     let header = Header::parse(bytes)?;
     let endian = header.endian()?;
     let mut loader = None;
     for segment in header.program_headers(endian, bytes)? {
         if let Some(path) = segment.interpreter(endian, bytes)? {
-            loader = Some(String::from_utf8_lossy(path).into_owned());
+            loader = Some(PathBuf::from(OsStr::from_bytes(path)));
         }
     }
     Ok((header.e_machine(endian), loader))

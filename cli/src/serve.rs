@@ -1,10 +1,9 @@
 //! `urxe serve`: a long-running endpoint that any peer can connect to.
-#![forbid(unsafe_code)]
 
 mod peer;
 mod server;
 
-use std::str::FromStr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::Args;
@@ -54,8 +53,8 @@ pub struct Serve {
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     qps: u32,
     /// Connect to this peer without a handshake; may be repeated
-    #[arg(long = "peer", value_name = "GID,QPN,PSN")]
-    peers: Vec<PeerSpec>,
+    #[arg(long = "peer", value_name = "GID,QPN,PSN", value_parser = parse_peer)]
+    peers: Vec<Endpoint>,
     /// Exit when the first peer has been idle for a second
     ///
     /// Fails if the peer sends no packet.
@@ -75,33 +74,24 @@ pub struct Serve {
     link: LinkArgs,
 }
 
-/// Peer endpoint, as given on the command line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct PeerSpec(Endpoint);
-
-impl FromStr for PeerSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<PeerSpec, String> {
-        let fields: Vec<&str> = text.split(',').collect();
-        let [gid, qpn, psn] = fields[..] else {
-            return Err("expected GID,QPN,PSN, such as 10.77.0.2,0x11,0x1234".into());
+/// Parses the endpoint of a peer.
+fn parse_peer(text: &str) -> Result<Endpoint, String> {
+    let fields: Vec<&str> = text.split(',').collect();
+    let [gid, qpn, psn] = fields[..] else {
+        return Err("expected GID,QPN,PSN, such as 10.77.0.2,0x11,0x1234".into());
+    };
+    let ip: IpAddr =
+        gid.parse().map_err(|_| format!("invalid GID '{gid}': specify an IPv6 or IPv4 address"))?;
+    let number = |name: &str, text: &str| {
+        let parsed = match text.strip_prefix("0x") {
+            Some(hex) => u32::from_str_radix(hex, 16),
+            None => text.parse(),
         };
-        let ip: std::net::IpAddr =
-            gid.parse().map_err(|_| format!("invalid GID '{gid}': specify an IPv6 or IPv4 address"))?;
-        let number = |name: &str, text: &str| {
-            let parsed = match text.strip_prefix("0x") {
-                Some(hex) => u32::from_str_radix(hex, 16),
-                None => text.parse(),
-            };
-            parsed
-                .ok()
-                .filter(|n| *n <= 0xff_ffff)
-                .ok_or(format!("invalid {name} '{text}': specify a number up to 0xffffff"))
-        };
-        let (qpn, psn) = (Qpn::new(number("QPN", qpn)?), Psn::new(number("PSN", psn)?));
-        Ok(PeerSpec(Endpoint { gid: Gid::from(ip), qpn, psn }))
-    }
+        let valid = parsed.ok().filter(|n| *n <= 0xff_ffff);
+        valid.ok_or(format!("invalid {name} '{text}': specify a number up to 0xffffff"))
+    };
+    let (qpn, psn) = (Qpn::new(number("QPN", qpn)?), Psn::new(number("PSN", psn)?));
+    Ok(Endpoint { gid: Gid::from(ip), qpn, psn })
 }
 
 impl Serve {
@@ -124,11 +114,11 @@ mod tests {
 
     #[test]
     fn peer_endpoint_is_parsed_or_its_invalid_field_is_named() {
-        let PeerSpec(e) = "10.77.0.2,0x11,4660".parse().unwrap();
+        let e = parse_peer("10.77.0.2,0x11,4660").unwrap();
         assert_eq!((e.gid.ip().to_string(), e.qpn.get(), e.psn.get()), ("10.77.0.2".into(), 0x11, 0x1234));
-        let PeerSpec(e) = "fe80::1,17,0".parse().unwrap();
+        let e = parse_peer("fe80::1,17,0").unwrap();
         assert_eq!((e.gid.ip().is_ipv6(), e.qpn.get()), (true, 0x11));
-        let error = |text: &str| text.parse::<PeerSpec>().unwrap_err();
+        let error = |text: &str| parse_peer(text).unwrap_err();
         assert!(error("10.77.0.2").contains("GID,QPN,PSN"));
         assert!(error("host,1,1").contains("invalid GID 'host'"));
         assert!(error("10.77.0.2,0x1000000,1").contains("QPN '0x1000000'"));

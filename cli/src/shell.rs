@@ -1,6 +1,5 @@
 //! `urxe completions` and `urxe package-files`: shell completions and man pages, generated from the command
 //! line's definition.
-#![forbid(unsafe_code)]
 
 use std::fs;
 use std::io::{self, Write};
@@ -170,5 +169,5 @@ fn examples_section(text: &str) -> String {
 /// Writes a file, and creates its directory if that is missing.
 fn write(path: &Path, contents: &[u8]) -> Result<(), CliError> {
     let written = path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(path, contents));
-    written.map_err(|source| CliError::Io { what: format!("cannot write {}", path.display()), source })
+    written.map_err(CliError::io(format!("cannot write {}", path.display())))
 }

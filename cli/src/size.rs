@@ -1,5 +1,4 @@
 //! Sizes with binary suffixes on the command line.
-#![forbid(unsafe_code)]
 
 /// Parses a size such as 4096, 64K, 1M or 2G; suffixes are powers of 1024.
 pub fn parse_size(text: &str) -> Result<usize, String> {

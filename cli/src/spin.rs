@@ -1,5 +1,4 @@
 //! Busy waiting, on the calling thread, for completions and for changes in memory.
-#![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use urxe::broker::SharingError;
 use urxe::link::BindError;
 use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureError, CaptureFile};
-use urxe::middleware::faults::{FaultCounters, RuleCount};
+use urxe::middleware::faults::FaultCounters;
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
@@ -197,7 +197,7 @@ fn report_faults() {
             retransmitted += fault_stats.current;
         }
     }
-    let packet_rules = RuleCount::sum(&counters).into_iter().map(FaultCount::from);
+    let packet_rules = FaultCounters::sum(&counters).into_iter();
     let counts: Vec<FaultCount> =
         packet_rules.chain(call_faults::counts()).chain(FaultCount::sum(objects)).collect();
     counts.iter().for_each(|count| warn(&count.to_string()));
@@ -355,8 +355,8 @@ impl Device {
         };
         prepare_for_exit();
         let capture = capture(&self.settings)?;
-        let middleware =
-            Middleware { capture, faults: Fault::packet_rules(faults), seeds: call_faults::seeds().clone() };
+        let (rules, seeds) = (Fault::packet_rules(faults), call_faults::seeds().clone());
+        let middleware = Middleware { capture, captures_at_nic: false, faults: rules, seeds };
         let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {

@@ -139,11 +139,9 @@ impl Panel {
             let y = 40 + 16 * i as i32;
             let sample = PathElement::new([(0, y + 5), (14, y + 5)], colour(i));
             area.draw(&sample).map_err(|e| e.to_string())?;
-            let name = match self.lines.len() - i {
-                1 => line.name.clone(),
-                left if i == NAMED - 1 => format!("and {left} more"),
-                _ => line.name.clone(),
-            };
+            let left = self.lines.len() - i;
+            let is_rest = i == NAMED - 1 && left > 1;
+            let name = if is_rest { format!("and {left} more") } else { line.name.clone() };
             let text = Text::new(name, (18, y), ("sans-serif", 11));
             area.draw(&text).map_err(|e| e.to_string())?;
         }

@@ -49,7 +49,6 @@ fn parse_faults(py: Python<'_>, faults: Vec<String>) -> PyResult<Vec<Fault>> {
 impl Fabric {
     #[new]
     #[pyo3(signature = (*, virtual_time=false, seed=0, latency=0.0, jitter=0.0, bandwidth=None, queue_bytes=None, ecn_threshold=None, loss=0.0, duplicate=0.0, reorder=0.0, reorder_by=50e-6, corrupt=0.0, mtu=9000))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
         virtual_time: bool,
@@ -123,7 +122,6 @@ impl Fabric {
 
     /// Opens a NIC. Without `addresses`, the fabric chooses an IPv6 and an IPv4 address.
     #[pyo3(signature = (addresses=Vec::new(), *, personality="default", seed=None, window=None, min_ack_timeout=None, faults=Vec::new(), capture=None))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn open_device(
         &self,
         py: Python<'_>,
@@ -207,20 +205,7 @@ impl Fabric {
 
     /// Returns the fabric's packet counters by name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let c = self.0.counters();
-        [
-            ("carried", c.carried),
-            ("lost", c.lost),
-            ("duplicated", c.duplicated),
-            ("reordered", c.reordered),
-            ("corrupted", c.corrupted),
-            ("marked", c.marked),
-            ("queue_full", c.queue_full),
-            ("too_big", c.too_big),
-            ("unknown", c.unknown),
-            ("unplugged", c.unplugged),
-        ]
-        .into_py_dict(py)
+        self.0.counters().iter().into_py_dict(py)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The classes are thin: each holds an object of `urxe::verbs`, and converts arguments, results and errors. Doc
 //! comments of classes and methods are their docstrings in Python.
+#![expect(clippy::too_many_arguments, reason = "arguments are keywords in Python")]
 
 mod context;
 mod convert;
@@ -18,15 +19,12 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::context::{Ah, AsyncEvent, Context, FaultCount, Pd};
-    #[pymodule_export]
-    use crate::cq::{Completion, Cq};
-    #[pymodule_export]
-    use crate::fabric::{Capture, Endpoint, Fabric, Node};
-    #[pymodule_export]
-    use crate::options::{ConnectOptions, QpOptions};
-    #[pymodule_export]
-    use crate::qp::{Destination, Qp, QpAddress};
-    #[pymodule_export]
-    use crate::region::{Region, RemoteAddr, Sge};
+    use crate::{
+        context::{Ah, AsyncEvent, Context, FaultCount, Pd},
+        cq::{Completion, Cq},
+        fabric::{Capture, Endpoint, Fabric, Node},
+        options::{ConnectOptions, QpOptions},
+        qp::{Destination, Qp, QpAddress},
+        region::{Region, RemoteAddr, Sge},
+    };
 }

@@ -41,7 +41,6 @@ pub(crate) struct ConnectOptions(pub verbs::ConnectOptions);
 impl ConnectOptions {
     #[new]
     #[pyo3(signature = (*, access=0xf, mtu=None, timeout=14, retry_cnt=7, rnr_retry=7, min_rnr_timer=12, max_rd_atomic=16, max_dest_rd_atomic=16))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         access: u32,
         mtu: Option<usize>,

@@ -147,7 +147,6 @@ impl Qp {
 
     /// Posts a SEND. `to` is the destination of a datagram.
     #[pyo3(signature = (data=None, *, wr_id=0, imm=None, to=None, signaled=true, solicited=false, fence=false))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn post_send(
         &self,
         py: Python<'_>,
@@ -171,7 +170,6 @@ impl Qp {
 
     /// Posts an RDMA WRITE.
     #[pyo3(signature = (data, remote, *, wr_id=0, imm=None, signaled=true, solicited=false, fence=false))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn post_write(
         &self,
         py: Python<'_>,
@@ -207,7 +205,6 @@ impl Qp {
 
     /// Posts an atomic compare-and-swap on 8 bytes. The original value is stored in `data`, in host byte order.
     #[pyo3(signature = (data, remote, compare, swap, *, wr_id=0, signaled=true, fence=false))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn post_compare_swap(
         &self,
         py: Python<'_>,
@@ -225,7 +222,6 @@ impl Qp {
 
     /// Posts an atomic fetch-and-add on 8 bytes. The original value is stored in `data`, in host byte order.
     #[pyo3(signature = (data, remote, add, *, wr_id=0, signaled=true, fence=false))]
-    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn post_fetch_add(
         &self,
         py: Python<'_>,

@@ -1,6 +1,5 @@
 //! Parameters that the two ends of a connection exchange: in the private data of the connection manager, or over
 //! TCP together with the endpoints of the queue pairs.
-#![forbid(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;

@@ -1,5 +1,4 @@
 //! Schedule of kills, stalls and packet faults, computed from the seed.
-#![forbid(unsafe_code)]
 
 use std::time::Duration;
 

@@ -1,6 +1,5 @@
 //! Supervisor of the soak test: starts the workers, disturbs them according to the schedule, and compares their
 //! reports.
-#![forbid(unsafe_code)]
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};

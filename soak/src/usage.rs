@@ -1,5 +1,4 @@
 //! Memory, threads and descriptors of a process, and their bounds.
-#![forbid(unsafe_code)]
 
 use std::fs;
 use std::time::{Duration, Instant};

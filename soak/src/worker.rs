@@ -1,6 +1,5 @@
 //! A worker process of the soak test: one NIC that connects to the other workers and accepts their connections,
 //! and exchanges and verifies messages with all of them in one thread.
-#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -177,7 +176,8 @@ impl Worker {
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);
         let faults = faults.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
-        let middleware = Middleware { capture: None, faults, seeds: FaultSeeds::new(Some(rng.next())) };
+        let middleware =
+            Middleware { faults, seeds: FaultSeeds::new(Some(rng.next())), ..Middleware::default() };
         let (links, faults) = middleware.wrap(links, "soak");
         let context = Context::open_shards(links, &ContextOptions::default().seed(Some(rng.next())))?;
         let pd = context.alloc_pd()?;

@@ -27,7 +27,7 @@ impl Fabric {
         // Until nothing is left that happens before a NIC or an auxiliary has something to do.
         while let Some(at) = self.run_network(first.unwrap_or(limit).min(limit)) {
             last = Some(at);
-            self.update(&mut agenda);
+            agenda.update(self.queue());
             first = first.into_iter().chain(agenda.next(now)).min();
         }
         let at = first.filter(|at| *at <= limit).or(last)?;

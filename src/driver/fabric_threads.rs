@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::wait::WaitEnd;
-use crate::fabric::{Advance, Fabric, Wake};
+use crate::fabric::{Fabric, Wake};
 use crate::transport::Instant;
 
 /// Virtual time that a poll takes that finds nothing. Not measured: virtual time has to pass, or a thread that polls would never
@@ -40,14 +40,14 @@ impl Fabric {
         }
     }
 
-    fn advance_to_event(&self, limit: Instant) -> Advance {
+    fn advance_to_event(&self, limit: Instant) -> Wake {
         if self.step_until(limit).is_some() {
-            return Advance::Event;
+            return Wake::Change;
         }
         if limit == Instant(u64::MAX) {
-            return Advance::Idle;
+            return Wake::Idle;
         }
         self.set_time(limit);
-        Advance::Limit
+        Wake::Deadline
     }
 }

@@ -100,11 +100,7 @@ impl FabricConfig {
             ("reorder", self.reorder),
             ("corrupt", self.corrupt),
         ];
-        for (field, value) in probabilities {
-            if !(0.0..=1.0).contains(&value) {
-                return Err(FabricError::Probability { field, value });
-            }
-        }
+        probabilities.into_iter().try_for_each(|(field, value)| check_probability(field, value))?;
         if !(256..=65_535).contains(&self.mtu) {
             return Err(FabricError::Mtu(self.mtu));
         }
@@ -137,6 +133,14 @@ impl FabricConfig {
     }
 }
 
+/// Checks that the value of a field is a probability.
+pub(super) fn check_probability(field: &'static str, value: f64) -> Result<(), FabricError> {
+    match (0.0..=1.0).contains(&value) {
+        true => Ok(()),
+        false => Err(FabricError::Probability { field, value }),
+    }
+}
+
 /// Error when creating or changing a fabric.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -144,7 +148,7 @@ pub enum FabricError {
     /// A probability outside 0..=1.
     #[error("{field} is {value}; a probability must be from 0 to 1: write 1 % as 0.01")]
     Probability {
-        /// The field of [`FabricConfig`].
+        /// Name of the field.
         field: &'static str,
         /// Value of the field.
         value: f64,
@@ -155,7 +159,7 @@ pub enum FabricError {
     /// The field is 0, which would stop all traffic.
     #[error("{field} is 0, which would stop all traffic: use a positive value")]
     Zero {
-        /// The field of [`FabricConfig`].
+        /// Name of the field.
         field: &'static str,
     },
     /// A queue limit is set without a bandwidth limit, so there is no queue.

@@ -69,10 +69,6 @@ pub(crate) struct FabricHandle {
 }
 
 impl FabricHandle {
-    pub(super) fn new(fabric: Fabric, port: Arc<PortShared>) -> FabricHandle {
-        FabricHandle { fabric, port }
-    }
-
     /// Attaches the driver of the port's NIC, replacing any previous driver.
     pub fn attach(&self, driver: Weak<dyn Driver>) {
         *self.port.driver.lock() = Some(driver);

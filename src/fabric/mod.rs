@@ -22,7 +22,7 @@ mod port_shared;
 mod tests;
 mod threads;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ pub use network::{
     SwitchConfig, Topology, TopologyError, Wire,
 };
 pub use port::FabricPort;
-pub(crate) use threads::{Advance, Threads, Wake};
+pub(crate) use threads::{Threads, Wake};
 
 use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
@@ -76,14 +76,14 @@ struct Shared {
     /// Incremented at every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
     /// Ports to look at, for the drivers or the agenda.
-    queue: PortQueue,
+    queue: Arc<PortQueue>,
     /// Auxiliary drivers, which have no port.
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Agenda of virtual time, locked while time is being advanced.
     agenda: Mutex<Agenda>,
     /// Network of a simulation, in place of a single switch.
     network: Option<Mutex<State>>,
-    /// Counts of packets not included in any current port's counters.
+    /// Sum of the counters of ports that no longer exist.
     counters: Mutex<FabricCounters>,
     /// Threads that take turns, in virtual time.
     threads: Threads,
@@ -91,10 +91,11 @@ struct Shared {
 
 #[derive(Default)]
 struct Ports {
-    by_id: BTreeMap<u32, Arc<PortShared>>,
-    by_address: HashMap<IpAddr, u32>,
-    addresses: HashMap<u32, Vec<IpAddr>>,
-    groups: HashMap<IpAddr, BTreeSet<u32>>,
+    /// Ports with their addresses, by number.
+    by_id: HashMap<u32, (Arc<PortShared>, Vec<IpAddr>)>,
+    by_address: HashMap<IpAddr, Arc<PortShared>>,
+    /// Members of multicast groups, by group and number.
+    groups: BTreeMap<(IpAddr, u32), Arc<PortShared>>,
     overrides: HashMap<(u32, u32), FabricConfig>,
     last_id: u32,
     last_auto: u32,
@@ -107,10 +108,10 @@ impl Ports {
             return Err(FabricError::NoAddress);
         }
         for (i, address) in addresses.iter().enumerate() {
-            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
+            if address.is_multicast() || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
                 return Err(FabricError::NotUnicast(*address));
             }
-            let in_use = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
+            let in_use = self.by_address.get(address).is_some_and(|port| Some(port.id) != own);
             if in_use || addresses[..i].contains(address) {
                 return Err(FabricError::AddressInUse(*address));
             }
@@ -118,12 +119,12 @@ impl Ports {
         Ok(())
     }
 
-    /// Replaces the addresses of a port.
-    fn set_addresses(&mut self, id: u32, addresses: &[IpAddr]) {
-        for address in self.addresses.insert(id, addresses.to_vec()).unwrap_or_default() {
-            self.by_address.remove(&address);
+    /// Adds a port, or replaces its addresses.
+    fn set_addresses(&mut self, port: &Arc<PortShared>, addresses: &[IpAddr]) {
+        if let Some((_, before)) = self.by_id.insert(port.id, (port.clone(), addresses.to_vec())) {
+            self.by_address.retain(|address, _| !before.contains(address));
         }
-        self.by_address.extend(addresses.iter().map(|address| (*address, id)));
+        self.by_address.extend(addresses.iter().map(|address| (*address, port.clone())));
     }
 }
 
@@ -158,14 +159,16 @@ impl Fabric {
         Ok(Fabric::build(config, Some(AtomicU64::new(0)), None))
     }
 
-    fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<State>) -> Fabric {
+    fn build(config: FabricConfig, clock: Option<AtomicU64>, topology: Option<&Topology>) -> Fabric {
+        let queue = Arc::<PortQueue>::default();
+        let network = topology.map(|topology| State::new(topology, config.seed, queue.clone()));
         Fabric(Arc::new(Shared {
             clock,
             threads: Threads::new(config.seed),
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
-            queue: PortQueue::default(),
+            queue,
             auxiliaries: Mutex::default(),
             agenda: Mutex::default(),
             network: network.map(Mutex::new),
@@ -213,14 +216,11 @@ impl Fabric {
         ports.check(addresses, None)?;
         let id = ports.last_id + 1;
         let shared = Arc::new(PortShared::new(id));
-        let uplink = match &self.0.network {
-            Some(network) => Some(network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?),
-            None => None,
-        };
-        shared.host.store(uplink.unwrap_or(PortShared::NO_HOST), Ordering::SeqCst);
+        if let Some(network) = &self.0.network {
+            network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?;
+        }
         ports.last_id = id;
-        ports.by_id.insert(id, shared.clone());
-        ports.set_addresses(id, addresses);
+        ports.set_addresses(&shared, addresses);
         drop(ports);
         self.changed();
         Ok(FabricPort::new(self.clone(), shared, addresses))
@@ -256,7 +256,8 @@ impl Fabric {
             return Err(FabricError::Simulated);
         }
         let mut ports = self.0.ports.lock();
-        let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
+        let id =
+            |a: IpAddr| ports.by_address.get(&a).map(|port| port.id).ok_or(FabricError::UnknownAddress(a));
         let direction = (id(from)?, id(to)?);
         ports.overrides.insert(direction, config);
         drop(ports);
@@ -291,7 +292,7 @@ impl Fabric {
         let port = self.port_of(of)?;
         let mut ports = self.0.ports.lock();
         ports.check(addresses, Some(port.id))?;
-        ports.set_addresses(port.id, addresses);
+        ports.set_addresses(&port, addresses);
         drop(ports);
         self.changed();
         if let Some(driver) = port.driver() {
@@ -337,14 +338,13 @@ impl Fabric {
     }
 
     fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {
-        let ports = self.0.ports.lock();
-        let port = ports.by_address.get(&address).and_then(|id| ports.by_id.get(id));
-        port.cloned().ok_or(FabricError::UnknownAddress(address))
+        let port = self.0.ports.lock().by_address.get(&address).cloned();
+        port.ok_or(FabricError::UnknownAddress(address))
     }
 
     /// Returns the packet counters since the fabric was created.
     pub fn counters(&self) -> FabricCounters {
-        let ports = self.ports();
+        let ports: Vec<_> = self.0.ports.lock().by_id.values().map(|(port, _)| port.clone()).collect();
         let mut sum = *self.0.counters.lock();
         for port in ports {
             sum += port.inbox.lock().counters;
@@ -354,10 +354,6 @@ impl Fabric {
 
     fn changed(&self) {
         self.0.generation.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn generation(&self) -> u64 {
-        self.0.generation.load(Ordering::SeqCst)
     }
 
     pub(crate) fn identity(&self) -> usize {
@@ -377,34 +373,24 @@ impl Fabric {
     pub(crate) fn agenda(&self) -> Option<MutexGuard<'_, Agenda>> {
         self.is_virtual().then(|| {
             let mut agenda = self.0.agenda.lock();
-            self.update(&mut agenda);
+            agenda.update(&self.0.queue);
             agenda
         })
-    }
-
-    /// Brings the agenda up to date.
-    pub(crate) fn update(&self, agenda: &mut Agenda) {
-        agenda.update(&self.0.queue);
     }
 
     /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
     /// a NIC. Returns the time of the last one; `None` if there was none.
     pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
-        self.with_network(|network, touched| network.run(limit, touched))?
+        self.with_network(|network| network.run(limit))?
     }
 
     /// Returns the time of the simulated network's next event.
     pub(crate) fn next_network_event(&self) -> Option<Instant> {
-        self.with_network(|network, _| network.next_event())?
+        self.with_network(|network| network.next_event())?
     }
 
-    /// Returns the bandwidth of the wire of the host to which a port belongs, in a simulated network.
-    fn host_speed(&self, port: &PortShared) -> Option<u64> {
-        port.host().and_then(|host| self.with_network(|network, _| network.speed(host)))
-    }
-
-    fn with_network<R>(&self, f: impl FnOnce(&mut State, &PortQueue) -> R) -> Option<R> {
-        self.0.network.as_ref().map(|network| f(&mut network.lock(), &self.0.queue))
+    fn with_network<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut network.lock()))
     }
 
     /// Announces that the due time of a port may have changed. Has no effect in real time.
@@ -421,53 +407,33 @@ impl Fabric {
         }
     }
 
-    /// Returns all ports in order of creation.
-    fn ports(&self) -> Vec<Arc<PortShared>> {
-        self.0.ports.lock().by_id.values().cloned().collect()
-    }
-
-    fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
-        f(&mut self.0.counters.lock());
-    }
-
-    /// Returns the ports reached by packets from port number `from` to `dst`, each with the direction's own
+    /// Returns the ports reached by packets from the port `from` to `dst`, each with the direction's own
     /// configuration, if it has one.
-    fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+    fn targets(&self, from: &PortShared, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+        let is_up = |port: &PortShared| port.up.load(Ordering::SeqCst);
         let ports = self.0.ports.lock();
-        let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
-        if !up(&from) {
-            return Vec::new();
-        }
-        let ids: Vec<u32> = if is_group(&dst) {
-            ports.groups.get(&dst).into_iter().flatten().copied().collect()
-        } else {
-            ports.by_address.get(&dst).copied().into_iter().collect()
-        };
-        let target = |id| {
-            let port = ports.by_id.get(&id)?;
-            Some((port.clone(), ports.overrides.get(&(from, id)).cloned()))
-        };
-        ids.into_iter().filter(up).filter_map(target).collect()
+        let members = ports.groups.range((dst, 0)..=(dst, u32::MAX)).map(|(_, port)| port);
+        let reached = members.chain(ports.by_address.get(&dst)).filter(|port| is_up(from) && is_up(port));
+        let config = |to: &PortShared| ports.overrides.get(&(from.id, to.id)).cloned();
+        reached.map(|port| (port.clone(), config(port))).collect()
     }
 
-    fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {
-        if !is_group(&group) {
+    fn join(&self, port: &Arc<PortShared>, group: IpAddr) -> Result<(), JoinError> {
+        if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
         }
-        self.0.ports.lock().groups.entry(group).or_default().insert(id);
+        self.0.ports.lock().groups.insert((group, port.id), port.clone());
         self.changed();
         Ok(())
     }
 
     fn leave(&self, id: u32, group: IpAddr) {
-        if let Some(members) = self.0.ports.lock().groups.get_mut(&group) {
-            members.remove(&id);
-        }
+        self.0.ports.lock().groups.remove(&(group, id));
         self.changed();
     }
 
     /// Removes a port, and adds its counters to the fabric's.
-    fn remove(&self, port: &Arc<PortShared>, counters: FabricCounters) {
+    fn remove(&self, port: &Arc<PortShared>) {
         port.earliest.store(u64::MAX, Ordering::SeqCst);
         *port.driver.lock() = None;
         self.touch(port);
@@ -475,20 +441,13 @@ impl Fabric {
             network.lock().detach(host);
         }
         let mut ports = self.0.ports.lock();
-        ports.by_id.remove(&port.id);
-        ports.set_addresses(port.id, &[]);
-        ports.addresses.remove(&port.id);
-        ports.groups.values_mut().for_each(|g| {
-            g.remove(&port.id);
-        });
-        ports.groups.retain(|_, g| !g.is_empty());
+        for address in ports.by_id.remove(&port.id).into_iter().flat_map(|(_, addresses)| addresses) {
+            ports.by_address.remove(&address);
+        }
+        ports.groups.retain(|(_, member), _| *member != port.id);
         ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
         drop(ports);
-        self.count(|c| *c += counters);
+        *self.0.counters.lock() += port.inbox.lock().counters;
         self.changed();
     }
-}
-
-fn is_group(address: &IpAddr) -> bool {
-    address.is_multicast()
 }

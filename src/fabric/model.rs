@@ -1,10 +1,10 @@
 //! Switch model, a deterministic function of its seed and inputs: it has no clock and no threads, and does
-//! not see packet contents.
+//! not look at packet contents.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::FabricConfig;
+use crate::burst::TxBurst;
 use crate::sys::counters::counters;
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
@@ -12,7 +12,7 @@ use crate::wire::Ecn;
 
 counters! {
     /// Packet counters, summed over all of a fabric's ports.
-    FabricCounters {
+    "" FabricCounters {
         /// Packets forwarded to ports, including duplicates.
         carried,
         /// Packets lost at random.
@@ -37,25 +37,10 @@ counters! {
     }
 }
 
-/// Properties of a burst: all that the model's decisions depend on.
-#[derive(Clone, Copy, Debug)]
-pub struct BurstShape {
-    /// UDP payload length in bytes of each packet except possibly the last.
-    pub segment: usize,
-    /// Number of packets.
-    pub packets: usize,
-    /// Total UDP payload length in bytes.
-    pub bytes: usize,
-    /// Length of the IP and UDP headers, in bytes.
-    pub header_len: usize,
-    /// ECN field of all packets.
-    pub ecn: Ecn,
-}
-
-impl BurstShape {
-    /// Returns the UDP payload length of packet `i`, in bytes.
-    pub fn len_of(&self, i: usize) -> usize {
-        self.segment.min(self.bytes - i * self.segment)
+impl FabricCounters {
+    /// Iterates over counter names and values, in declaration order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        self.named()
     }
 }
 
@@ -130,73 +115,62 @@ impl Path {
         &mut self,
         now: Instant,
         shared: &mut Egress,
-        shape: &BurstShape,
+        burst: &TxBurst<'_>,
         runs: &mut Vec<Run>,
         counters: &mut FabricCounters,
     ) {
         if self.config.is_uniform() {
             // Keeps the order: not before any earlier packet of this direction.
             self.last = self.last.max(now + self.config.latency);
-            counters.carried += shape.packets as u64;
-            runs.push(Run { at: self.last, first: 0, count: shape.packets as u16, mark: false, flip: None });
+            counters.carried += burst.packets as u64;
+            runs.push(Run { at: self.last, first: 0, count: burst.packets as u16, mark: false, flip: None });
             return;
         }
-        for i in 0..shape.packets {
-            self.offer_one(now, shared, shape, i, runs, counters);
-        }
-    }
-
-    fn offer_one(
-        &mut self,
-        now: Instant,
-        shared: &mut Egress,
-        shape: &BurstShape,
-        i: usize,
-        runs: &mut Vec<Run>,
-        counters: &mut FabricCounters,
-    ) {
-        if self.rng.bernoulli(self.config.loss) {
-            counters.lost += 1;
-            return;
-        }
-        let mut at = now;
-        let mut mark = false;
-        if let Some(bandwidth) = self.config.bandwidth {
-            let egress = self.own_egress.as_mut().unwrap_or(shared);
-            let len = shape.len_of(i) + shape.header_len;
-            let backlog = egress.backlog(now, bandwidth);
-            if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
-                counters.queue_full += 1;
-                return;
+        for i in 0..burst.packets {
+            if self.rng.bernoulli(self.config.loss) {
+                counters.lost += 1;
+                continue;
             }
-            mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
-                && matches!(shape.ecn, Ecn::Ect0 | Ecn::Ect1);
-            counters.marked += mark as u64;
-            at = egress.send(now, bandwidth, len);
-        }
-        at = at + self.config.latency;
-        let jitter = nanos(self.config.jitter);
-        if jitter > 0 {
-            at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
-        }
-        at = at.max(self.last);
-        if self.rng.bernoulli(self.config.reorder) {
-            counters.reordered += 1;
-            at = at + self.config.reorder_by;
-        } else {
-            self.last = at;
-        }
-        let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
-            counters.corrupted += 1;
-            self.bit_under_icrc(shape.len_of(i))
-        });
-        let run = Run { at, first: i as u16, count: 1, mark, flip };
-        add_run(runs, run);
-        counters.carried += 1;
-        if self.rng.bernoulli(self.config.duplicate) {
-            counters.duplicated += 1;
-            counters.carried += 1;
+            let payload = burst.segment.min(burst.bytes - i * burst.segment);
+            let mut at = now;
+            let mut mark = false;
+            if let Some(bandwidth) = self.config.bandwidth {
+                let egress = self.own_egress.as_mut().unwrap_or(shared);
+                let len = payload + burst.flow.header_len();
+                let backlog = egress.backlog(now, bandwidth);
+                if self.config.queue_bytes.is_some_and(|limit| backlog + len as u128 > limit as u128) {
+                    counters.queue_full += 1;
+                    continue;
+                }
+                mark = self.config.ecn_threshold.is_some_and(|limit| backlog > limit as u128)
+                    && matches!(burst.flow.ecn(), Ecn::Ect0 | Ecn::Ect1);
+                counters.marked += mark as u64;
+                at = egress.send(now, bandwidth, len);
+            }
+            at = at + self.config.latency;
+            let jitter = nanos(self.config.jitter);
+            if jitter > 0 {
+                at = at + Duration::from_nanos(self.rng.below(jitter.saturating_add(1)));
+            }
+            at = at.max(self.last);
+            if self.rng.bernoulli(self.config.reorder) {
+                counters.reordered += 1;
+                at = at + self.config.reorder_by;
+            } else {
+                self.last = at;
+            }
+            let flip = self.rng.bernoulli(self.config.corrupt).then(|| {
+                counters.corrupted += 1;
+                self.bit_under_icrc(payload)
+            });
+            let run = Run { at, first: i as u16, count: 1, mark, flip };
             add_run(runs, run);
+            counters.carried += 1;
+            if self.rng.bernoulli(self.config.duplicate) {
+                counters.duplicated += 1;
+                counters.carried += 1;
+                add_run(runs, run);
+            }
         }
     }
 
@@ -225,45 +199,4 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
         return;
     }
     runs.push(run);
-}
-
-/// Queue of items in flight to one port, ordered by due time and then by arrival at the switch.
-#[derive(Debug)]
-pub struct Schedule<T>(VecDeque<(Instant, T)>);
-
-impl<T> Default for Schedule<T> {
-    fn default() -> Self {
-        Schedule(VecDeque::new())
-    }
-}
-
-impl<T> Schedule<T> {
-    /// Adds an item that is due at `at`. Most are due after all others, and few move.
-    pub fn push(&mut self, at: Instant, item: T) {
-        match self.0.back() {
-            Some((back, _)) if *back > at => {
-                self.0.insert(self.0.partition_point(|(other, _)| *other <= at), (at, item));
-            }
-            _ => self.0.push_back((at, item)),
-        }
-    }
-
-    /// Adds an item due together with the last one, or at once if there is none.
-    pub fn push_now(&mut self, item: T) {
-        let at = self.0.back().map_or(Instant(0), |(at, _)| *at);
-        self.0.push_back((at, item));
-    }
-
-    /// Returns the time at which the first item is due.
-    pub fn earliest(&self) -> Option<Instant> {
-        self.0.front().map(|(at, _)| *at)
-    }
-
-    /// Removes and returns the first item if it is due at `now`.
-    pub fn pop_due(&mut self, now: Instant) -> Option<T> {
-        if self.earliest()? > now {
-            return None;
-        }
-        self.0.pop_front().map(|(_, item)| item)
-    }
 }

@@ -7,11 +7,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Fabric;
 use super::handle::FabricHandle;
 use super::inbox::{BufferPool, Delivery, INBOX_LIMIT};
-use super::model::{BurstShape, FabricCounters, Path, Run};
+use super::model::{Path, Run};
 use super::port_shared::PortShared;
+use super::{Fabric, FabricConfig};
 use crate::burst::{BurstLimits, GatheredPackets, RxBurst, TxBurst, TxQueue};
 use crate::link::{
     DEFAULT_SPEED, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, PortState,
@@ -44,70 +44,47 @@ pub struct FabricPort {
     /// Targets by destination address. Two lookups in a `HashMap` cost 4 % of the instructions of an 8-byte
     /// SEND.
     routes: BTreeMap<IpAddr, Vec<Target>>,
-    /// Hosts by destination address, in a simulated network.
-    hosts: BTreeMap<IpAddr, Vec<u32>>,
     /// Directions to other ports, each with the destination port number.
     paths: Vec<(u32, Path)>,
     /// Free buffers for sending.
     free_buffers: BufferPool,
-    /// Scratch buffer for packets delivered directly with ICRCs.
-    scratch: Vec<u8>,
-    /// Scratch buffer for packets delivered directly without ICRCs.
-    direct: GatheredPackets,
+    direct: DirectDelivery,
     /// Scratch buffer for the deliveries received in a turn.
     batch: Vec<Delivery>,
     runs: Vec<Run>,
     counters: LinkCounters,
-    /// Whether packets delivered directly may lack ICRCs.
-    elides_icrcs: bool,
 }
 
 impl FabricPort {
     pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>, addresses: &[IpAddr]) -> FabricPort {
         let [_, b2, b3, b4] = shared.id.to_be_bytes();
-        let info = LinkInfo {
-            name: format!("fabric port {}", shared.id),
-            addresses: addresses.to_vec(),
+        let FabricConfig { mtu, window, bandwidth, .. } = *fabric.config();
+        let wire = shared.host().and_then(|host| fabric.with_network(|network| network.speed(host)));
+        let info = LinkInfo::new(format!("fabric port {}", shared.id), addresses.to_vec())
             // Locally administered.
-            mac: [0x02, 0x75, 0x72, b2, b3, b4],
-            vlan: None,
-            mtu: fabric.config().mtu,
-            src_port: None,
-            burst: LIMITS,
-            window: fabric.config().window,
-            speed: fabric.host_speed(&shared).or(fabric.config().bandwidth).unwrap_or(DEFAULT_SPEED),
-        };
+            .mac([0x02, 0x75, 0x72, b2, b3, b4])
+            .mtu(mtu)
+            .burst(LIMITS)
+            .window(window)
+            .speed(wire.or(bandwidth).unwrap_or(DEFAULT_SPEED));
         FabricPort {
             fabric,
             shared,
             info,
             generation: 0,
             routes: BTreeMap::new(),
-            hosts: BTreeMap::new(),
             paths: Vec::new(),
             free_buffers: BufferPool::default(),
-            scratch: Vec::new(),
-            direct: GatheredPackets::default(),
+            direct: DirectDelivery::default(),
             batch: Vec::new(),
             runs: Vec::new(),
             counters: LinkCounters::default(),
-            elides_icrcs: false,
         }
     }
 
     /// Returns a handle for driving this port, usable while a NIC owns the port itself.
     pub(crate) fn handle(&self) -> FabricHandle {
-        FabricHandle::new(self.fabric.clone(), self.shared.clone())
-    }
-
-    /// Drops the cached routes if the fabric has changed.
-    fn refresh(&mut self) {
-        let generation = self.fabric.generation();
-        if self.generation != generation {
-            self.generation = generation;
-            self.routes.clear();
-            self.hosts.clear();
-        }
+        FabricHandle { fabric: self.fabric.clone(), port: self.shared.clone() }
     }
 
     /// Caches the route to an address, unless it is already cached.
@@ -116,7 +93,7 @@ impl FabricPort {
             return;
         }
         let mut targets = Vec::new();
-        for (port, config) in self.fabric.targets(self.shared.id, dst) {
+        for (port, config) in self.fabric.targets(&self.shared, dst) {
             let own_queue = config.is_some();
             let config = config.unwrap_or_else(|| self.fabric.config().clone());
             let path = match self.paths.iter().position(|(to, _)| *to == port.id) {
@@ -140,34 +117,26 @@ impl FabricPort {
         let targets = self.routes.get(&burst.flow.dst).map_or(&[][..], Vec::as_slice);
         if targets.is_empty() {
             self.counters.tx_dropped += burst.packets as u64;
-            self.fabric.count(|c| c.unknown += burst.packets as u64);
+            self.shared.inbox.lock().counters.unknown += burst.packets as u64;
             return;
         }
-        let shape = BurstShape {
-            segment: burst.segment,
-            packets: burst.packets,
-            bytes: burst.bytes,
-            header_len: burst.flow.header_len(),
-            ecn: burst.flow.ecn(),
-        };
+        let len = burst.segment + burst.flow.header_len();
+        if let Some(host) = self.shared.host().filter(|_| len <= self.info.mtu) {
+            let hosts = targets.iter().filter_map(|target| target.port.host());
+            self.fabric.with_network(|network| network.send(host, now, burst, hosts));
+            return;
+        }
         for target in targets {
             let path = &mut self.paths[target.path].1;
-            if burst.segment + shape.header_len > path.config().mtu {
+            if len > path.config().mtu {
                 self.counters.tx_dropped += burst.packets as u64;
-                self.fabric.count(|c| c.too_big += burst.packets as u64);
+                self.shared.inbox.lock().counters.too_big += burst.packets as u64;
                 continue;
             }
             if targets.len() == 1
                 && path.config().is_instant()
                 && !self.fabric.is_virtual()
-                && deliver_direct(
-                    now,
-                    burst,
-                    &target.port,
-                    self.elides_icrcs,
-                    &mut self.scratch,
-                    &mut self.direct,
-                )
+                && self.direct.deliver(now, burst, &target.port)
             {
                 target.port.inbox.lock().counters.carried += burst.packets as u64;
                 self.fabric.schedule_turn(&target.port);
@@ -184,27 +153,23 @@ impl FabricPort {
                 continue;
             }
             self.runs.clear();
-            path.offer(now, &mut inbox.egress, &shape, &mut self.runs, &mut inbox.counters);
+            path.offer(now, &mut inbox.egress, burst, &mut self.runs, &mut inbox.counters);
             match self.runs[..] {
                 [run] if run.count as usize == burst.packets && run.flip.is_none() => {
-                    let ident = IpIdent::SENT;
-                    let flow = flow_of(burst, &run);
-                    inbox.bytes += burst.bytes;
+                    let (flow, ident) = (flow_of(burst, &run), IpIdent::SENT);
                     let delivery = Delivery { flow, ident, segment: burst.segment, data: whole };
                     // Immediate delivery in real time without latency, independent of the clock readings of
                     // sender and receiver.
                     if path.config().is_instant() && !self.fabric.is_virtual() {
-                        inbox.schedule.push_now(delivery);
+                        inbox.push_now(delivery);
                     } else {
-                        inbox.schedule.push(run.at, delivery);
+                        inbox.push(run.at, delivery);
                     }
                 }
                 _ => {
                     for run in &self.runs {
                         self.free_buffers.refill(&mut inbox.pool);
-                        let delivery = extract_run(burst, run, &whole, &mut self.free_buffers);
-                        inbox.bytes += delivery.data.len();
-                        inbox.schedule.push(run.at, delivery);
+                        inbox.push(run.at, extract_run(burst, run, &whole, &mut self.free_buffers));
                     }
                     self.free_buffers.put(whole);
                 }
@@ -217,64 +182,49 @@ impl FabricPort {
     }
 }
 
-impl FabricPort {
-    /// Sends a burst from a host of a simulated network.
-    fn send_through_network(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>) {
-        if !self.hosts.contains_key(&burst.flow.dst) {
-            let targets = self.fabric.targets(self.shared.id, burst.flow.dst);
-            self.hosts.insert(burst.flow.dst, targets.iter().filter_map(|(port, _)| port.host()).collect());
-        }
-        let targets = &self.hosts[&burst.flow.dst];
-        let is_too_big = burst.segment + burst.flow.header_len() > self.info.mtu;
-        if targets.is_empty() || is_too_big {
-            self.counters.tx_dropped += burst.packets as u64;
-            self.fabric.count(|c| {
-                let count = if is_too_big { &mut c.too_big } else { &mut c.unknown };
-                *count += burst.packets as u64;
-            });
-            return;
-        }
-        self.fabric.with_network(|network, touched| network.send(host, now, burst, targets, touched));
-    }
-}
-
 /// Number of packets per step of a direct delivery with ICRCs, small enough for the scratch buffer to stay in the core's
 /// first-level cache: with 16, 1 MiB WRITEs reach 64 instead of 67 Gb/s.
 const COPIED_PER_STEP: usize = 4;
 
-/// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied from the sender's
-/// memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are computed and checked. Returns false if
-/// direct delivery is not possible.
-fn deliver_direct(
-    now: Instant,
-    burst: &TxBurst<'_>,
-    port: &PortShared,
+/// Delivery of bursts to NICs that are not running.
+#[derive(Default)]
+struct DirectDelivery {
+    /// Whether packets may lack ICRCs.
     elides_icrcs: bool,
-    scratch: &mut Vec<u8>,
-    packets: &mut GatheredPackets,
-) -> bool {
-    // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
-    // returns false.
-    if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
-        return false;
+    /// Scratch buffer for packets with ICRCs.
+    scratch: Vec<u8>,
+    /// Scratch buffer for packets without ICRCs.
+    packets: GatheredPackets,
+}
+
+impl DirectDelivery {
+    /// Delivers a burst directly to the NIC behind a port. If both ends elide ICRCs, long payloads are copied
+    /// from the sender's memory to the receiver's; otherwise by way of `scratch`, where the ICRCs are
+    /// computed and checked. Returns false if direct delivery is not possible.
+    fn deliver(&mut self, now: Instant, burst: &TxBurst<'_>, port: &PortShared) -> bool {
+        // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
+        // returns false.
+        if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
+            return false;
+        }
+        let Some(driver) = port.driver() else { return false };
+        let elides_icrcs = self.elides_icrcs && port.elides_icrcs.load(Ordering::Relaxed);
+        let stored = match elides_icrcs {
+            true => burst.as_bytes_without_icrcs().map(|bytes| (IpIdent::Elided, bytes)),
+            false => None,
+        };
+        let stored = stored.or_else(|| burst.as_bytes().map(|bytes| (IpIdent::SENT, bytes)));
+        driver.try_receive_direct(now, &mut |sink| {
+            if let Some((ident, data)) = stored {
+                let TxBurst { flow, segment, .. } = *burst;
+                return sink(RxBurst::new(flow, ident, segment, data));
+            }
+            match elides_icrcs {
+                true => self.packets.deliver(burst, sink),
+                false => deliver_in_steps(burst, &mut self.scratch, sink),
+            }
+        })
     }
-    let Some(driver) = port.driver() else { return false };
-    let elides_icrcs = elides_icrcs && port.elides_icrcs.load(Ordering::Relaxed);
-    let stored = match elides_icrcs {
-        true => burst.as_bytes_without_icrcs().map(|bytes| (IpIdent::Elided, bytes)),
-        false => None,
-    };
-    let stored = stored.or_else(|| burst.as_bytes().map(|bytes| (IpIdent::SENT, bytes)));
-    driver.try_receive_direct(now, &mut |sink| {
-        if let Some((ident, data)) = stored {
-            let TxBurst { flow, segment, .. } = *burst;
-            return sink(RxBurst::new(flow, ident, segment, data));
-        }
-        match elides_icrcs {
-            true => packets.deliver(burst, sink),
-            false => deliver_in_steps(burst, scratch, sink),
-        }
-    })
 }
 
 /// Passes a burst with deferred ICRCs to `sink`, a few packets at a time.
@@ -317,14 +267,12 @@ impl Link for FabricPort {
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.refresh();
-        let host = self.shared.host();
-        for burst in queue.bursts() {
-            match host {
-                Some(host) => self.send_through_network(host, now, &burst),
-                None => self.send_burst(now, &burst),
-            }
+        let generation = self.fabric.0.generation.load(Ordering::SeqCst);
+        if self.generation != generation {
+            self.generation = generation;
+            self.routes.clear();
         }
+        queue.bursts().for_each(|burst| self.send_burst(now, &burst));
         Ok(())
     }
 
@@ -349,7 +297,7 @@ impl Link for FabricPort {
         if !self.shared.up.load(Ordering::SeqCst) {
             // Packets that were on their way when the cable was unplugged.
             let lost: usize = self.batch.iter().map(Delivery::packets).sum();
-            self.fabric.count(|c| c.unplugged += lost as u64);
+            self.shared.inbox.lock().counters.unplugged += lost as u64;
             self.batch.clear();
         }
         for d in &self.batch {
@@ -358,7 +306,7 @@ impl Link for FabricPort {
         }
         if self.shared.host().is_some() {
             let read = self.batch.drain(..).map(|delivery| delivery.data);
-            self.fabric.with_network(|network, _| network.recycle(read));
+            self.fabric.with_network(|network| network.recycle(read));
             return Ok(packets);
         }
         let mut inbox = self.shared.inbox.lock();
@@ -389,7 +337,7 @@ impl Link for FabricPort {
 
 impl Multicast for FabricPort {
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.fabric.join(self.shared.id, group)
+        self.fabric.join(&self.shared, group)
     }
 
     fn leave(&mut self, group: IpAddr) {
@@ -415,14 +363,13 @@ impl MemoryPath for FabricPort {
     }
 
     fn elide_icrcs(&mut self) {
-        self.elides_icrcs = true;
+        self.direct.elides_icrcs = true;
         self.shared.elides_icrcs.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for FabricPort {
     fn drop(&mut self) {
-        let counters: FabricCounters = self.shared.inbox.lock().counters;
-        self.fabric.remove(&self.shared, counters);
+        self.fabric.remove(&self.shared);
     }
 }

@@ -1,7 +1,7 @@
 //! The part of a fabric port that senders and the fabric access.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
@@ -26,8 +26,8 @@ pub(crate) struct PortShared {
     pub position: AtomicUsize,
     /// Packets that the NIC may send now, as [`EgressRoom`]; unlimited except in a simulated network.
     pub room: AtomicU64,
-    /// Host of a simulated network to which the port belongs, or [`NO_HOST`](Self::NO_HOST).
-    pub host: AtomicU32,
+    /// Host of a simulated network to which the port belongs.
+    pub host: OnceLock<u32>,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
     /// Whether packets delivered directly may lack ICRCs.
     pub elides_icrcs: AtomicBool,
@@ -36,8 +36,6 @@ pub(crate) struct PortShared {
 impl PortShared {
     /// Position of a port that is not in the agenda.
     pub const ABSENT: usize = usize::MAX;
-    /// Host of a port that is not in a simulated network.
-    pub const NO_HOST: u32 = u32::MAX;
 
     pub fn new(id: u32) -> PortShared {
         PortShared {
@@ -49,7 +47,7 @@ impl PortShared {
             turn_requested: AtomicBool::new(false),
             position: AtomicUsize::new(PortShared::ABSENT),
             room: AtomicU64::new(EgressRoom::UNLIMITED.to_bits()),
-            host: AtomicU32::new(PortShared::NO_HOST),
+            host: OnceLock::new(),
             driver: Mutex::new(None),
             elides_icrcs: AtomicBool::new(false),
         }
@@ -57,7 +55,7 @@ impl PortShared {
 
     /// Returns the host of a simulated network to which the port belongs.
     pub fn host(&self) -> Option<u32> {
-        Some(self.host.load(Ordering::SeqCst)).filter(|host| *host != PortShared::NO_HOST)
+        self.host.get().copied()
     }
 
     /// Reports whether a delivery can be received now. Reads the clock only if a delivery is in flight.

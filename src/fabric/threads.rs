@@ -29,22 +29,11 @@ thread_local! {
 /// Reason why a waiting thread runs again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wake {
-    /// Something has changed: the thread must look whether it still has to wait.
+    /// Something has changed, or an event has happened: the thread must look whether it still has to wait.
     Change,
-    /// The deadline has passed.
+    /// The clock has reached the deadline.
     Deadline,
     /// All threads wait without a deadline, and no event is pending.
-    Idle,
-}
-
-/// Result of an advance of the clock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Advance {
-    /// An event, no later than the limit.
-    Event,
-    /// No event up to the limit, at which the clock is now.
-    Limit,
-    /// No event, and no limit.
     Idle,
 }
 
@@ -151,8 +140,9 @@ impl Threads {
         self.state.lock().add(Phase::Ready)
     }
 
-    /// Runs `f` as the thread with the number `id`, when it is that thread's turn. `advance` advances the clock.
-    pub fn run<R>(&self, id: u64, advance: &dyn Fn(Instant) -> Advance, f: impl FnOnce() -> R) -> R {
+    /// Runs `f` as the thread with the number `id`, when it is that thread's turn. `advance` advances the
+    /// clock to the next event, or up to the instant that it is given, and returns why threads run again.
+    pub fn run<R>(&self, id: u64, advance: &dyn Fn(Instant) -> Wake, f: impl FnOnce() -> R) -> R {
         CURRENT.set(Some((self.identity(), id)));
         self.await_turn(self.state.lock(), id);
         let result = f();
@@ -173,7 +163,7 @@ impl Threads {
     pub fn wait<R>(
         &self,
         deadline: Instant,
-        advance: &dyn Fn(Instant) -> Advance,
+        advance: &dyn Fn(Instant) -> Wake,
         mut take: impl FnMut() -> Option<R>,
     ) -> Result<R, Wake> {
         let (id, _guest) = match self.current() {
@@ -197,7 +187,7 @@ impl Threads {
     }
 
     /// Lets other threads run, and returns after the next change or at the deadline.
-    pub fn pause(&self, deadline: Instant, advance: &dyn Fn(Instant) -> Advance) {
+    pub fn pause(&self, deadline: Instant, advance: &dyn Fn(Instant) -> Wake) {
         if let Some(id) = self.current()
             && self.wait_for_turn(id, deadline, advance) == Wake::Deadline
         {
@@ -207,7 +197,7 @@ impl Threads {
     }
 
     /// Lets other threads run until this one is to run again.
-    fn wait_for_turn(&self, id: u64, deadline: Instant, advance: &dyn Fn(Instant) -> Advance) -> Wake {
+    fn wait_for_turn(&self, id: u64, deadline: Instant, advance: &dyn Fn(Instant) -> Wake) -> Wake {
         let mut state = self.state.lock();
         if std::mem::take(&mut state.has_acted) {
             state.changes += 1;
@@ -219,7 +209,7 @@ impl Threads {
     }
 
     /// Selects the next thread to run, and advances the clock until there is one.
-    fn switch(&self, state: &mut MutexGuard<'_, State>, advance: &dyn Fn(Instant) -> Advance) {
+    fn switch(&self, state: &mut MutexGuard<'_, State>, advance: &dyn Fn(Instant) -> Wake) {
         state.running = loop {
             if state.threads.is_empty() {
                 break None;
@@ -230,9 +220,8 @@ impl Threads {
             let limit = state.earliest_deadline();
             // No thread runs meanwhile.
             match MutexGuard::unlocked(state, || advance(limit)) {
-                Advance::Event => state.changes += 1,
-                Advance::Limit => state.wake(limit, Wake::Deadline),
-                Advance::Idle => state.wake(NEVER, Wake::Idle),
+                Wake::Change => state.changes += 1,
+                wake => state.wake(limit, wake),
             }
         };
         self.switched.notify_all();

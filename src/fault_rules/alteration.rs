@@ -81,7 +81,8 @@ impl Place {
     /// Returns the place with a name as [`Display`](fmt::Display) prints it.
     pub(super) fn named(name: &str) -> Option<Place> {
         let field = FIELDS.iter().find(|(_, field_name, ..)| *field_name == name);
-        field.map(|(field, ..)| Place::Field(*field)).or((name == "payload").then_some(Place::Payload))
+        let other = [Place::Middle, Place::Payload].into_iter().find(|place| place.to_string() == name);
+        field.map(|(field, ..)| Place::Field(*field)).or(other)
     }
 
     /// Returns the names of all fields.

@@ -1,6 +1,5 @@
 //! Conditions on the packets that a rule counts.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,6 +31,7 @@ impl PsnRange {
     }
 }
 
+/// Condition on the contents of a packet.
 type Predicate = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
 
 /// Conjunction of conditions. An unset condition holds for every packet.
@@ -48,18 +48,10 @@ pub(super) struct Filter {
     pub cm: Option<Vec<MessageKind>>,
     /// Time since the link was opened.
     pub time: Option<Range<Duration>>,
-    predicate: Option<Predicate>,
+    pub predicates: Vec<Predicate>,
 }
 
 impl Filter {
-    /// Adds a condition on the contents of the packet.
-    pub fn only(&mut self, also: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) {
-        self.predicate = Some(match self.predicate.take() {
-            Some(first) => Arc::new(move |p| first(p) && also(p)),
-            None => Arc::new(also),
-        });
-    }
-
     pub fn matches(&self, seen: &Seen<'_>) -> bool {
         self.from.is_none_or(|from| from == seen.flow.src)
             && self.to.is_none_or(|to| to == seen.flow.dst)
@@ -71,7 +63,7 @@ impl Filter {
     /// Reports whether the filter needs the parsed packet, in which case it matches no malformed packet.
     fn reads_contents(&self) -> bool {
         let by_header = self.opcodes.is_some() || self.psn.is_some() || self.qp.is_some();
-        by_header || self.cm.is_some() || self.predicate.is_some()
+        by_header || self.cm.is_some() || !self.predicates.is_empty()
     }
 
     fn matches_contents(&self, packet: &Packet<'_>) -> bool {
@@ -83,18 +75,7 @@ impl Filter {
                 .cm
                 .as_ref()
                 .is_none_or(|some| cm_message(packet).is_some_and(|m| some.contains(&m.message.kind())))
-            && self.predicate.as_ref().is_none_or(|predicate| predicate(packet))
-    }
-}
-
-impl fmt::Debug for Filter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Filter { opcodes, psn, qp, from, to, ecn, cm, time, predicate } = self;
-        write!(
-            f,
-            "{opcodes:?} {psn:?} {qp:?} {from:?} {to:?} {ecn:?} {cm:?} {time:?} {}",
-            predicate.is_some()
-        )
+            && self.predicates.iter().all(|predicate| predicate(packet))
     }
 }
 

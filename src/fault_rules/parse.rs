@@ -36,7 +36,8 @@ fn parse(text: &str) -> Result<Rule, String> {
         Some(Ok(pair)) => pair,
         _ => return Err("expected ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
     };
-    let (mut filter, mut parameters) = (Filter::default(), Parameters::default());
+    let mut filter = Filter::default();
+    let mut parameters = Parameters { by: None, copies: None, alteration: Alteration::CORRUPTION };
     for field in fields {
         let (key, value) = field.map_err(|f| format!("'{f}' is not of the form KEY=VALUE"))?;
         match PARAMETERS.iter().find(|(parameter, _)| *parameter == key) {
@@ -47,18 +48,19 @@ fn parse(text: &str) -> Result<Rule, String> {
             None => parse_filter(&mut filter, key, value)?,
         }
     }
-    let (object, when) = match value.split_once('@') {
-        Some((object, when)) => (object, Some(when)),
-        None => (value, None),
-    };
-    let when_or_each = || when.map_or(Ok(When::EACH), |text| self::when(text, "packet"));
-    let (action, when) = match (answer(name, to_cm), to_cm) {
-        (Some(code), _) => (code(object)?, when_or_each()?),
-        (None, true) => {
+    let when = |text| self::when(text, "packet");
+    let (object, optional) = value.split_once('@').unzip();
+    let object = object.unwrap_or(value);
+    let when_or_each = || optional.map_or(Ok(When::EACH), when);
+    let (action, when) = match (name, to_cm) {
+        ("nak", false) => (nak(object)?, when_or_each()?),
+        ("rnr", false) => (rnr(object)?, when_or_each()?),
+        ("rej", true) => (rej(object)?, when_or_each()?),
+        (_, true) => {
             filter.cm = Some(alternatives(object, messages)?);
             (parameters.action(name)?, when_or_each()?)
         }
-        (None, false) => (parameters.action(name)?, self::when(value, "packet")?),
+        (_, false) => (parameters.action(name)?, when(value)?),
     };
     Ok(Rule { direction, action, when, filter, text: text.to_owned() })
 }
@@ -72,13 +74,10 @@ const PARAMETERS: [(&str, &[&str]); 5] = [
     ("icrc", &["corrupt"]),
 ];
 
-#[derive(Default)]
 struct Parameters {
     by: Option<Duration>,
     copies: Option<u32>,
-    at: Option<Place>,
-    xor: Option<u8>,
-    repair_icrc: bool,
+    alteration: Alteration,
 }
 
 impl Parameters {
@@ -86,9 +85,9 @@ impl Parameters {
         match key {
             "by" => self.by = Some(duration(value)?),
             "copies" => self.copies = Some(number(key, value, 1000)? as u32),
-            "at" => self.at = Some(place(value)?),
-            "xor" => self.xor = Some(number(key, value, 0xff)? as u8),
-            _ if value == "repair" => self.repair_icrc = true,
+            "at" => self.alteration.at = place(value)?,
+            "xor" => self.alteration.xor = number(key, value, 0xff)?,
+            _ if value == "repair" => self.alteration.repair_icrc = true,
             _ => return Err(format!("icrc '{value}' is unknown: write icrc=repair, or leave it out")),
         }
         Ok(())
@@ -104,14 +103,10 @@ impl Parameters {
             "mark" => Action::Mark,
             "delay" => Action::Delay(by()?),
             "replay" => Action::Replay(by()?),
-            "corrupt" => {
-                let at = self.at.unwrap_or(Place::Middle);
-                let xor = self.xor.unwrap_or(Alteration::DEFAULT_XOR);
-                match (Alteration { at, xor, repair_icrc: self.repair_icrc }) {
-                    Alteration::CORRUPTION => Action::Corrupt,
-                    alteration => Action::Alter(alteration),
-                }
-            }
+            "corrupt" => match self.alteration {
+                Alteration::CORRUPTION => Action::Corrupt,
+                alteration => Action::Alter(alteration),
+            },
             _ => {
                 return Err(format!(
                     "unknown action '{name}': expected drop, dup, reorder, corrupt, mark, delay, replay, nak, rnr or \
@@ -120,21 +115,6 @@ impl Parameters {
                 ));
             }
         })
-    }
-}
-
-/// Parser for the code of an action that answers packets.
-type CodeParser = fn(&str) -> Result<Action, String>;
-
-/// Returns the parser for the code of the action called `name`, if that answers packets.
-fn answer(name: &str, to_cm: bool) -> Option<CodeParser> {
-    match (name, to_cm) {
-        ("nak", false) => Some(nak),
-        ("rnr", false) => {
-            Some(|text| Ok(Action::RnrNak(RnrTimer::new(number("RNR timer", text, 0x1f)? as u8))))
-        }
-        ("rej", true) => Some(rej),
-        _ => None,
     }
 }
 
@@ -156,6 +136,10 @@ fn nak(text: &str) -> Result<Action, String> {
         let names = NAK_CODES.map(|(name, _)| name).join(", ");
         format!("unknown NAK code '{text}': write {names} or a number from 0 to 31")
     })
+}
+
+fn rnr(text: &str) -> Result<Action, String> {
+    Ok(Action::RnrNak(RnrTimer::new(number("RNR timer", text, 0x1f)? as u8)))
 }
 
 /// Parses the reason of a REJ: its number, or its name (`stale-connection`).
@@ -185,8 +169,7 @@ fn place(text: &str) -> Result<Place, String> {
     if is_number(text) {
         return Ok(Place::Offset(number("at", text, 0xffff)? as u16));
     }
-    let place = if text == "middle" { Some(Place::Middle) } else { Place::named(text) };
-    place.ok_or_else(|| {
+    Place::named(text).ok_or_else(|| {
         let fields = Place::names();
         format!(
             "unknown field '{text}': write the offset of a byte from the BTH, payload, or one of {fields}"

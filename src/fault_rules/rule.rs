@@ -1,6 +1,7 @@
 //! Fault injection rules.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::alteration::Alteration;
@@ -203,7 +204,7 @@ impl Rule {
     /// filters are counted.
     #[must_use]
     pub fn only(mut self, filter: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) -> Rule {
-        self.filter.only(filter);
+        self.filter.predicates.push(Arc::new(filter));
         self
     }
 

@@ -7,6 +7,7 @@ mod output;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Direction, FaultEvent};
+use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
@@ -117,6 +119,11 @@ fn io_error(error: PcapError) -> io::Error {
     }
 }
 
+fn create_error(path: &Path) -> impl FnOnce(io::Error) -> CaptureError {
+    let path = path.to_owned();
+    |source| CaptureError::Create { path, source }
+}
+
 impl CaptureFile {
     /// Creates a file, or replaces an existing one.
     ///
@@ -124,9 +131,8 @@ impl CaptureFile {
     /// [`CaptureError::Create`], also if another process captures to this file.
     pub fn create(path: impl AsRef<Path>, timestamps: Timestamps) -> Result<CaptureFile, CaptureError> {
         let path = path.as_ref();
-        let create = |source| CaptureError::Create { path: path.to_owned(), source };
-        let output = output::replace(path).and_then(Output::new).map_err(create)?;
-        CaptureFile::start(output, path.display().to_string(), timestamps).map_err(create)
+        let created = output::replace(path).and_then(|file| CaptureFile::on_file(file, path, timestamps));
+        created.map_err(create_error(path))
     }
 
     /// Creates a capture file for this process alone, for use when several processes are given the same path:
@@ -137,11 +143,9 @@ impl CaptureFile {
     /// [`CaptureError::Create`] if neither file can be created and written.
     pub fn create_own(path: impl AsRef<Path>) -> Result<(CaptureFile, PathBuf), CaptureError> {
         let path = path.as_ref();
-        let create = |source| CaptureError::Create { path: path.to_owned(), source };
-        let (file, own) = output::claim(path, std::process::id()).map_err(create)?;
-        let output = Output::new(file).map_err(create)?;
-        let file = CaptureFile::start(output, own.display().to_string(), Timestamps::Wall).map_err(create)?;
-        Ok((file, own))
+        let created = output::claim(path, std::process::id())
+            .and_then(|(file, own)| Ok((CaptureFile::on_file(file, &own, Timestamps::Wall)?, own)));
+        created.map_err(create_error(path))
     }
 
     /// Empties a file before several processes pass its path to [`create_own`](Self::create_own).
@@ -150,7 +154,7 @@ impl CaptureFile {
     /// [`CaptureError::Create`] if the file cannot be created or emptied.
     pub fn clear(path: impl AsRef<Path>) -> Result<(), CaptureError> {
         let path = path.as_ref();
-        output::clear(path).map_err(|source| CaptureError::Create { path: path.to_owned(), source })
+        output::clear(path).map_err(create_error(path))
     }
 
     /// Creates a capture that is written to `writer`, for example standard output, a pipe to Wireshark, or
@@ -164,6 +168,10 @@ impl CaptureFile {
     ) -> Result<CaptureFile, CaptureError> {
         let output = Output::Stream(Box::new(writer));
         CaptureFile::start(output, "the capture".into(), timestamps).map_err(CaptureError::Write)
+    }
+
+    fn on_file(file: File, path: &Path, timestamps: Timestamps) -> io::Result<CaptureFile> {
+        CaptureFile::start(Output::new(file)?, path.display().to_string(), timestamps)
     }
 
     fn start(output: Output, name: String, timestamps: Timestamps) -> io::Result<CaptureFile> {
@@ -294,7 +302,14 @@ impl Inner {
         }
     }
 
-    fn write(&mut self, interface: u32, at: Duration, packet: &CapturedPacket<'_>, comment: Option<String>) {
+    fn write(
+        &mut self,
+        interface: u32,
+        at: Duration,
+        direction: Direction,
+        packet: &RxBurst<'_>,
+        comment: Option<String>,
+    ) {
         let too_long = packet.data.len() + packet.flow.header_len() > u16::MAX as usize;
         // No link can carry such a packet, and no IP header can describe it.
         if too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
@@ -305,16 +320,17 @@ impl Inner {
             return;
         }
         self.frame.clear();
-        frame::append_ip_udp(&mut self.frame, &packet.flow, packet.id, packet.data.len());
-        if packet.flow.dst.is_ipv4() && packet.flags != IpIdent::DONT_FRAGMENT {
-            set_flags(&mut self.frame, packet.flags);
+        let (id, flags) = id_and_flags(packet.ident);
+        frame::append_ip_udp(&mut self.frame, &packet.flow, id, packet.data.len());
+        if packet.flow.dst.is_ipv4() && flags != IpIdent::DONT_FRAGMENT {
+            set_flags(&mut self.frame, flags);
         }
         self.frame.extend_from_slice(packet.data);
-        let direction = match packet.direction {
+        let flags = match direction {
             Direction::Rx => 1,
             Direction::Tx => 2,
         };
-        let mut options = vec![EnhancedPacketOption::Flags(direction)];
+        let mut options = vec![EnhancedPacketOption::Flags(flags)];
         options.extend(comment.map(|c| EnhancedPacketOption::Comment(Cow::Owned(c))));
         let block = EnhancedPacketBlock {
             interface_id: interface,
@@ -347,11 +363,8 @@ impl Drop for Inner {
 fn set_flags(frame: &mut [u8], flags: u16) {
     let header = &mut frame[..20];
     header[6..8].copy_from_slice(&flags.to_be_bytes());
-    header[10..12].fill(0);
-    let sum: u32 = header.chunks(2).map(|b| u16::from_be_bytes([b[0], b[1]]) as u32).sum();
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let folded = (folded & 0xffff) + (folded >> 16);
-    header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+    let checksum = frame::ipv4_checksum(header);
+    header[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
 /// Returns the IPv4 identification and flags; if unknown, those that urxe itself sends.
@@ -360,15 +373,6 @@ fn id_and_flags(ident: IpIdent) -> (u16, u16) {
         IpIdent::Exact { id, flags } => (id, flags),
         IpIdent::Unknown | IpIdent::Elided => (0, IpIdent::DONT_FRAGMENT),
     }
-}
-
-/// A packet to write to the capture.
-struct CapturedPacket<'a> {
-    direction: Direction,
-    flow: Flow,
-    id: u16,
-    flags: u16,
-    data: &'a [u8],
 }
 
 /// A comment whose packet has not yet been written.
@@ -390,17 +394,9 @@ pub struct CaptureHandle {
 }
 
 impl CaptureHandle {
-    /// Writes out buffered packets like [`CaptureFile::flush`].
-    ///
-    /// # Errors
-    /// See [`CaptureFile::flush`].
-    pub fn flush(&self) -> Result<(), CaptureError> {
-        self.file.flush()
-    }
-
     /// Captures the packets of a link, or of another shard's link, as this interface.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
-        Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
+        Capture { inner: link, handle: self.clone() }
     }
 
     /// Adds a comment to the packet that a fault was applied to. To be called from the observer of a
@@ -438,9 +434,14 @@ impl CaptureHandle {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    fn write(&self, inner: &mut Inner, at: Duration, packet: &CapturedPacket<'_>) {
-        let comment = self.take_comments(packet.direction, packet.data);
-        inner.write(self.interface, at, packet, comment);
+    fn write(&self, now: Instant, direction: Direction, burst: &RxBurst<'_>) {
+        let mut inner = self.file.0.lock();
+        let at = inner.time(now);
+        let (id, flags) = id_and_flags(burst.ident);
+        for packet in packets_of(&RxBurst { ident: IpIdent::Exact { id, flags }, ..*burst }) {
+            let comment = self.take_comments(direction, packet.data);
+            inner.write(self.interface, at, direction, &packet, comment);
+        }
     }
 
     /// Writes the packets that were dropped before they reached the capture.
@@ -455,9 +456,8 @@ impl CaptureHandle {
             else {
                 return true;
             };
-            let (id, flags) = id_and_flags(ident);
-            let packet = CapturedPacket { direction, flow, id, flags, data: &data };
-            inner.write(self.interface, at, &packet, Some(std::mem::take(&mut pending.text)));
+            let packet = RxBurst::new(flow, ident, data.len(), &data);
+            inner.write(self.interface, at, direction, &packet, Some(std::mem::take(&mut pending.text)));
             false
         });
     }
@@ -471,7 +471,6 @@ impl CaptureHandle {
 pub struct Capture<L> {
     inner: L,
     handle: CaptureHandle,
-    scratch: Vec<u8>,
 }
 
 impl<L: Link> Capture<L> {
@@ -484,19 +483,8 @@ impl<L: Link> Capture<L> {
 impl<L: Link> Link for Capture<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
-        {
-            let mut file = self.handle.file.0.lock();
-            let at = file.time(now);
-            for burst in queue.bursts() {
-                self.scratch.clear();
-                burst.copy_to(&mut self.scratch);
-                for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                    let (id, flags) = (i as u16, IpIdent::DONT_FRAGMENT);
-                    let packet =
-                        CapturedPacket { direction: Direction::Tx, flow: burst.flow, id, flags, data };
-                    self.handle.write(&mut file, at, &packet);
-                }
-            }
+        for burst in queue.bursts() {
+            self.handle.write(now, Direction::Tx, &as_received(&burst));
         }
         self.handle.write_dropped(Direction::Tx, now);
         Ok(())
@@ -506,14 +494,7 @@ impl<L: Link> Link for Capture<L> {
         let handle = &self.handle;
         let received = self.inner.receive(now, &mut |burst| {
             sink(burst);
-            let (first, flags) = id_and_flags(burst.ident);
-            let mut file = handle.file.0.lock();
-            let at = file.time(now);
-            for (i, data) in burst.packets() {
-                let id = first.wrapping_add(i);
-                let packet = CapturedPacket { direction: Direction::Rx, flow: burst.flow, id, flags, data };
-                handle.write(&mut file, at, &packet);
-            }
+            handle.write(now, Direction::Rx, &burst);
         })?;
         handle.write_dropped(Direction::Rx, now);
         Ok(received)
@@ -524,7 +505,6 @@ impl<L: Link> Link for Capture<L> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::Read;
 
     use pcap_file::pcapng::{Block, PcapNgReader};
@@ -639,7 +619,7 @@ mod tests {
         let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));
         send(&mut a, &b, Instant(5_000_000_007), 8..10);
         b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
-        b.handle().flush().unwrap();
+        file.flush().unwrap();
         let (names, rows) = rows(&buffer.0.lock());
         assert_eq!(names, ["left", "right"]);
         let row = |interface, at, id, psn| Row {

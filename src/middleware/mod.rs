@@ -3,6 +3,7 @@
 
 pub mod capture;
 pub mod faults;
+mod packets;
 pub mod trace;
 
 use crate::link::Link;
@@ -14,6 +15,8 @@ use faults::{FaultCounters, FaultSeeds, Faults, Rule};
 pub struct Middleware {
     /// Capture file for packets in both directions; `None` to capture nothing.
     pub capture: Option<CaptureFile>,
+    /// Whether packets are captured as the NIC sends and receives them; otherwise at the wire.
+    pub captures_at_nic: bool,
     /// Rules that define the faults to inject.
     pub faults: Vec<Rule>,
     /// Seeds of the rules that apply with a probability.
@@ -21,28 +24,9 @@ pub struct Middleware {
 }
 
 impl Middleware {
-    /// Wraps the links of one NIC, which the capture file records as the interface `name`. Packets are
-    /// captured at the wire; faults are injected between the capture and the NIC, and each is noted as a
-    /// comment in the capture. Returns the wrapped links and the fault counters.
+    /// Wraps the links of one NIC, which the capture file records as the interface `name`. Each injected
+    /// fault is noted as a comment in the capture. Returns the wrapped links and the fault counters.
     pub fn wrap(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
-        self.wrap_in_order(links, name, false)
-    }
-
-    /// Wraps the links like [`wrap`](Self::wrap), but captures packets as the NIC sends and receives them.
-    pub fn wrap_at_nic(
-        &self,
-        links: Vec<Box<dyn Link>>,
-        name: &str,
-    ) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
-        self.wrap_in_order(links, name, true)
-    }
-
-    fn wrap_in_order(
-        &self,
-        links: Vec<Box<dyn Link>>,
-        name: &str,
-        at_nic: bool,
-    ) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
         let interface = self.capture.as_ref().zip(links.first());
         let interface = interface.map(|(file, link)| file.interface(name, &link.info().name));
         let capture = |link: Box<dyn Link>| -> Box<dyn Link> {
@@ -63,7 +47,7 @@ impl Middleware {
             }
             Box::new(link)
         };
-        let wrap = |link| if at_nic { capture(inject(link)) } else { inject(capture(link)) };
+        let wrap = |link| if self.captures_at_nic { capture(inject(link)) } else { inject(capture(link)) };
         let links = links.into_iter().map(wrap).collect();
         (links, counters)
     }

@@ -5,6 +5,7 @@ use std::io;
 use bytes::Bytes;
 
 use super::faults::Direction;
+use super::packets::as_received;
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::transport::Instant;
@@ -29,12 +30,6 @@ pub struct TracedPacket {
     pub bytes: Bytes,
 }
 
-impl TracedPacket {
-    fn new(at: Instant, direction: Direction, flow: Flow, ident: IpIdent) -> TracedPacket {
-        TracedPacket { at, direction, flow, ident, index: 0, bytes: Bytes::new() }
-    }
-}
-
 /// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(TracedPacket) + Send>;
 
@@ -54,16 +49,17 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// Passes the packets of a burst to the tracer: copies of `like` with the bytes that `write` appends to the buffer.
-    fn trace(&mut self, like: &TracedPacket, segment: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    /// Passes the packets of a burst to the tracer.
+    fn trace(&mut self, at: Instant, direction: Direction, burst: &RxBurst<'_>) {
+        let RxBurst { flow, ident, segment, data, .. } = *burst;
         let buffer = std::mem::take(&mut self.buffer).try_into_mut();
         let mut buffer = buffer.map_or_else(|_| Vec::new(), Vec::from);
         buffer.clear();
-        write(&mut buffer);
+        buffer.extend_from_slice(data);
         self.buffer = buffer.into();
         for (index, packet) in self.buffer.chunks(segment.max(1)).enumerate() {
-            let bytes = self.buffer.slice_ref(packet);
-            (self.tracer)(TracedPacket { index: index as u16, bytes, ..like.clone() });
+            let (index, bytes) = (index as u16, self.buffer.slice_ref(packet));
+            (self.tracer)(TracedPacket { at, direction, flow, ident, index, bytes });
         }
     }
 }
@@ -78,18 +74,14 @@ impl<L: Link> Trace<L> {
 impl<L: Link> Link for Trace<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         self.inner.transmit(now, queue)?;
-        for burst in queue.bursts() {
-            let like = TracedPacket::new(now, Direction::Tx, burst.flow, IpIdent::SENT);
-            self.recorder.trace(&like, burst.segment, |buffer| burst.copy_to(buffer));
-        }
+        queue.bursts().for_each(|burst| self.recorder.trace(now, Direction::Tx, &as_received(&burst)));
         Ok(())
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let Trace { inner, recorder } = self;
         inner.receive(now, &mut |burst| {
-            let like = TracedPacket::new(now, Direction::Rx, burst.flow, burst.ident);
-            recorder.trace(&like, burst.segment, |buffer| buffer.extend_from_slice(burst.data));
+            recorder.trace(now, Direction::Rx, &burst);
             sink(burst);
         })
     }
@@ -119,9 +111,8 @@ mod tests {
         };
         let mut recorder = Recorder { tracer: Box::new(tracer), buffer: Bytes::new() };
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4791);
-        let like = TracedPacket::new(Instant(0), Direction::Tx, flow, IpIdent::SENT);
         for fill in 1..4 {
-            recorder.trace(&like, 64, |out| out.extend([fill; 64]));
+            recorder.trace(Instant(0), Direction::Tx, &RxBurst::new(flow, IpIdent::SENT, 64, &[fill; 64]));
         }
         let kept = kept.lock();
         assert_eq!(kept[0].1.as_deref(), Some(&[1; 64][..]));

@@ -299,8 +299,8 @@ impl Context {
         calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
         let (capture, name) = options.capture.clone().unzip();
         let (faults, seeds) = (Fault::packet_rules(&options.faults), FaultSeeds::new(Some(seed)));
-        let middleware = Middleware { capture, faults, seeds };
-        let (mut links, packet_counters) = middleware.wrap_at_nic(links, &name.unwrap_or_default());
+        let middleware = Middleware { capture, captures_at_nic: true, faults, seeds };
+        let (mut links, packet_counters) = middleware.wrap(links, &name.unwrap_or_default());
         if options.elide_icrcs {
             let paths = links.iter_mut().filter_map(|link| link.host_memory());
             paths.for_each(|mut memory| memory.elide_icrcs());

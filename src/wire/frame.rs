@@ -22,6 +22,7 @@ use etherparse::{
 pub(crate) use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
 pub use membership::GroupQuery;
 pub(crate) use membership::{GroupReport, MembershipState, append_group_report};
+pub(crate) use parse::ipv4_checksum;
 pub use parse::parse;
 pub use pause::{PRIORITIES, PauseFrame};
 

@@ -478,7 +478,7 @@ fn impossible_topologies_and_calls_are_rejected() {
     let error = |topology: &Topology| Fabric::simulate(topology, 0).err();
     assert_eq!(error(&two_wires), Some(TopologyError::HostWires { host: 0, count: 2 }));
     let stopped = Topology::star(2).wires(Wire::new(0, US));
-    assert_eq!(error(&stopped), Some(TopologyError::Zero("bandwidth")));
+    assert_eq!(error(&stopped), Some(TopologyError::Value(FabricError::Zero { field: "bandwidth" })));
     let reversed = Topology::star(2).switches(SwitchConfig::default().pfc(Pfc::default().xon(200_000)));
     assert!(matches!(error(&reversed), Some(TopologyError::Thresholds { low: "xon", .. })));
     let simulation = Fabric::simulate(&Topology::star(2), 0).unwrap();

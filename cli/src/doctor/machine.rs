@@ -125,16 +125,11 @@ fn port_advice(owner: &PortOwner) -> String {
              or run urxe in another network namespace (unshare -Urn) or over --link frames:…"
                 .into()
         }
-        PortOwner::Process { pid, name } if name == "urxe" => {
+        PortOwner::Process { pid, name } => {
+            let sharing = if name == "urxe" { "--shared-memory auto" } else { "`urxe run`" };
             format!(
-                "stop it (kill {pid}), start it with --shared-memory auto so that the address is shared, or use another \
-                     address (--ip)"
-            )
-        }
-        PortOwner::Process { pid, .. } => {
-            format!(
-                "stop it (kill {pid}), start it with `urxe run` so that the address is shared, or use another \
-                     address (--ip)"
+                "stop it (kill {pid}), start it with {sharing} so that the address is shared, or use another \
+                 address (--ip)"
             )
         }
         PortOwner::User(_) => {
@@ -151,13 +146,10 @@ fn broker_check(brokers: io::Result<Vec<BrokerStatus>>) -> Check {
     let brokers = match brokers {
         Ok(brokers) => brokers,
         Err(e) => {
+            let message = format!("the kernel's table of sockets cannot be read: {e}");
             let advice =
                 "mount /proc; `urxe run` works without it, but error messages do not name port owners";
-            return Check::warning(
-                "broker",
-                format!("the kernel's table of sockets cannot be read: {e}"),
-                advice,
-            );
+            return Check::warning("broker", message, advice);
         }
     };
     let describe = |broker: &BrokerStatus| {
@@ -288,11 +280,8 @@ fn namespaces() -> Check {
         Ok(out) => {
             let error = String::from_utf8_lossy(&out.stderr);
             let first = error.lines().next().unwrap_or("unshare failed").to_owned();
-            Check::warning(
-                "namespaces",
-                format!("user or network namespaces are not allowed: {first}"),
-                ADVICE,
-            )
+            let message = format!("user or network namespaces are not allowed: {first}");
+            Check::warning("namespaces", message, ADVICE)
         }
         Err(e) if e.kind() == ErrorKind::NotFound => {
             Check::ok("namespaces", "not tried, because there is no `unshare` (util-linux)")

@@ -2,16 +2,15 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader};
 use object::{Endianness, FileKind, elf};
 use serde::Serialize;
 
 use super::{Check, Status};
-use crate::run::{VERBS_LIBRARY, check_loads_libraries, find_program};
+use crate::run::{VERBS_LIBRARY, check_loads_libraries, elf_loader, find_program};
 
 /// Interpreter of text files without a line `#!INTERPRETER`, which `execvp` selects.
 const SHELL: &str = "/bin/sh";
@@ -126,12 +125,9 @@ impl ProgramReport {
             name = words[1..].iter().find(|word| !is_option(word)).unwrap_or(name);
         }
         let Ok(path) = find_program(OsStr::new(name)) else {
+            let message = format!("script for {name}, which does not exist");
             let advice = format!("install {name}, or correct the first line of the script");
-            self.checks.push(Check::problem(
-                "kind",
-                format!("script for {name}, which does not exist"),
-                advice,
-            ));
+            self.checks.push(Check::problem("kind", message, advice));
             return;
         };
         self.checks.push(Check::ok("kind", format!("script, run by {}", path.display())));
@@ -185,13 +181,9 @@ impl ProgramReport {
         &mut self,
         bytes: &[u8],
     ) -> object::read::Result<()> {
+        self.interpreter = elf_loader::<Header>(bytes)?.1;
         let header = Header::parse(bytes)?;
         let endian = header.endian()?;
-        for segment in header.program_headers(endian, bytes)? {
-            if let Some(loader) = segment.interpreter(endian, bytes)? {
-                self.interpreter = Some(PathBuf::from(OsStr::from_bytes(loader)));
-            }
-        }
         let sections = header.sections(endian, bytes)?;
         let Some((entries, strings)) = sections.dynamic(endian, bytes)? else { return Ok(()) };
         let strings = sections.strings(endian, bytes, strings)?;
@@ -221,11 +213,8 @@ impl ProgramReport {
         };
         if let Some(error) = without.errors.first().filter(|_| without.has_failed) {
             let advice = "install the package that has the library, or add its directory to LD_LIBRARY_PATH";
-            self.checks.push(Check::problem(
-                "served",
-                format!("does not start even without urxe: {error}"),
-                advice,
-            ));
+            let message = format!("does not start even without urxe: {error}");
+            self.checks.push(Check::problem("served", message, advice));
             return;
         }
         self.rdma_libraries = rdma_libraries(&without, &with);
@@ -298,6 +287,7 @@ fn rdma_libraries(without: &Listing, with: &Listing) -> Vec<RdmaLibrary> {
 }
 
 /// Output of a dynamic loader that lists a program's libraries.
+#[derive(Default)]
 struct Listing {
     /// Name and path of each library.
     libraries: Vec<(String, String)>,
@@ -328,17 +318,9 @@ impl Listing {
 
     /// Parses the loader's standard output and standard error.
     fn parse(text: &str, error: &str) -> Listing {
-        let mut listing = Listing {
-            libraries: Vec::new(),
-            preloaded: None,
-            // The loader accepts a library without versions.
-            errors: error
-                .lines()
-                .filter(|line| !line.contains("no version information"))
-                .map(str::to_owned)
-                .collect(),
-            has_failed: false,
-        };
+        // The loader accepts a library without versions.
+        let errors = error.lines().filter(|line| !line.contains("no version information"));
+        let mut listing = Listing { errors: errors.map(str::to_owned).collect(), ..Listing::default() };
         for line in text.lines() {
             // Behind the path is the address in parentheses.
             let line = line.rsplit_once(" (0x").map_or(line, |(line, _)| line).trim();

@@ -103,14 +103,14 @@ pub struct Control {
 impl Control {
     /// Wraps a connected stream; `timeout` limits each [`recv`](Self::recv).
     pub fn new(stream: TcpStream, interrupt: &Interrupt, timeout: Duration) -> Result<Control, CliError> {
-        stream.set_read_timeout(Some(POLL_INTERVAL)).map_err(|e| failed("set up", e))?;
+        stream.set_read_timeout(Some(POLL_INTERVAL)).map_err(failed("set up"))?;
         let (buffer, last_sent) = (Vec::new(), "nothing".into());
         Ok(Control { stream, buffer, interrupt: interrupt.clone(), timeout, last_sent })
     }
 
     /// Returns both ends of a connection within this process.
     pub fn pair(interrupt: &Interrupt, timeout: Duration) -> Result<[Control; 2], CliError> {
-        let (a, b) = UnixStream::pair().map_err(|e| failed("create", e))?;
+        let (a, b) = UnixStream::pair().map_err(failed("create"))?;
         // Only calls that any stream socket supports are made on the stream.
         let control = |unix| Control::new(OwnedFd::from(unix).into(), interrupt, timeout);
         Ok([control(a)?, control(b)?])
@@ -118,9 +118,9 @@ impl Control {
 
     /// Sends a message.
     pub fn send(&mut self, message: &Message) -> Result<(), CliError> {
-        let mut line = serde_json::to_string(message).map_err(|e| failed("write to", e.into()))?;
+        let mut line = serde_json::to_string(message).map_err(|e| failed("write to")(e.into()))?;
         line.push('\n');
-        self.stream.write_all(line.as_bytes()).map_err(|e| failed("write to", e))?;
+        self.stream.write_all(line.as_bytes()).map_err(failed("write to"))?;
         line.truncate(60);
         self.last_sent = line.trim_end().into();
         Ok(())
@@ -131,12 +131,8 @@ impl Control {
         self.recv_within(Some(self.timeout))
     }
 
-    /// Receives the next message, without a timeout.
-    pub fn recv_without_timeout(&mut self) -> Result<Message, CliError> {
-        self.recv_within(None)
-    }
-
-    fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
+    /// Receives the next message, without a timeout if `limit` is `None`.
+    pub fn recv_within(&mut self, limit: Option<Duration>) -> Result<Message, CliError> {
         let begin = Instant::now();
         loop {
             if let Some(end) = self.buffer.iter().position(|&b| b == b'\n') {
@@ -158,7 +154,7 @@ impl Control {
                 }
                 Ok(n) => self.buffer.extend_from_slice(&chunk[..n]),
                 Err(e) if is_retryable(e.kind()) => {}
-                Err(e) => return Err(failed("read from", e)),
+                Err(e) => return Err(failed("read from")(e)),
             }
             if self.interrupt.is_set() {
                 return Err(CliError::Failed("interrupted while waiting for the peer".into()));
@@ -199,8 +195,8 @@ pub fn unexpected(message: &Message) -> CliError {
     CliError::Failed(format!("unexpected message from the peer: {message:?}"))
 }
 
-fn failed(what: &str, source: io::Error) -> CliError {
-    CliError::Io { what: format!("cannot {what} the TCP connection to the peer"), source }
+fn failed(what: &str) -> impl FnOnce(io::Error) -> CliError {
+    CliError::io(format!("cannot {what} the TCP connection to the peer"))
 }
 
 #[cfg(test)]

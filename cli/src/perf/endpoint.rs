@@ -34,6 +34,13 @@ pub struct Chunk {
     pub messages: u64,
 }
 
+impl Chunk {
+    /// Returns the number of receives per queue pair that are posted before the first SEND.
+    fn first_receives(&self) -> u64 {
+        self.messages.min(RECEIVES as u64)
+    }
+}
+
 /// A queue pair, and the peer's memory that it accesses.
 struct PerfQp {
     qp: Qp,
@@ -49,7 +56,7 @@ pub struct PerfEndpoint {
     mr: Mr,
     slot: usize,
     qps: Vec<PerfQp>,
-    params: Params,
+    pub params: Params,
 }
 
 impl PerfEndpoint {
@@ -144,14 +151,14 @@ impl PerfEndpoint {
         Ok(None)
     }
 
-    /// Posts the first receives for a chunk of SENDs on each queue pair, and returns their number per queue
-    /// pair.
-    pub fn post_receives(&self, chunk: &Chunk) -> Result<u64, CliError> {
-        let count = chunk.messages.min(RECEIVES as u64);
-        for index in 0..self.qps.len() {
-            (0..count).try_for_each(|_| self.post_receive(chunk.size, index))?;
+    /// Posts the first receives for a chunk on each queue pair, if it consists of SENDs.
+    pub fn post_receives(&self, chunk: &Chunk) -> Result<(), CliError> {
+        if self.params.verb == Verb::Send {
+            for index in 0..self.qps.len() {
+                (0..chunk.first_receives()).try_for_each(|_| self.post_receive(chunk.size, index))?;
+            }
         }
-        Ok(count)
+        Ok(())
     }
 
     fn post_receive(&self, size: usize, index: usize) -> Result<(), CliError> {
@@ -164,24 +171,23 @@ impl PerfEndpoint {
     pub fn run_client(
         &self,
         chunk: &Chunk,
-        posted: u64,
         spin: &mut Spin<'_>,
         times: &mut Histogram<u64>,
     ) -> Result<Duration, CliError> {
         let begin = Instant::now();
-        match (self.params.measure, self.params.verb) {
-            (Measure::Bw, _) => self.send_all(chunk, spin)?,
-            (Measure::Lat, _) => self.take_turns(chunk, true, posted, spin, Some(times))?,
+        match self.params.measure {
+            Measure::Bw => self.send_all(chunk, spin)?,
+            Measure::Lat => self.take_turns(chunk, true, spin, Some(times))?,
         }
         Ok(begin.elapsed())
     }
 
     /// Performs the server's part of a chunk. Returns at once for one-sided operations, except for the WRITEs
     /// in a latency test, which both sides send.
-    pub fn run_server(&self, chunk: &Chunk, posted: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
+    pub fn run_server(&self, chunk: &Chunk, spin: &mut Spin<'_>) -> Result<(), CliError> {
         match (self.params.measure, self.params.verb) {
-            (Measure::Bw, Verb::Send) => self.receive_all(chunk, posted, spin),
-            (Measure::Lat, Verb::Send | Verb::Write) => self.take_turns(chunk, false, posted, spin, None),
+            (Measure::Bw, Verb::Send) => self.receive_all(chunk, spin),
+            (Measure::Lat, Verb::Send | Verb::Write) => self.take_turns(chunk, false, spin, None),
             _ => Ok(()),
         }
     }
@@ -232,9 +238,9 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Receives a chunk of messages on each queue pair. `posted` receives per queue pair are already posted.
-    fn receive_all(&self, chunk: &Chunk, posted: u64, spin: &mut Spin<'_>) -> Result<(), CliError> {
-        let mut posted = vec![posted; self.qps.len()];
+    /// Receives a chunk of messages on each queue pair.
+    fn receive_all(&self, chunk: &Chunk, spin: &mut Spin<'_>) -> Result<(), CliError> {
+        let mut posted = vec![chunk.first_receives(); self.qps.len()];
         let mut remaining = chunk.messages * self.qps.len() as u64;
         let mut completions = Vec::with_capacity(BATCH);
         while remaining > 0 {
@@ -258,11 +264,10 @@ impl PerfEndpoint {
         &self,
         chunk: &Chunk,
         first: bool,
-        mut posted: u64,
         spin: &mut Spin<'_>,
         mut times: Option<&mut Histogram<u64>>,
     ) -> Result<(), CliError> {
-        let mut turns = Turns::new(self, chunk);
+        let (mut turns, mut posted) = (Turns::new(self, chunk), chunk.first_receives());
         for k in 1..=chunk.messages {
             let begin = Instant::now();
             if first {

@@ -1,6 +1,5 @@
 //! `urxe perf`: measures bandwidth and latency between two `urxe perf` processes, or between two NICs on a
 //! fabric.
-#![forbid(unsafe_code)]
 
 mod control;
 mod endpoint;

@@ -1,6 +1,5 @@
 //! Parameters of a run: operation, measure, message sizes and amount of work.
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -28,16 +27,15 @@ impl Verb {
     pub fn is_pingpong(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
     }
-}
 
-impl fmt::Display for Verb {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    /// Returns the name in the heading of results.
+    pub fn name(self) -> &'static str {
+        match self {
             Verb::Send => "SEND",
             Verb::Write => "WRITE",
             Verb::Read => "READ",
             Verb::Atomic => "FETCH_AND_ADD",
-        })
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::plan::{Measure, Params, Verb};
-use crate::link::{FaultReport, rings_line};
+use crate::link::TrafficReport;
 use crate::{CliError, json};
 
 /// Result for one message size.
@@ -19,15 +19,18 @@ pub struct Outcome {
     pub messages: u64,
     /// Duration in seconds.
     pub seconds: f64,
-    /// Throughput in 10^9 bits of payload per second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gbit_s: Option<f64>,
-    /// Message rate in 10^6 messages per second.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mmsg_s: Option<f64>,
+    #[serde(flatten)]
+    figures: Figures,
+}
+
+/// Measured quantities.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Figures {
+    /// Throughput in 10^9 bits of payload per second, and message rate in 10^6 messages per second.
+    Bandwidth { gbit_s: f64, mmsg_s: f64 },
     /// Latency in microseconds: half a round trip for SEND and WRITE, a full round trip for READ and atomics.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub latency_us: Option<Latency>,
+    Latency { latency_us: Latency },
 }
 
 /// Latency percentiles in microseconds.
@@ -55,7 +58,7 @@ impl Outcome {
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let (gbit_s, mmsg_s) =
             (size as f64 * messages as f64 * 8e-9 / seconds, messages as f64 * 1e-6 / seconds);
-        Outcome { size, messages, seconds, gbit_s: Some(gbit_s), mmsg_s: Some(mmsg_s), latency_us: None }
+        Outcome { size, messages, seconds, figures: Figures::Bandwidth { gbit_s, mmsg_s } }
     }
 
     /// Returns the result of a latency run. The measured times are divided by `divisor`, which is 2 to report
@@ -63,7 +66,7 @@ impl Outcome {
     pub fn latency(size: u32, times: &Histogram<u64>, elapsed: Duration, divisor: f64) -> Outcome {
         let us = |ns: u64| ns as f64 / 1e3 / divisor;
         let at = |q| us(times.value_at_quantile(q));
-        let latency = Latency {
+        let latency_us = Latency {
             min: us(times.min()),
             p50: at(0.5),
             p90: at(0.9),
@@ -73,19 +76,7 @@ impl Outcome {
             mean: times.mean() / 1e3 / divisor,
         };
         let seconds = elapsed.as_secs_f64();
-        Outcome {
-            size,
-            messages: times.len(),
-            seconds,
-            gbit_s: None,
-            mmsg_s: None,
-            latency_us: Some(latency),
-        }
-    }
-
-    /// Returns the throughput in mebibytes per second, the unit that perftest reports.
-    pub fn mib_s(&self) -> f64 {
-        self.gbit_s.unwrap_or(0.0) * 1e9 / 8.0 / f64::from(1 << 20)
+        Outcome { size, messages: times.len(), seconds, figures: Figures::Latency { latency_us } }
     }
 }
 
@@ -111,11 +102,8 @@ struct Document {
     qps: u32,
     path_mtu: usize,
     results: Vec<Outcome>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
+    #[serde(flatten)]
+    end: TrafficReport,
 }
 
 impl Report {
@@ -128,6 +116,7 @@ impl Report {
                 Measure::Lat if verb.is_pingpong() => "latency, half round trips in microseconds",
                 Measure::Lat => "latency, full round trips in microseconds",
             };
+            let verb = verb.name();
             println!("RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}");
             match measure {
                 Measure::Bw => {
@@ -142,8 +131,8 @@ impl Report {
                 ),
             }
         }
-        let (link, results, shared_memory, faults) = (link.to_owned(), Vec::new(), None, None);
-        let document = Document { verb, measure, link, qps, path_mtu: mtu, results, shared_memory, faults };
+        let (link, results, end) = (link.to_owned(), Vec::new(), TrafficReport::default());
+        let document = Document { verb, measure, link, qps, path_mtu: mtu, results, end };
         Report { json, document, shows_progress: false }
     }
 
@@ -164,19 +153,18 @@ impl Report {
             eprint!("\r\x1b[K");
         }
         if !self.json {
-            match &o.latency_us {
-                None => println!(
-                    "{:>10} {:>12} {:>9.3} {:>10.3} {:>10.1} {:>9.4}",
-                    o.size,
-                    o.messages,
-                    o.seconds,
-                    o.gbit_s.unwrap_or(0.0),
-                    o.mib_s(),
-                    o.mmsg_s.unwrap_or(0.0)
-                ),
-                Some(l) => println!(
-                    "{:>10} {:>10} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2}",
-                    o.size, o.messages, l.min, l.p50, l.p90, l.p99, l.p99_9, l.max, l.mean
+            let Outcome { size, messages, seconds, figures } = &o;
+            match figures {
+                Figures::Bandwidth { gbit_s, mmsg_s } => {
+                    // The unit that perftest reports.
+                    let mib_s = gbit_s * 1e9 / 8.0 / f64::from(1 << 20);
+                    println!(
+                        "{size:>10} {messages:>12} {seconds:>9.3} {gbit_s:>10.3} {mib_s:>10.1} {mmsg_s:>9.4}"
+                    );
+                }
+                Figures::Latency { latency_us: l } => println!(
+                    "{size:>10} {messages:>10} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2}",
+                    l.min, l.p50, l.p90, l.p99, l.p99_9, l.max, l.mean
                 ),
             }
         }
@@ -184,16 +172,12 @@ impl Report {
     }
 
     /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
-    pub fn finish(
-        mut self,
-        shared_memory: Option<bool>,
-        faults: Option<FaultReport>,
-    ) -> Result<(), CliError> {
+    pub fn finish(mut self, end: TrafficReport) -> Result<(), CliError> {
         if self.json {
-            (self.document.shared_memory, self.document.faults) = (shared_memory, faults);
+            self.document.end = end;
             json::print(&self.document)?;
-        } else if let Some(has_used_rings) = shared_memory {
-            println!("{}", rings_line(has_used_rings));
+        } else if let Some(line) = end.rings_line() {
+            println!("{line}");
         }
         Ok(())
     }

@@ -74,14 +74,14 @@ impl Runner<'_> {
             match self.measure_size(control, plan, &endpoint, size, &mut report) {
                 Ok(outcome) => report.add(outcome),
                 Err(_) if self.interrupt.is_set() => {
-                    report.finish(self.link.has_used_rings(self.context), self.link.fault_report())?;
+                    report.finish(self.link.report(self.context))?;
                     // Ctrl-C may have ended the peer first, which then made this side fail.
                     return Err(CliError::Failed("interrupted during the measurement".into()));
                 }
                 Err(e) => return Err(e),
             }
         }
-        let printed = report.finish(self.link.has_used_rings(self.context), self.link.fault_report());
+        let printed = report.finish(self.link.report(self.context));
         control.send(&Message::Finished).and(printed)
     }
 
@@ -113,47 +113,23 @@ impl Runner<'_> {
             if fresh {
                 endpoint.prepare(chunk.size)?;
             }
-            let receives = measure == Measure::Lat && verb == Verb::Send;
-            let posted = if receives { endpoint.post_receives(&chunk)? } else { 0 };
+            if measure == Measure::Lat {
+                endpoint.post_receives(&chunk)?;
+            }
             control.send(&Message::Run { size, messages: n, fresh })?;
             match control.recv()? {
                 Message::Ready => {}
                 other => return Err(unexpected(&other)),
             }
-            let elapsed = endpoint.run_client(&chunk, posted, &mut spin, &mut times);
+            let elapsed = endpoint.run_client(&chunk, &mut spin, &mut times);
             if elapsed.is_err() && self.interrupt.is_set() && chunks.done > 0 {
                 report.add(outcome(&chunks, &times));
             }
             chunks.record(n, elapsed?);
             report.progress(size, chunks.fraction(), chunks.spent);
         }
-        self.check(control, plan.params, endpoint, size, chunks.done)?;
+        check(control, endpoint, size, chunks.done)?;
         Ok(outcome(&chunks, &times))
-    }
-
-    /// Has both sides check the data that arrived.
-    fn check(
-        &self,
-        control: &mut Control,
-        params: Params,
-        endpoint: &PerfEndpoint,
-        size: u32,
-        messages: u64,
-    ) -> Result<(), CliError> {
-        control.send(&Message::Check { size, messages })?;
-        let peer_mismatch = match control.recv()? {
-            Message::Checked { mismatch } => mismatch,
-            other => return Err(unexpected(&other)),
-        };
-        let receives_data = match params.verb {
-            Verb::Read => true,
-            Verb::Send | Verb::Write => params.measure == Measure::Lat,
-            Verb::Atomic => false,
-        };
-        if receives_data && let Some(m) = endpoint.check(size as usize, messages)? {
-            return Err(CliError::Failed(format!("data mismatch at this side: {m}")));
-        }
-        peer_mismatch.map_or(Ok(()), |m| Err(CliError::Failed(format!("data mismatch at the peer: {m}"))))
     }
 
     /// Accepts a client, and waits until it begins to measure.
@@ -170,9 +146,9 @@ impl Runner<'_> {
             }
         };
         control.send(&reply)?;
-        match control.recv_without_timeout()? {
+        match control.recv_within(None)? {
             next @ Message::Run { size, .. } if (1..=params.max_size).contains(&size) => {
-                Ok(Session { runner: self, control, endpoint, params, next })
+                Ok(Session { runner: self, control, endpoint, next })
             }
             other => Err(unexpected(&other)),
         }
@@ -219,7 +195,6 @@ pub struct Session<'a> {
     runner: &'a Runner<'a>,
     control: Control,
     endpoint: PerfEndpoint,
-    params: Params,
     /// Message of the client that is handled next.
     next: Message,
 }
@@ -227,10 +202,11 @@ pub struct Session<'a> {
 impl Session<'_> {
     /// Runs until the client has finished.
     pub fn run(self) -> Result<(), CliError> {
-        let Session { runner, mut control, endpoint, params, mut next } = self;
+        let Session { runner, mut control, endpoint, mut next } = self;
         let mut spin = runner.spin();
         let mut done = 0;
-        let sizes = 1..=params.max_size;
+        let Params { verb, max_size, .. } = endpoint.params;
+        let sizes = 1..=max_size;
         loop {
             match next {
                 Message::Run { size, messages, fresh } if sizes.contains(&size) => {
@@ -239,22 +215,40 @@ impl Session<'_> {
                         done = 0;
                     }
                     let chunk = Chunk { size: size as usize, done, messages };
-                    let posted = if params.verb == Verb::Send { endpoint.post_receives(&chunk)? } else { 0 };
+                    endpoint.post_receives(&chunk)?;
                     control.send(&Message::Ready)?;
-                    endpoint.run_server(&chunk, posted, &mut spin)?;
+                    endpoint.run_server(&chunk, &mut spin)?;
                     done += messages;
                 }
                 Message::Check { size, messages } if sizes.contains(&size) => {
-                    let is_read = params.verb == Verb::Read;
-                    let mismatch = if is_read { None } else { endpoint.check(size as usize, messages)? };
+                    let mismatch =
+                        if verb == Verb::Read { None } else { endpoint.check(size as usize, messages)? };
                     control.send(&Message::Checked { mismatch })?;
                 }
                 Message::Finished => return Ok(()),
                 other => return Err(unexpected(&other)),
             }
-            next = control.recv_without_timeout()?;
+            next = control.recv_within(None)?;
         }
     }
+}
+
+/// Has both sides check the data that arrived.
+fn check(control: &mut Control, endpoint: &PerfEndpoint, size: u32, messages: u64) -> Result<(), CliError> {
+    control.send(&Message::Check { size, messages })?;
+    let peer_mismatch = match control.recv()? {
+        Message::Checked { mismatch } => mismatch,
+        other => return Err(unexpected(&other)),
+    };
+    let receives_data = match endpoint.params.verb {
+        Verb::Read => true,
+        Verb::Send | Verb::Write => endpoint.params.measure == Measure::Lat,
+        Verb::Atomic => false,
+    };
+    if receives_data && let Some(m) = endpoint.check(size as usize, messages)? {
+        return Err(CliError::Failed(format!("data mismatch at this side: {m}")));
+    }
+    peer_mismatch.map_or(Ok(()), |m| Err(CliError::Failed(format!("data mismatch at the peer: {m}"))))
 }
 
 fn checked_mtu(bytes: u32) -> Result<Mtu, CliError> {

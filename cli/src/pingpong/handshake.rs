@@ -64,14 +64,8 @@ impl Pingpong<'_> {
                 self.qps.len(),
             )));
         }
-        let options = self
-            .args
-            .link
-            .connect_options()
-            .sgid_index(sgid_index)
-            .mtu(self.mtu)
-            .max_rd_atomic(1)
-            .max_dest_rd_atomic(1);
+        let options = self.args.link.connect_options().sgid_index(sgid_index).mtu(self.mtu);
+        let options = options.max_rd_atomic(1).max_dest_rd_atomic(1);
         for (entry, remote) in self.qps.iter().zip(remotes) {
             self.print_address("remote address:", remote);
             if remote.gid.is_unset() {

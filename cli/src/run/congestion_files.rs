@@ -10,29 +10,19 @@ const PRIORITIES: usize = 8;
 const NOTIFICATION_POINT: [Parameter; 3] =
     [Parameter::MinTimeBetweenCnps, Parameter::CnpDscp, Parameter::Cnp8021pPrio];
 
-/// Congestion control of a device as its files show it.
-#[derive(Clone, Copy)]
-pub struct View {
-    pub congestion: Congestion,
-    /// Whether the device answers packets marked "congestion experienced" with CNPs.
-    pub sends_cnps: bool,
+/// Returns the names, relative to `/sys/class/net/IF/ecn`, and the contents of the files that show what a
+/// device does. `sends_cnps` tells whether it answers packets marked "congestion experienced" with CNPs.
+pub fn enabled(congestion: &Congestion, sends_cnps: bool) -> impl Iterator<Item = (String, String)> + use<> {
+    let points = [("roce_np", sends_cnps), ("roce_rp", congestion.uses_marks())].into_iter();
+    points.flat_map(|(point, is_enabled)| {
+        let file = move |priority| format!("{point}/enable/{priority}");
+        (0..PRIORITIES).map(move |priority| (file(priority), u8::from(is_enabled).to_string()))
+    })
 }
 
-impl View {
-    /// Returns the names, relative to `/sys/class/net/IF/ecn`, and the contents of the files that show what the device
-    /// does.
-    pub fn enabled(&self) -> impl Iterator<Item = (String, String)> {
-        let points = [("roce_np", self.sends_cnps), ("roce_rp", self.congestion.uses_marks())].into_iter();
-        points.flat_map(|(point, is_enabled)| {
-            let file = move |priority| format!("{point}/enable/{priority}");
-            (0..PRIORITIES).map(move |priority| (file(priority), u8::from(is_enabled).to_string()))
-        })
-    }
-
-    /// Returns the parameters that ConnectX adapters have, with their values.
-    pub fn parameters(&self) -> impl Iterator<Item = (Parameter, u32)> {
-        self.congestion.parameters().filter(|(p, _)| !p.to_string().starts_with("delay_"))
-    }
+/// Returns the parameters that ConnectX adapters have, with their values.
+pub fn parameters(congestion: &Congestion) -> impl Iterator<Item = (Parameter, u32)> {
+    congestion.parameters().filter(|(p, _)| !p.to_string().starts_with("delay_"))
 }
 
 /// Returns the name of a parameter's file, relative to `/sys/class/net/IF/ecn`.
@@ -62,9 +52,9 @@ mod tests {
 
     #[test]
     fn files_have_the_names_of_mlx5() {
-        let view = View { congestion: Congestion::default(), sends_cnps: true };
+        let congestion = Congestion::default();
         let names =
-            |name: fn(Parameter) -> String| view.parameters().map(|(p, _)| name(p)).collect::<Vec<_>>();
+            |name: fn(Parameter) -> String| parameters(&congestion).map(|(p, _)| name(p)).collect::<Vec<_>>();
         let ecn = names(ecn_name);
         for file in ["roce_np/cnp_dscp", "roce_np/cnp_802p_prio", "roce_np/min_time_between_cnps"] {
             assert!(ecn.contains(&file.into()), "{file}");
@@ -84,7 +74,7 @@ mod tests {
         for (congestion, sends_cnps, expected) in
             [(Congestion::DCQCN_CONNECTX, true, "1"), (Congestion::LOSS_DRIVEN, false, "0")]
         {
-            let enabled: Vec<_> = View { congestion, sends_cnps }.enabled().collect();
+            let enabled: Vec<_> = enabled(&congestion, sends_cnps).collect();
             assert_eq!(enabled.len(), 2 * PRIORITIES);
             assert!(enabled.iter().all(|(_, value)| value == expected), "{enabled:?}");
             assert_eq!([&enabled[0].0, &enabled[15].0], ["roce_np/enable/0", "roce_rp/enable/7"]);

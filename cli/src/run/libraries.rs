@@ -33,7 +33,7 @@ pub fn find_library(
 ) -> Result<PathBuf, CliError> {
     if let Some(named) = env::var_os(variable) {
         let what = format!("{variable} is {}", named.display());
-        return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
+        return fs::canonicalize(named).map_err(CliError::io(what));
     }
     match libraries(name.trim_end_matches(".so")) {
         Some(Library::Contents(contents)) => unpack(base, name, contents),

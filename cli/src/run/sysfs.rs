@@ -3,11 +3,11 @@
 //! does not reflect later changes to the devices, except for the counters, which libibverbs writes while
 //! programs run, and the congestion parameters, which any program may write and libibverbs reads.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -15,18 +15,18 @@ use std::time::{Duration, SystemTime};
 use nix::sys::socket::getsockopt;
 use nix::{getsockopt_impl, libc, sockopt_impl};
 
-use super::congestion_files::{CNP_PRIO_MODE, View, debugfs_name, ecn_name};
+use super::congestion_files::{CNP_PRIO_MODE, debugfs_name, ecn_name, enabled, parameters};
 use super::pci::{self, Slot};
-use super::{create_private_dir, unique_suffix};
+use super::unique_suffix;
 use urxe::verbs::faults::PortSpeed;
-use urxe::verbs::{Adapter, DeviceNames, Gid, Identity, lid_of, port_counter_files};
+use urxe::verbs::{Adapter, Congestion, DeviceNames, Gid, Identity, Personality, lid_of, port_counter_files};
 
 /// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as urxe's libibverbs reports them.
 const CAP_MASK: &str = "0x04010000";
 /// ABI version of the kernel's uverbs interface.
 const UVERBS_ABI: &str = "6";
-/// P_Key table: the default partition only.
-const PKEYS: [&str; 1] = ["0xffff"];
+/// The only entry of the P_Key table: the default partition.
+const PKEY: &str = "0xffff";
 
 /// Directory of the counter totals, a file for each device, which libibverbs writes.
 const COUNTERS: &str = "counters";
@@ -64,39 +64,35 @@ enum Entry {
     Link(String),
 }
 
-/// Properties that all ports have in common.
-#[derive(Clone, Copy)]
-pub struct PortView {
-    pub speed: PortSpeed,
-    /// Whether the port has a LID ([`lid_of`]); that of RoCE is 0.
+/// Properties that all devices have in common.
+pub struct View {
+    pub names: DeviceNames,
+    pub personality: Personality,
+    pub congestion: Congestion,
+    /// Whether the ports have a LID ([`lid_of`]); that of RoCE is 0.
     pub has_lid: bool,
 }
 
+impl View {
+    fn identity(&self) -> Identity {
+        Identity::of(&self.names, &self.personality)
+    }
+}
+
 impl Tree {
-    pub fn of(
-        adapters: &[Adapter],
-        names: &DeviceNames,
-        identity: &Identity,
-        port: PortView,
-        congestion: &View,
-    ) -> Tree {
+    pub fn of(adapters: &[Adapter], view: &View) -> Tree {
         let mut tree = Tree { entries: Vec::new(), namespace: namespace() };
         tree.line("class/infiniband_verbs/abi_version", UVERBS_ABI);
         for (n, (adapter, slot)) in adapters.iter().zip(pci::free_slots()).enumerate() {
-            let name = names.name(n);
-            tree.pci_function(&slot, identity, adapter);
-            tree.adapter(&format!("{}/infiniband/{name}", slot.path()), &name, identity, port, adapter);
-            tree.link(
-                format!("{}/infiniband/{name}/device", slot.path()),
-                format!("../../../{}", slot.address()),
-            );
-            tree.link(
-                format!("{}/infiniband/{name}/subsystem", slot.path()),
-                "../../../../../../class/infiniband",
-            );
-            tree.link(format!("class/infiniband/{name}"), format!("../../{}/infiniband/{name}", slot.path()));
+            let name = view.names.name(n);
+            let directory = format!("{}/infiniband/{name}", slot.path());
+            tree.pci_function(&slot, view.identity(), adapter);
+            tree.adapter(&directory, &name, view, adapter);
+            tree.link(format!("{directory}/device"), format!("../../../{}", slot.address()));
+            tree.link(format!("{directory}/subsystem"), "../../../../../../class/infiniband");
+            tree.link(format!("class/infiniband/{name}"), format!("../../{directory}"));
             tree.uverbs(n, &name, &slot);
-            tree.congestion(&name, &slot, identity, adapter, congestion);
+            tree.congestion(&name, &slot, view, adapter);
             tree.entries.push((format!("{COUNTERS}/{name}").into(), Entry::Initial(String::new())));
         }
         tree
@@ -110,7 +106,7 @@ impl Tree {
         self.entries.push((path.into(), Entry::Link(to.into())));
     }
 
-    fn pci_function(&mut self, slot: &Slot, identity: &Identity, adapter: &Adapter) {
+    fn pci_function(&mut self, slot: &Slot, identity: Identity, adapter: &Adapter) {
         let locality = Locality::of(&adapter.interface);
         let device = (identity.pci_vendor, identity.pci_device, PCI_CLASS);
         self.pci_entries(&slot.port_path(), &slot.port(), ROOT_PORT, &locality);
@@ -161,14 +157,8 @@ impl Tree {
         self.link(format!("{path}/subsystem"), format!("{up}bus/pci"));
     }
 
-    fn adapter(
-        &mut self,
-        directory: &str,
-        name: &str,
-        identity: &Identity,
-        port: PortView,
-        adapter: &Adapter,
-    ) {
+    fn adapter(&mut self, directory: &str, name: &str, view: &View, adapter: &Adapter) {
+        let identity = view.identity();
         let guid = hex_groups(&adapter.guid().to_be_bytes());
         for (file, text) in [
             ("node_type", "1: CA"),
@@ -184,19 +174,19 @@ impl Tree {
             self.line(format!("{directory}/{file}"), text);
         }
         let directory = format!("{directory}/ports/1");
-        self.port(&directory, port, adapter);
+        self.port(&directory, view, adapter);
         for (file, _) in port_counter_files(|_| 0) {
             self.entries.push((format!("{directory}/{file}").into(), Entry::Initial("0\n".into())));
         }
     }
 
-    fn congestion(&mut self, name: &str, slot: &Slot, identity: &Identity, adapter: &Adapter, view: &View) {
+    fn congestion(&mut self, name: &str, slot: &Slot, view: &View, adapter: &Adapter) {
         let has_interface = !adapter.interface.is_empty();
         let ecn = has_interface.then(|| format!("class/net/{}/ecn", adapter.interface));
-        let has_debugfs = *identity == Identity::CONNECTX_5;
+        let has_debugfs = view.identity() == Identity::CONNECTX_5;
         let cc_params = has_debugfs.then(|| format!("kernel/debug/mlx5/{}/cc_params", slot.address()));
         self.line(format!("{CONGESTION}/{name}/initial"), view.congestion.to_string());
-        for (parameter, value) in view.parameters() {
+        for (parameter, value) in parameters(&view.congestion) {
             let file = format!("{CONGESTION}/{name}/{parameter}");
             self.entries.push((file.clone().into(), Entry::Initial(format!("{value}\n"))));
             let in_ecn = ecn.iter().map(|directory| format!("{directory}/{}", ecn_name(parameter)));
@@ -206,7 +196,8 @@ impl Tree {
             self.entries.extend(in_ecn.chain(in_debugfs).map(link));
         }
         if let Some(directory) = ecn {
-            view.enabled().for_each(|(file, value)| self.line(format!("{directory}/{file}"), value));
+            let files = enabled(&view.congestion, view.personality.quirks.cnp_scope.is_some());
+            files.for_each(|(file, value)| self.line(format!("{directory}/{file}"), value));
         }
         if let Some(directory) = cc_params {
             let (file, value) = CNP_PRIO_MODE;
@@ -214,25 +205,23 @@ impl Tree {
         }
     }
 
-    fn port(&mut self, directory: &str, port: PortView, adapter: &Adapter) {
+    fn port(&mut self, directory: &str, view: &View, adapter: &Adapter) {
         let (state, phys_state) =
             if adapter.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         for (file, text) in [
             ("state", state),
             ("phys_state", phys_state),
             ("link_layer", "Ethernet"),
-            ("rate", &rate(port.speed)),
+            ("rate", &rate(view.personality.port_speed)),
             ("cap_mask", CAP_MASK),
-            ("lid", &format!("{:#x}", if port.has_lid { lid_of(adapter.address().into()) } else { 0 })),
+            ("lid", &format!("{:#x}", if view.has_lid { lid_of(adapter.address().into()) } else { 0 })),
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
             ("sm_sl", "0"),
         ] {
             self.line(format!("{directory}/{file}"), text);
         }
-        for (n, key) in PKEYS.into_iter().enumerate() {
-            self.line(format!("{directory}/pkeys/{n}"), key);
-        }
+        self.line(format!("{directory}/pkeys/0"), PKEY);
         for (n, gid) in adapter.gids.iter().enumerate() {
             self.line(format!("{directory}/gids/{n}"), hex_groups(&gid.0));
             self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
@@ -277,7 +266,7 @@ impl Tree {
             let parent = path.parent().unwrap_or(root).to_owned();
             let write = || {
                 if created.as_ref() != Some(&parent) {
-                    create_private_dirs(root, &parent)?;
+                    DirBuilder::new().recursive(true).mode(0o700).create(&parent)?;
                 }
                 entry.write(&path, root)
             };
@@ -391,16 +380,6 @@ impl Entry {
     }
 }
 
-/// Creates all missing directories from `root` down to `directory`.
-fn create_private_dirs(root: &Path, directory: &Path) -> io::Result<()> {
-    if directory != root
-        && let Some(parent) = directory.parent()
-    {
-        create_private_dirs(root, parent)?;
-    }
-    create_private_dir(directory)
-}
-
 /// Formats a speed as the kernel does in `rate`.
 fn rate(speed: PortSpeed) -> String {
     let generation = match speed.gbps() / speed.lanes() {
@@ -471,8 +450,6 @@ mod tests {
     use std::io::{Read, Write};
     use std::process::Stdio;
 
-    use urxe::verbs::{Congestion, Personality};
-
     use super::*;
 
     fn adapters() -> Vec<Adapter> {
@@ -481,17 +458,8 @@ mod tests {
     }
 
     fn tree_of(adapters: &[Adapter], name: &str) -> Tree {
-        let names = name.parse().unwrap();
-        let congestion = View { congestion: Congestion::default(), sends_cnps: true };
-        let personality = Personality::DEFAULT;
-        let identity = Identity::of(&names, &personality);
-        Tree::of(
-            adapters,
-            &names,
-            &identity,
-            PortView { speed: personality.port_speed, has_lid: false },
-            &congestion,
-        )
+        let (personality, congestion) = (Personality::DEFAULT, Congestion::default());
+        Tree::of(adapters, &View { names: name.parse().unwrap(), personality, congestion, has_lid: false })
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use serde::Serialize;
+
 use crate::CliError;
 use urxe::verbs::{
     Access, Completion, ConnectOptions, Cq, Endpoint, Mr, Pd, Qp, QpOptions, RecvCaps, RecvWr, SendCaps,
@@ -26,13 +28,20 @@ pub struct Peer {
     pub remote: Endpoint,
     /// Time of the last completion.
     pub last_active: Instant,
-    /// Number of SENDs sent back; `bytes` is the number of bytes in them.
-    pub echoes: u64,
-    pub bytes: u64,
     /// Number of SENDs to the peer not yet acknowledged.
     pub unacked: u64,
-    /// Number of received RDMA WRITEs with immediate data.
-    pub writes: u64,
+    pub totals: Totals,
+}
+
+/// Counts of the messages of a peer, or of all peers.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct Totals {
+    /// Number of SENDs that were echoed.
+    pub echoed_sends: u64,
+    /// Total length of the echoed SENDs in bytes.
+    pub echoed_bytes: u64,
+    /// Number of received WRITEs with immediate.
+    pub writes_with_immediate: u64,
 }
 
 impl Peer {
@@ -54,9 +63,8 @@ impl Peer {
         )?;
         let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
         qp.enter_init(options.access)?;
-        let (echoes, bytes, writes) = (0, 0, 0);
-        let (last_active, unacked) = (Instant::now(), 0);
-        let peer = Peer { number, qp, slots, slot_size, remote, last_active, echoes, bytes, unacked, writes };
+        let (last_active, unacked, totals) = (Instant::now(), 0, Totals::default());
+        let peer = Peer { number, qp, slots, slot_size, remote, last_active, unacked, totals };
         for i in 0..SLOTS {
             peer.post_recv(i)?;
         }
@@ -85,9 +93,9 @@ impl Peer {
         let i = (wc.wr_id & (SEND - 1)) as usize;
         match wc.opcode {
             WcOpcode::Recv => {
-                self.echoes += 1;
+                self.totals.echoed_sends += 1;
                 self.unacked += 1;
-                self.bytes += wc.byte_len as u64;
+                self.totals.echoed_bytes += wc.byte_len as u64;
                 let start = i * self.slot_size;
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
                 let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
@@ -96,7 +104,7 @@ impl Peer {
                 self.qp.post_send(&wr).map_err(|e| e.to_string())
             }
             WcOpcode::RecvRdmaWithImm => {
-                self.writes += 1;
+                self.totals.writes_with_immediate += 1;
                 self.post_recv(i).map_err(|e| e.to_string())
             }
             _ => {
@@ -112,7 +120,7 @@ impl Peer {
             WcStatus::RetryExcErr => {
                 format!(
                     "the peer did not respond: the SEND of echo {} to QP {} was sent 8 times",
-                    self.echoes, self.remote.qpn
+                    self.totals.echoed_sends, self.remote.qpn
                 )
             }
             WcStatus::LocLenErr => {

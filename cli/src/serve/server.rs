@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::Serve;
-use super::peer::{Peer, SLOTS};
+use super::peer::{Peer, SLOTS, Totals};
 use crate::interrupt::Interrupt;
-use crate::link::{FaultReport, rings_line};
+use crate::link::TrafficReport;
 use crate::{CliError, json, oob_handshake};
 use urxe::host::primary_address;
 use urxe::middleware::faults::Direction;
@@ -29,8 +29,18 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without packets after which the peer counts as done, with `--one-shot`.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// State shared by the handshake threads and the main loop.
-struct Shared {
+#[derive(Default)]
+struct State {
+    peers: HashMap<Qpn, Peer>,
+    connected: usize,
+    /// Totals of disconnected peers.
+    totals: Totals,
+    /// Error message for the most recent failed handshake or lost peer.
+    failure: Option<String>,
+}
+
+/// A running endpoint of `urxe serve`, which the handshake threads and the main loop share.
+pub struct Server {
     context: Context,
     pd: Pd,
     cq: Cq,
@@ -38,22 +48,6 @@ struct Shared {
     /// Connection options common to all peers.
     connect: ConnectOptions,
     state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    peers: HashMap<Qpn, Peer>,
-    connected: usize,
-    echoes: u64,
-    bytes: u64,
-    writes: u64,
-    /// Error message for the most recent failed handshake or lost peer.
-    failure: Option<String>,
-}
-
-/// A running endpoint of `urxe serve`.
-pub struct Server {
-    shared: Arc<Shared>,
     channel: CompletionChannel,
     /// Memory region that peers access. The field only keeps it registered.
     _region: Mr,
@@ -63,7 +57,7 @@ pub struct Server {
 impl Server {
     /// Opens the NIC, listens for handshakes, connects the peers given by `--peer`, and prints the parameters
     /// that other peers need to connect.
-    pub fn start(args: Serve) -> Result<Server, CliError> {
+    pub fn start(args: Serve) -> Result<Arc<Server>, CliError> {
         let json = args.json;
         let print = |line: &str| print_line(json, line);
         let listener = listen(args.port)?;
@@ -80,12 +74,8 @@ impl Server {
         connect.mtu = Some(mtu);
         let info = context.link_info();
         print(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
-        for (i, gid) in context
-            .gids()
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
-        {
+        let gids = context.gids().into_iter().enumerate();
+        for (i, gid) in gids.filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i)) {
             print(&format!("GID {i}    {gid}"))?;
         }
         let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
@@ -101,28 +91,29 @@ impl Server {
         print(&format!(
             "TCP      port {port}{owner}, for a client such as: ibv_rc_pingpong -g GID_INDEX{at}{host}"
         ))?;
-        let shared = Arc::new(Shared { context, pd, cq, args, connect, state: Mutex::default() });
-        for peer in &shared.args.peers {
-            shared.connect(peer.0, "--peer")?;
+        let (state, _region) = (Mutex::default(), region);
+        let server = Server { context, pd, cq, args, connect, state, channel, _region, listener };
+        for peer in &server.args.peers {
+            server.connect(*peer, "--peer")?;
         }
         print("waiting for peers; Ctrl-C stops the server")?;
-        Ok(Server { shared, channel, _region: region, listener })
+        Ok(Arc::new(server))
     }
 
     /// Serves until Ctrl-C; with `--one-shot`, only until the first peer is done.
-    pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+    pub fn run(self: &Arc<Self>, interrupt: &Interrupt) -> Result<(), CliError> {
         let mut idle_timer = IdleTimer::new(self.packets());
         while !interrupt.is_set() {
-            self.shared.cq.req_notify(Notify::Any);
-            self.shared.handle_completions()?;
+            self.cq.req_notify(Notify::Any);
+            self.handle_completions()?;
             self.sleep()?;
             while self.channel.next_event().is_some() {}
-            self.shared.handle_completions()?;
+            self.handle_completions()?;
             self.accept();
-            if let (_, Some(cause)) = self.shared.context.link_state() {
+            if let (_, Some(cause)) = self.context.link_state() {
                 return Err(CliError::Failed(format!("the link was lost: {cause}")));
             }
-            if self.shared.args.one_shot && self.is_done(&mut idle_timer)? {
+            if self.args.one_shot && self.is_done(&mut idle_timer)? {
                 break;
             }
         }
@@ -134,33 +125,33 @@ impl Server {
         let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         match poll(&mut fds, PollTimeout::try_from(POLL_INTERVAL).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(e) => Err(CliError::Io { what: "cannot poll for events".into(), source: e.into() }),
+            Err(e) => Err(CliError::io("cannot poll for events")(e)),
         }
     }
 
     /// Accepts pending TCP connections. Each handshake runs on its own thread, so that a slow peer does not
     /// delay the others.
-    fn accept(&self) {
+    fn accept(self: &Arc<Self>) {
         while let Ok((stream, from)) = self.listener.accept() {
-            let shared = self.shared.clone();
+            let server = self.clone();
             let handshake = move || {
-                if let Err(e) = shared.handshake(stream, from) {
-                    shared.fail(format!("handshake with {from} failed: {e}"));
+                if let Err(e) = server.handshake(stream, from) {
+                    server.fail(format!("handshake with {from} failed: {e}"));
                 }
             };
             if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(handshake) {
-                self.shared.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
+                self.fail(format!("cannot start a thread for the handshake with {from}: {e}"));
             }
         }
     }
 
     fn packets(&self) -> u64 {
-        self.shared.context.counters().rcvd_pkts
+        self.context.counters().rcvd_pkts
     }
 
     /// Reports whether the single peer permitted by `--one-shot` is done.
     fn is_done(&self, idle_timer: &mut IdleTimer) -> Result<bool, CliError> {
-        let state = self.shared.state.lock();
+        let state = self.state.lock();
         if let Some(failure) = &state.failure {
             return Err(CliError::Failed(failure.clone()));
         }
@@ -173,8 +164,8 @@ impl Server {
             // once the retries are exhausted.
             return Ok(elapsed > IDLE_TIMEOUT && unacked == 0);
         }
-        if elapsed > self.shared.args.timeout {
-            let (timeout, name) = (self.shared.args.timeout, &self.shared.context.link_info().name);
+        if elapsed > self.args.timeout {
+            let (timeout, name) = (self.args.timeout, &self.context.link_info().name);
             return Err(CliError::Failed(format!(
                 "no packet from {} QP {} within {timeout:?}: {name} has sent nothing, as the peer sends \
                  first; check the address, QPN and PSN of the peer, and that no firewall blocks UDP port \
@@ -188,121 +179,47 @@ impl Server {
 
     /// Prints the totals, the NIC's counters and the fault rules' counters.
     pub fn summary(&self) -> Result<(), CliError> {
-        let context = &self.shared.context;
-        let mut state = self.shared.state.lock();
+        let context = &self.context;
+        let mut state = self.state.lock();
         let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
         remaining.iter().for_each(|peer| state.add_totals(peer));
-        let State { connected, echoes, bytes, writes, .. } = &*state;
-        let (link, _) = context.link_state();
-        let nic = context.counters();
+        let State { connected, totals, .. } = *state;
+        let (nic, (link, _)) = (context.counters(), context.link_state());
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
-        let shared_memory = self.shared.args.link.has_used_rings(context);
-        let faults = self.shared.args.link.fault_report();
-        if let Some(faults) = &faults {
+        let link = self.args.link.report(context);
+        if let Some(faults) = &link.faults {
             faults.warn();
         }
-        if self.shared.args.json {
-            return json::print(&Summary {
-                peers: *connected,
-                echoed_sends: *echoes,
-                echoed_bytes: *bytes,
-                writes_with_immediate: *writes,
-                counters: counters.collect(),
-                shared_memory,
-                faults,
-            });
+        if self.args.json {
+            return json::print(&Summary { peers: connected, totals, counters: counters.collect(), link });
         }
         let print = |line: &str| print_line(false, line);
+        let Totals { echoed_sends: echoes, echoed_bytes: bytes, writes_with_immediate: writes } = totals;
         print(&format!(
             "{connected} peers; {echoes} SENDs echoed, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
-        if let Some(has_used_rings) = shared_memory {
-            print(rings_line(has_used_rings))?;
-        }
+        link.rings_line().map_or(Ok(()), print)?;
         for (name, value) in counters {
             print(&format!("  {name:<24} {value}"))?;
         }
-        if let Some(faults) = &faults {
+        if let Some(faults) = &link.faults {
             faults.lines().try_for_each(|line| print(&format!("  {line}")))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {
-            let f = self.shared.args.link.fault_counts(direction);
+            let f = self.args.link.fault_counts(direction);
             if f != Default::default() {
-                print(&format!(
-                    "  faults {direction}: {} dropped, {} duplicated, {} reordered, {} corrupted, {} delayed, {} marked, \
-                     {} replayed, {} answered",
-                    f.dropped,
-                    f.duplicated,
-                    f.reordered,
-                    f.corrupted,
-                    f.delayed,
-                    f.marked,
-                    f.replayed,
-                    f.answered
-                ))?;
+                print(&format!("  faults {direction}: {f}"))?;
             }
         }
         Ok(())
     }
-}
 
-/// JSON document of `urxe serve --json`, printed at the end.
-#[derive(Serialize)]
-struct Summary {
-    /// Number of peers that have connected.
-    peers: usize,
-    /// Number of SENDs that were echoed.
-    echoed_sends: u64,
-    /// Total length of the echoed SENDs in bytes.
-    echoed_bytes: u64,
-    /// Number of received WRITEs with immediate.
-    writes_with_immediate: u64,
-    /// Nonzero counters of the NIC and its link.
-    counters: BTreeMap<&'static str, u64>,
-    /// Whether packets took rings in shared memory, unless these are off.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shared_memory: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    faults: Option<FaultReport>,
-}
-
-/// Timer that measures the time since a packet was last received.
-struct IdleTimer {
-    packets: u64,
-    since: Instant,
-    has_received: bool,
-}
-
-impl IdleTimer {
-    fn new(packets: u64) -> IdleTimer {
-        IdleTimer { packets, since: Instant::now(), has_received: false }
-    }
-
-    fn update(&mut self, packets: u64) -> Duration {
-        if packets != self.packets {
-            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
-        }
-        self.since.elapsed()
-    }
-}
-
-impl State {
-    /// Adds the counters of a disconnected peer to the totals.
-    fn add_totals(&mut self, peer: &Peer) {
-        self.echoes += peer.echoes;
-        self.bytes += peer.bytes;
-        self.writes += peer.writes;
-    }
-}
-
-impl Shared {
     /// Performs the server side of the handshake.
     fn handshake(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
-        let result =
-            stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.args.timeout)));
-        result.and_then(|()| stream.set_write_timeout(Some(self.args.timeout))).map_err(|source| {
-            CliError::Io { what: "cannot set the timeouts of the TCP connection".into(), source }
-        })?;
+        let timeout = Some(self.args.timeout);
+        let set = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(timeout));
+        set.and_then(|()| stream.set_write_timeout(timeout))
+            .map_err(CliError::io("cannot set the timeouts of the TCP connection"))?;
         let remote = oob_handshake::recv_addresses(&mut stream, 1)?[0];
         if remote.gid.is_unset() {
             let reason = "the peer sent no GID: on RoCE, ibv_rc_pingpong requires -g INDEX";
@@ -336,18 +253,9 @@ impl Shared {
         }
         state.peers.insert(local.qpn, peer);
         drop(state);
-        print_line(
-            self.args.json,
-            &format!(
-                "peer {number}   {} qp {} psn {:#08x}, via {from}; local: {} qp {} psn {:#08x}",
-                remote.gid.ip(),
-                remote.qpn,
-                remote.psn.get(),
-                local.gid.ip(),
-                local.qpn,
-                local.psn.get()
-            ),
-        )?;
+        let [peer, own] =
+            [remote, local].map(|e| format!("{} qp {} psn {:#08x}", e.gid.ip(), e.qpn, e.psn.get()));
+        print_line(self.args.json, &format!("peer {number}   {peer}, via {from}; local: {own}"))?;
         Ok(local)
     }
 
@@ -387,15 +295,55 @@ impl Shared {
     }
 }
 
+/// JSON document of `urxe serve --json`, printed at the end.
+#[derive(Serialize)]
+struct Summary {
+    /// Number of peers that have connected.
+    peers: usize,
+    #[serde(flatten)]
+    totals: Totals,
+    /// Nonzero counters of the NIC and its link.
+    counters: BTreeMap<&'static str, u64>,
+    #[serde(flatten)]
+    link: TrafficReport,
+}
+
+/// Timer that measures the time since a packet was last received.
+struct IdleTimer {
+    packets: u64,
+    since: Instant,
+    has_received: bool,
+}
+
+impl IdleTimer {
+    fn new(packets: u64) -> IdleTimer {
+        IdleTimer { packets, since: Instant::now(), has_received: false }
+    }
+
+    fn update(&mut self, packets: u64) -> Duration {
+        if packets != self.packets {
+            *self = IdleTimer { packets, since: Instant::now(), has_received: true };
+        }
+        self.since.elapsed()
+    }
+}
+
+impl State {
+    /// Adds the counters of a disconnected peer to the totals.
+    fn add_totals(&mut self, peer: &Peer) {
+        self.totals.echoed_sends += peer.totals.echoed_sends;
+        self.totals.echoed_bytes += peer.totals.echoed_bytes;
+        self.totals.writes_with_immediate += peer.totals.writes_with_immediate;
+    }
+}
+
 /// Prints a line without interleaving the lines of different threads: to standard output, or with `--json` to
 /// standard error.
 fn print_line(json: bool, line: &str) -> Result<(), CliError> {
-    if json {
-        return Ok(writeln!(stderr(), "{line}")?);
+    match json {
+        true => Ok(writeln!(stderr(), "{line}")?),
+        false => Ok(writeln!(stdout(), "{line}")?),
     }
-    let mut out = stdout().lock();
-    writeln!(out, "{line}")?;
-    Ok(out.flush()?)
 }
 
 /// Prints a line to standard error. Ignores write errors, because standard error may be closed.

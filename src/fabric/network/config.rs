@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::fabric::FabricError;
+use crate::fabric::config::check_probability;
 use crate::sys::setters::setters;
 
 /// A host or a switch, counted from 0 in order of creation.
@@ -41,9 +43,9 @@ impl Wire {
         Wire { bandwidth, latency, loss: 0.0 }
     }
 
-    pub(super) fn check(&self) -> Result<(), TopologyError> {
+    pub(super) fn check(&self) -> Result<(), FabricError> {
         match self {
-            Wire { bandwidth: 0, .. } => Err(TopologyError::Zero("bandwidth")),
+            Wire { bandwidth: 0, .. } => Err(FabricError::Zero { field: "bandwidth" }),
             Wire { loss, .. } => check_probability("loss", *loss),
         }
     }
@@ -179,13 +181,6 @@ impl SwitchConfig {
     }
 }
 
-fn check_probability(field: &'static str, value: f64) -> Result<(), TopologyError> {
-    match (0.0..=1.0).contains(&value) {
-        true => Ok(()),
-        false => Err(TopologyError::Probability { field, value }),
-    }
-}
-
 /// Error in a topology, or in a call that names its nodes.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -204,17 +199,6 @@ pub enum TopologyError {
         /// Number of wires.
         count: usize,
     },
-    /// The field is 0, which would stop all traffic.
-    #[error("{0} is 0, which would stop all traffic: use a positive value")]
-    Zero(&'static str),
-    /// A probability outside 0..=1.
-    #[error("{field} is {value}; a probability must be from 0 to 1: write 1 % as 0.01")]
-    Probability {
-        /// Name of the field.
-        field: &'static str,
-        /// Value of the field.
-        value: f64,
-    },
     /// A lower threshold above the upper one.
     #[error("{low} is {}, above {high}, which is {}: use a value of at most {high}", values.0, values.1)]
     Thresholds {
@@ -228,7 +212,7 @@ pub enum TopologyError {
     /// No wire connects the nodes.
     #[error("no wire connects {0:?} and {1:?}: name two nodes that Topology::connect has connected")]
     NoWire(Node, Node),
-    /// The MTU or the window of the NICs is invalid.
+    /// A value of a wire, a switch or the NICs is invalid.
     #[error(transparent)]
-    Nic(#[from] super::super::FabricError),
+    Value(#[from] FabricError),
 }

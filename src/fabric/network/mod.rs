@@ -6,7 +6,6 @@
 //! packet or puts it into the output queue of its priority; when the packet leaves the queue, the switch may
 //! mark it.
 
-mod buffers;
 mod config;
 mod deadlock;
 mod input;

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use parking_lot::MutexGuard;
+
 use super::config::{Node, TopologyError};
 use super::input::InputCounters;
 use super::queues::{PRIORITIES, QueueCounters, Samples};
@@ -44,8 +46,7 @@ impl Fabric {
         topology.check()?;
         let config = FabricConfig::default().mtu(topology.mtu).window(topology.window).seed(seed);
         config.check()?;
-        let network = State::new(topology, seed);
-        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(network)) })
+        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(topology)) })
     }
 }
 
@@ -70,15 +71,14 @@ impl Simulation {
     /// # Errors
     /// [`TopologyError::NoWire`].
     pub fn set_wire_up(&self, a: Node, b: Node, up: bool) -> Result<(), TopologyError> {
-        let port = self.with(|state, fabric| {
-            let direction = find(state, a, b)?;
-            state.set_now(fabric.now());
-            state.set_up(direction as u32, up, &fabric.0.queue);
-            Ok::<_, TopologyError>(match (a, b) {
-                (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
-                _ => None,
-            })
-        })?;
+        let mut state = self.state();
+        let direction = find(&state, a, b)?;
+        state.set_up(direction as u32, up);
+        let port = match (a, b) {
+            (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
+            _ => None,
+        };
+        drop(state);
         if let Some(port) = port {
             self.fabric.set_up(&port, up);
         }
@@ -87,7 +87,7 @@ impl Simulation {
 
     /// Returns the counters of the network.
     pub fn counters(&self) -> NetworkCounters {
-        self.with(|state, _| state.counters)
+        self.state().counters
     }
 
     /// Returns the counters of the queue of a priority, 0 to 7, in which packets wait at `from` for the wire to
@@ -96,10 +96,9 @@ impl Simulation {
     /// # Errors
     /// [`TopologyError::NoWire`].
     pub fn queue(&self, from: Node, to: Node, priority: u8) -> Result<QueueCounters, TopologyError> {
-        self.with(|state, _| {
-            let direction = find(state, from, to)?;
-            Ok(state.directions[direction].output.queues[index(priority)].counters)
-        })
+        let state = self.state();
+        let direction = find(&state, from, to)?;
+        Ok(state.directions[direction].output.queues[index(priority)].counters)
     }
 
     /// Returns the counters of switch `at` about what has arrived from `from` with a priority, 0 to 7.
@@ -107,11 +106,9 @@ impl Simulation {
     /// # Errors
     /// [`TopologyError::NoWire`]; also if `at` is a host.
     pub fn input(&self, from: Node, at: Node, priority: u8) -> Result<InputCounters, TopologyError> {
-        self.with(|state, _| {
-            let direction = find(state, from, at)?;
-            let input = state.directions[direction].input.as_ref();
-            Ok(input.ok_or(TopologyError::NoWire(from, at))?.counters(index(priority)))
-        })
+        let state = self.state();
+        let input = state.directions[find(&state, from, at)?].input.as_ref();
+        Ok(input.ok_or(TopologyError::NoWire(from, at))?.counters(index(priority)))
     }
 
     /// Records the length in bytes of a queue from now on, at every multiple of `interval`, which counts as at
@@ -126,12 +123,11 @@ impl Simulation {
         priority: u8,
         interval: Duration,
     ) -> Result<(), TopologyError> {
-        self.with(|state, fabric| {
-            let (direction, next) = (find(state, from, to)?, state.set_now(fabric.now()));
-            let samples = Samples { interval: picos(interval).max(1000), next, lengths: Vec::new() };
-            state.directions[direction].output.queues[index(priority)].samples = Some(Box::new(samples));
-            Ok(())
-        })
+        let mut state = self.state();
+        let direction = find(&state, from, to)?;
+        let samples = Samples { interval: picos(interval).max(1000), next: state.now, lengths: Vec::new() };
+        state.directions[direction].output.queues[index(priority)].samples = Some(Box::new(samples));
+        Ok(())
     }
 
     /// Returns the lengths of a queue that were recorded up to now, and forgets them.
@@ -139,22 +135,24 @@ impl Simulation {
     /// # Errors
     /// [`TopologyError::NoWire`].
     pub fn take_samples(&self, from: Node, to: Node, priority: u8) -> Result<Vec<u64>, TopologyError> {
-        self.with(|state, fabric| {
-            let (direction, now) = (find(state, from, to)?, state.set_now(fabric.now()));
-            let queue = &mut state.directions[direction].output.queues[index(priority)];
-            queue.sample(now);
-            Ok(queue.samples.as_mut().map(|samples| std::mem::take(&mut samples.lengths)).unwrap_or_default())
-        })
+        let mut state = self.state();
+        let (direction, now) = (find(&state, from, to)?, state.now);
+        let queue = &mut state.directions[direction].output.queues[index(priority)];
+        queue.sample(now);
+        Ok(queue.samples.as_mut().map(|samples| std::mem::take(&mut samples.lengths)).unwrap_or_default())
     }
 
     /// Returns the deadlocks by flow control that were found.
     pub fn deadlocks(&self) -> Vec<Deadlock> {
-        self.with(|state, _| state.deadlocks.clone())
+        self.state().deadlocks.clone()
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut State, &Fabric) -> R) -> R {
+    /// Returns the state of the network at the time of the clock.
+    fn state(&self) -> MutexGuard<'_, State> {
         let network = self.fabric.0.network.as_ref().expect("the fabric of a simulation has a network");
-        f(&mut network.lock(), &self.fabric)
+        let mut state = network.lock();
+        state.set_now(self.fabric.now());
+        state
     }
 }
 

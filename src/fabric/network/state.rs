@@ -7,19 +7,21 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::buffers::Buffers;
 use super::config::{Node, Scheduler, SwitchConfig, Wire};
 use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
 use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
 use crate::burst::TxBurst;
-use crate::fabric::inbox::{Delivery, INBOX_LIMIT};
+use crate::fabric::inbox::{BufferPool, Delivery, INBOX_LIMIT};
 use crate::fabric::port_queue::PortQueue;
 use crate::fabric::port_shared::PortShared;
 use crate::sys::rng::SimRng;
 use crate::transport::{EgressRoom, Instant};
 use crate::wire::{Ecn, Flow, IpIdent};
+
+/// Capacity of a buffer for a short packet, such as an acknowledgement, in bytes.
+const SHORT: usize = 128;
 
 /// Shortest Ethernet frame in bytes.
 const MIN_FRAME: u64 = 64;
@@ -121,7 +123,7 @@ struct Host {
 /// State of a network.
 pub(crate) struct State {
     /// Time of the last event or packet.
-    now: u64,
+    pub(super) now: u64,
     events: BinaryHeap<Reverse<Event>>,
     sequence: u64,
     pub(super) directions: Vec<Direction>,
@@ -129,18 +131,20 @@ pub(crate) struct State {
     hosts: Vec<Host>,
     routes: Routes,
     seed: u64,
-    buffers: Buffers,
+    buffers: BufferPool<2>,
     /// Every host before this one has a port.
     first_free: usize,
     pub deadlocks: Vec<Deadlock>,
     pub counters: NetworkCounters,
     /// Whether the current event affects a NIC.
     affects_nic: bool,
+    /// Ports whose due times have changed.
+    touched: Arc<PortQueue>,
 }
 
 impl State {
     /// Creates the network of a topology that has been checked.
-    pub fn new(topology: &Topology, seed: u64) -> State {
+    pub fn new(topology: &Topology, seed: u64, touched: Arc<PortQueue>) -> State {
         let switch = |config: &SwitchConfig| Switch { config: *config, used: 0, outputs: Vec::new() };
         let mut switches: Vec<Switch> = topology.switches.iter().map(switch).collect();
         let mut uplinks = vec![0; topology.hosts];
@@ -179,11 +183,13 @@ impl State {
             hosts: uplinks.into_iter().map(host).collect(),
             routes: Routes::default(),
             seed,
-            buffers: Buffers::new(topology.mtu),
+            // Two sizes, so that many packets in the network occupy little more memory than their bytes.
+            buffers: BufferPool::new([(SHORT, usize::MAX), (topology.mtu.max(2 * SHORT), usize::MAX)]),
             first_free: 0,
             deadlocks: Vec::new(),
             counters: NetworkCounters::default(),
             affects_nic: false,
+            touched,
         };
         state.compute_routes();
         state
@@ -194,9 +200,9 @@ impl State {
         self.routes = Routes::new(self.hosts.len(), self.switches.len(), &edges);
     }
 
-    /// Attaches a NIC's port to a host or, with `None`, to the first one without a NIC. Returns the host, or
-    /// `None` if it does not exist or has a NIC.
-    pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<u32> {
+    /// Attaches a NIC's new port to a host or, with `None`, to the first one without a NIC. Returns `None` if
+    /// the host does not exist or has a NIC.
+    pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<()> {
         let host = match host {
             Some(host) => host,
             None => {
@@ -208,7 +214,7 @@ impl State {
         let free = self.hosts.get_mut(host).filter(|host| host.port.is_none())?;
         free.port = Some(port.clone());
         self.publish_room(host);
-        Some(host as u32)
+        port.host.set(host as u32).ok()
     }
 
     /// Takes back the buffers of packets that a NIC has read.
@@ -238,7 +244,7 @@ impl State {
 
     /// Processes the events up to `limit`, or up to the first nanosecond in which one of them affects a NIC.
     /// Returns the time of the last one; `None` if there was none.
-    pub fn run(&mut self, limit: Instant, touched: &PortQueue) -> Option<Instant> {
+    pub fn run(&mut self, limit: Instant) -> Option<Instant> {
         let mut end = limit.0.saturating_mul(1000);
         let mut last = None;
         while let Some(Reverse(event)) = self.events.peek().copied()
@@ -253,9 +259,9 @@ impl State {
             match event.kind {
                 Kind::Sent => {
                     self.directions[event.direction as usize].output.busy = false;
-                    self.start(event.direction, touched);
+                    self.start(event.direction);
                 }
-                Kind::Arrived => self.arrive(event.direction, touched),
+                Kind::Arrived => self.arrive(event.direction),
             }
             if std::mem::take(&mut self.affects_nic) {
                 end = end.min(to_nanos(event.at).0.saturating_mul(1000));
@@ -265,14 +271,7 @@ impl State {
     }
 
     /// Takes a burst from a NIC at `now`, for each of `targets`.
-    pub fn send(
-        &mut self,
-        host: u32,
-        now: Instant,
-        burst: &TxBurst<'_>,
-        targets: &[u32],
-        touched: &PortQueue,
-    ) {
+    pub fn send(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>, targets: impl Iterator<Item = u32>) {
         self.set_now(now);
         let uplink = self.hosts[host as usize].uplink;
         let is_up = self.directions[uplink as usize].edge.up;
@@ -281,12 +280,11 @@ impl State {
             for index in 0..burst.packets as u16 {
                 let mut data = self.buffers.take(burst.segment);
                 copier.copy_next(&mut data);
-                let frame = (data.len() + burst.flow.header_len()) as u64 + ETHERNET;
-                let frame = frame.max(MIN_FRAME);
                 let flow = burst.flow;
-                let packet = Packet { flow, index, data, frame, host: *target, input: NO_INPUT };
-                if *target == host {
-                    self.deliver(packet, touched);
+                let frame = ((data.len() + flow.header_len()) as u64 + ETHERNET).max(MIN_FRAME);
+                let packet = Packet { flow, index, data, frame, host: target, input: NO_INPUT };
+                if target == host {
+                    self.deliver(packet);
                 } else if is_up {
                     self.directions[uplink as usize].output.push(packet, self.now);
                 } else {
@@ -299,7 +297,7 @@ impl State {
         let full = (0..PRIORITIES).filter(|p| output.queues[*p].packets.len() >= ROOM);
         let exhausted = full.fold(0, |mask, priority| mask | 1 << priority);
         self.hosts[host as usize].exhausted |= exhausted;
-        self.start(uplink, touched);
+        self.start(uplink);
         self.publish_room(host as usize);
     }
 
@@ -317,7 +315,7 @@ impl State {
     }
 
     /// Starts to send the next frame in a direction, unless one is being sent or none may be.
-    fn start(&mut self, direction: u32, touched: &PortQueue) {
+    fn start(&mut self, direction: u32) {
         let d = &mut self.directions[direction as usize];
         if d.output.busy || !d.edge.up {
             return;
@@ -333,7 +331,7 @@ impl State {
                 // Before the packet's memory is released, which may resume this very input and start its output.
                 d.output.busy = true;
                 let len = packet.frame;
-                (Frame::Packet(self.leave(direction, packet, touched)), len)
+                (Frame::Packet(self.leave(direction, packet)), len)
             }
         };
         let d = &mut self.directions[direction as usize];
@@ -351,7 +349,7 @@ impl State {
 
     /// Does what has to be done when a packet leaves its queue: the NIC may send more, or the switch marks
     /// the packet and has more memory.
-    fn leave(&mut self, direction: u32, mut packet: Packet, touched: &PortQueue) -> Packet {
+    fn leave(&mut self, direction: u32, mut packet: Packet) -> Packet {
         let priority = packet.priority();
         let d = &mut self.directions[direction as usize];
         let queue = &mut d.output.queues[priority];
@@ -361,7 +359,7 @@ impl State {
                 if self.hosts[host].exhausted & bit != 0 && queue.packets.len() <= LOW_WATER {
                     self.hosts[host].exhausted &= !bit;
                     self.publish_room(host);
-                    self.notify(host, touched);
+                    self.notify(host);
                 }
             }
             Node::Switch(i) => {
@@ -373,34 +371,34 @@ impl State {
                     queue.counters.marked += 1;
                     self.counters.marked += 1;
                 }
-                self.release(i, &packet, touched);
+                self.release(i, &packet);
             }
         }
         packet
     }
 
     /// Releases a packet's memory in a switch, and resumes its input if it may continue.
-    fn release(&mut self, switch: usize, packet: &Packet, touched: &PortQueue) {
+    fn release(&mut self, switch: usize, packet: &Packet) {
         let (input, priority) = (packet.input, packet.priority());
         let Switch { config, used, .. } = &mut self.switches[switch];
         let Some(account) = self.directions.get_mut(input as usize).and_then(|d| d.input.as_mut()) else {
             return;
         };
         if account.release(config, used, priority, packet.frame) {
-            self.send_pause(input, priority, false, touched);
+            self.send_pause(input, priority, false);
         }
     }
 
     /// Sends a pause or resume frame to the other end of the wire on which `input` arrives.
-    fn send_pause(&mut self, input: u32, priority: usize, pause: bool, touched: &PortQueue) {
+    fn send_pause(&mut self, input: u32, priority: usize, pause: bool) {
         let back = input ^ 1;
         self.counters.pauses += u64::from(pause);
         let frame = PriorityPause { priority: priority as u8, pause };
         self.directions[back as usize].output.pause_frames.push_back(frame);
-        self.start(back, touched);
+        self.start(back);
     }
 
-    fn arrive(&mut self, direction: u32, touched: &PortQueue) {
+    fn arrive(&mut self, direction: u32) {
         let d = &mut self.directions[direction as usize];
         let to = d.edge.to;
         match d.in_flight.pop_front() {
@@ -410,8 +408,8 @@ impl State {
                     return self.buffers.put(packet.data);
                 }
                 match to {
-                    Node::Host(_) => self.deliver(packet, touched),
-                    Node::Switch(i) => self.forward(i, direction, packet, touched),
+                    Node::Host(_) => self.deliver(packet),
+                    Node::Switch(i) => self.forward(i, direction, packet),
                 }
             }
             Some(Frame::Pause(frame)) => {
@@ -419,7 +417,7 @@ impl State {
                 if self.directions[back as usize].output.set_paused(frame, self.now) {
                     match frame.pause {
                         true => self.check_deadlock(back, frame.priority.into()),
-                        false => self.start(back, touched),
+                        false => self.start(back),
                     }
                 }
             }
@@ -428,7 +426,7 @@ impl State {
     }
 
     /// Queues a packet in a switch for the next wire on its path.
-    fn forward(&mut self, switch: usize, input: u32, mut packet: Packet, touched: &PortQueue) {
+    fn forward(&mut self, switch: usize, input: u32, mut packet: Packet) {
         let Some(direction) = self.routes.next(switch, packet.host, &packet.flow, self.seed) else {
             self.counters.unroutable += 1;
             return self.buffers.put(packet.data);
@@ -443,22 +441,22 @@ impl State {
             self.counters.dropped += 1;
             self.buffers.put(packet.data);
             if admission == Admission::DroppedPause {
-                self.send_pause(input, priority, true, touched);
+                self.send_pause(input, priority, true);
             }
             return;
         }
         packet.input = input;
         self.directions[direction as usize].output.push(packet, self.now);
         match admission {
-            Admission::AcceptedPause => self.send_pause(input, priority, true, touched),
+            Admission::AcceptedPause => self.send_pause(input, priority, true),
             Admission::AcceptedPaused => self.check_deadlock(input, priority),
             Admission::Accepted | Admission::Dropped | Admission::DroppedPause => {}
         }
-        self.start(direction, touched);
+        self.start(direction);
     }
 
     /// Passes a packet to its host's NIC.
-    fn deliver(&mut self, packet: Packet, touched: &PortQueue) {
+    fn deliver(&mut self, packet: Packet) {
         let Packet { flow, index, data, host, .. } = packet;
         let Some(port) = &self.hosts[host as usize].port else {
             self.counters.unroutable += 1;
@@ -471,24 +469,23 @@ impl State {
             return self.buffers.put(data);
         }
         let ident = IpIdent::Exact { id: index, flags: IpIdent::DONT_FRAGMENT };
-        inbox.bytes += data.len();
         inbox.counters.carried += 1;
-        inbox.schedule.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
+        inbox.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
         port.earliest.store(inbox.earliest(), Ordering::SeqCst);
         drop(inbox);
         self.counters.delivered += 1;
-        self.notify(host as usize, touched);
+        self.notify(host as usize);
     }
 
-    fn notify(&mut self, host: usize, touched: &PortQueue) {
+    fn notify(&mut self, host: usize) {
         if let Some(port) = &self.hosts[host].port {
-            touched.push(port);
+            self.touched.push(port);
             self.affects_nic = true;
         }
     }
 
     /// Takes both directions of a wire down or up. Frames on the wire and in the queues before it are lost.
-    pub fn set_up(&mut self, direction: u32, up: bool, touched: &PortQueue) {
+    pub fn set_up(&mut self, direction: u32, up: bool) {
         for direction in [direction, direction ^ 1] {
             let d = &mut self.directions[direction as usize];
             if d.edge.up == up {
@@ -508,14 +505,14 @@ impl State {
             self.counters.lost += (on_wire.len() + queued.len()) as u64;
             for packet in queued {
                 if let Node::Switch(i) = from {
-                    self.release(i, &packet, touched);
+                    self.release(i, &packet);
                 }
                 self.buffers.put(packet.data);
             }
             if let Node::Host(host) = from {
                 self.hosts[host].exhausted = 0;
                 self.publish_room(host);
-                self.notify(host, touched);
+                self.notify(host);
             }
             on_wire.into_iter().for_each(|packet| self.buffers.put(packet.data));
         }
@@ -523,10 +520,9 @@ impl State {
         self.compute_routes();
     }
 
-    /// Brings the network's time up to that of the clock, and returns it in picoseconds.
-    pub fn set_now(&mut self, now: Instant) -> u64 {
+    /// Brings the network's time up to that of the clock.
+    pub fn set_now(&mut self, now: Instant) {
         self.now = self.now.max(now.0.saturating_mul(1000));
-        self.now
     }
 
     /// Returns the time of the last event in nanoseconds.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::config::{Node, SwitchConfig, TopologyError, Wire};
+use crate::sys::setters::setters;
 
 /// A network of hosts, switches and wires, for [`Fabric::simulate`](super::super::Fabric::simulate).
 ///
@@ -28,9 +29,13 @@ pub struct Topology {
     pub(super) hosts: usize,
     pub(super) switches: Vec<SwitchConfig>,
     pub(super) wires: Vec<(Node, Node, Wire)>,
-    pub(super) mtu: usize,
-    pub(super) window: usize,
+    /// Largest IP packet, in bytes.
+    pub mtu: usize,
+    /// Limit on the number of bytes in flight from one NIC to another, before congestion control.
+    pub window: usize,
 }
+
+setters!(Topology { mtu: usize, window: usize });
 
 impl Default for Topology {
     fn default() -> Topology {
@@ -138,9 +143,9 @@ impl Topology {
         for i in 0..half * half {
             let core = t.add_switch(SwitchConfig::default());
             let group = i / half;
-            (0..2 * half).for_each(|pod| {
-                t.connect_all(edges + pod * half + group..edges + pod * half + group + 1, core)
-            });
+            for pod in 0..2 * half {
+                t.connect(Node::Switch(edges + pod * half + group), core, Wire::default());
+            }
         }
         t
     }
@@ -199,20 +204,6 @@ impl Topology {
         if let Some(own) = self.switches.get_mut(i) {
             *own = config;
         }
-        self
-    }
-
-    /// Sets the largest IP packet, in bytes.
-    #[must_use]
-    pub fn mtu(mut self, mtu: usize) -> Topology {
-        self.mtu = mtu;
-        self
-    }
-
-    /// Sets the limit on the number of bytes in flight from one NIC to another, before congestion control.
-    #[must_use]
-    pub fn window(mut self, window: usize) -> Topology {
-        self.window = window;
         self
     }
 

@@ -155,7 +155,11 @@ fn rule_text() -> impl Strategy<Value = String> {
 
 /// Returns all that a rule consists of, except its text.
 fn parts(rule: &Rule) -> String {
-    format!("{} {:?} {:?} {:?}", rule.direction, rule.action, rule.when, rule.filter)
+    let Rule { direction, action, when, filter, .. } = rule;
+    let Filter { opcodes, psn, qp, from, to, ecn, cm, time, .. } = filter;
+    format!(
+        "{direction} {action:?} {when:?} {opcodes:?} {psn:?} {qp:?} {from:?} {to:?} {ecn:?} {cm:?} {time:?}"
+    )
 }
 
 proptest! {

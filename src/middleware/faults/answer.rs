@@ -15,16 +15,10 @@ use crate::wire::{
 /// ECN bits of the traffic class.
 const ECN: u8 = 3;
 
-/// Peer of one of the NIC's connected queue pairs.
-#[derive(Clone, Copy)]
-struct Peer {
-    address: IpAddr,
-    qpn: Qpn,
-}
-
 /// State of the responder that receives a stream of requests, as far as the requests show it.
-#[derive(Default)]
 struct Responder {
+    /// Queue pair that sends the requests.
+    requester: Qpn,
     /// PSN after the last request that passed.
     next: Option<Psn>,
     /// Number of requests that have passed whole, modulo 2^24.
@@ -37,8 +31,6 @@ struct Responder {
 /// The responders to which the requests of one direction go.
 pub(super) struct Responders {
     direction: Direction,
-    /// Peers by local queue pair.
-    peers: BTreeMap<Qpn, Peer>,
     /// By address of the peer and destination queue pair. Only connections have entries, because packets may come from
     /// anyone.
     responders: BTreeMap<(IpAddr, Qpn), Responder>,
@@ -46,32 +38,26 @@ pub(super) struct Responders {
 
 impl Responders {
     pub fn new(direction: Direction) -> Responders {
-        Responders { direction, peers: BTreeMap::new(), responders: BTreeMap::new() }
+        Responders { direction, responders: BTreeMap::new() }
     }
 
     /// Notes a new connection of a local queue pair. It replaces the earlier connections of both of its queue pairs.
-    pub fn on_connected(&mut self, local: Qpn, address: IpAddr, qpn: Qpn) {
-        let Responders { direction, peers, responders } = self;
-        let dest = |local: Qpn, qpn: Qpn| if *direction == Direction::Tx { qpn } else { local };
-        peers.retain(|other, peer| {
-            let stays = *other != local && (peer.address, peer.qpn) != (address, qpn);
-            if !stays {
-                responders.remove(&(peer.address, dest(*other, peer.qpn)));
-            }
-            stays
+    pub fn on_connected(&mut self, local: Qpn, address: IpAddr, remote: Qpn) {
+        // Converts local and remote queue pair to responder and requester, and the other way round.
+        let is_tx = self.direction == Direction::Tx;
+        let by_role = |one: Qpn, other: Qpn| if is_tx { (other, one) } else { (one, other) };
+        self.responders.retain(|(peer, dest), responder| {
+            let (own, other) = by_role(*dest, responder.requester);
+            own != local && (*peer, other) != (address, remote)
         });
-        peers.insert(local, Peer { address, qpn });
-        responders.insert((address, dest(local, qpn)), Responder::default());
-    }
-
-    fn peer_address(&self, flow: &Flow) -> IpAddr {
-        if self.direction == Direction::Tx { flow.dst } else { flow.src }
+        let (dest, requester) = by_role(local, remote);
+        self.responders.insert((address, dest), Responder { requester, next: None, msn: 0, refused: None });
     }
 
     /// Returns the responder of a request; `None` if its connection is unknown.
     fn responder(&mut self, flow: &Flow, packet: &Packet<'_>) -> Option<&mut Responder> {
-        let key = (self.peer_address(flow), packet.bth().dest_qp);
-        self.responders.get_mut(&key)
+        let peer = if self.direction == Direction::Tx { flow.dst } else { flow.src };
+        self.responders.get_mut(&(peer, packet.bth().dest_qp))
     }
 
     /// Reports whether the responder discards a request because it has refused an earlier one.
@@ -98,29 +84,12 @@ impl Responders {
     /// Returns the responder's NAK to a request (IBA 9.7.5.2), and discards the requests that follow. Returns
     /// `None` if the requester is unknown: a request does not name it, so its connection must be known.
     pub fn refuse(&mut self, flow: &Flow, packet: &Packet<'_>, syndrome: Syndrome) -> Option<HeldPacket> {
-        let request = packet.bth();
-        let address = self.peer_address(flow);
-        let requester = match self.direction {
-            Direction::Tx => {
-                let is_destination = |peer: &Peer| peer.address == address && peer.qpn == request.dest_qp;
-                *self.peers.iter().find(|(_, peer)| is_destination(peer))?.0
-            }
-            Direction::Rx => self.peers.get(&request.dest_qp).filter(|peer| peer.address == address)?.qpn,
-        };
         let transport = packet.row().transport;
         let opcode = Opcode::find(transport, Operation::Acknowledge, Position::Only, HeaderSet::NONE)?;
         let responder = self.responder(flow, packet)?;
-        responder.refused = Some(request.psn);
-        let bth = Bth {
-            opcode,
-            mig_req: request.mig_req,
-            pkey: request.pkey,
-            dest_qp: requester,
-            psn: request.psn,
-            ..Bth::default()
-        };
+        responder.refused = Some(packet.bth().psn);
         let aeth = Aeth { syndrome, msn: responder.msn };
-        Some(reply(flow, &Headers { bth, aeth, ..Headers::default() }, &[]))
+        Some(reply(flow, packet, (opcode, responder.requester), Headers { aeth, ..Headers::default() }, &[]))
     }
 }
 
@@ -135,21 +104,21 @@ pub(super) fn reject(flow: &Flow, packet: &Packet<'_>, reason: RejReason) -> Opt
     };
     let rej = Rej { local, remote, message, reason, ..Rej::default() };
     let mad = Mad { transaction: request.transaction, modifier: 0, message: rej.into() };
-    let bth = Bth {
-        opcode: packet.bth().opcode,
-        mig_req: packet.bth().mig_req,
-        pkey: packet.bth().pkey,
-        dest_qp: Qpn::GSI,
-        psn: packet.bth().psn,
-        ..Bth::default()
-    };
-    let deth = Deth { qkey: QKey::GSI, src_qp: Qpn::GSI };
-    Some(reply(flow, &Headers { bth, deth, ..Headers::default() }, &mad.bytes()))
+    let headers = Headers { deth: Deth { qkey: QKey::GSI, src_qp: Qpn::GSI }, ..Headers::default() };
+    Some(reply(flow, packet, (packet.bth().opcode, Qpn::GSI), headers, &mad.bytes()))
 }
 
-/// Builds the packet that answers one with the addresses `flow`. The length of the payload is a multiple of
-/// four.
-fn reply(flow: &Flow, headers: &Headers, payload: &[u8]) -> HeldPacket {
+/// Builds the answer to a packet with the addresses `flow`, given its opcode and destination and its headers
+/// other than the BTH. The length of the payload is a multiple of four.
+fn reply(
+    flow: &Flow,
+    packet: &Packet<'_>,
+    (opcode, dest_qp): (Opcode, Qpn),
+    headers: Headers,
+    payload: &[u8],
+) -> HeldPacket {
+    let Bth { mig_req, pkey, psn, .. } = packet.bth();
+    let headers = Headers { bth: Bth { opcode, mig_req, pkey, dest_qp, psn, ..Bth::default() }, ..headers };
     let flow = Flow { src: flow.dst, dst: flow.src, traffic_class: flow.traffic_class & !ECN, ..*flow };
     let mut data = vec![0; headers.len() + payload.len() + ICRC_LEN];
     let start = headers.emit(&mut data);
@@ -195,14 +164,14 @@ mod tests {
         sent.on_connected(Qpn::new(2), PEER, Qpn::new(81));
         assert_eq!(refused(&mut sent, Direction::Tx, 80), None);
         assert_eq!(refused(&mut sent, Direction::Tx, 81), Some(2));
-        assert_eq!((sent.peers.len(), sent.responders.len()), (1, 1));
+        assert_eq!(sent.responders.len(), 1);
 
         let mut received = Responders::new(Direction::Rx);
         received.on_connected(Qpn::new(1), PEER, Qpn::new(80));
         received.on_connected(Qpn::new(2), PEER, Qpn::new(80));
         assert_eq!(refused(&mut received, Direction::Rx, 1), None);
         assert_eq!(refused(&mut received, Direction::Rx, 2), Some(80));
-        assert_eq!((received.peers.len(), received.responders.len()), (1, 1));
+        assert_eq!(received.responders.len(), 1);
     }
 
     #[test]

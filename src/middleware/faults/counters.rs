@@ -1,4 +1,4 @@
-//! Counters of fault rules.
+//! Counters of faults.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::sys::counters::counters;
 counters! {
     /// Number of faults injected in one direction, by kind.
     #[cfg_attr(feature = "serde", derive(serde::Serialize))]
-    FaultCounts {
+    "" FaultCounts {
         /// Packets dropped.
         dropped,
         /// Packets duplicated.
@@ -30,58 +30,69 @@ counters! {
     }
 }
 
-/// A rule's counters.
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<String> = self.named().map(|(name, n)| format!("{n} {name}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// A fault's counters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct RuleCount {
-    /// The rule in textual form.
+pub struct FaultCount {
+    /// The fault in textual form.
     pub rule: String,
-    /// Packets that matched the rule's filter.
+    /// Number of packets, calls or objects that matched.
     pub matched: u64,
-    /// Packets that the fault was applied to.
+    /// Number of those to which the fault was applied.
     pub struck: u64,
+    /// Name of a thing that matches, in the singular.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub kind: &'static str,
 }
 
-impl RuleCount {
-    /// Returns a warning if no packet has matched the rule.
-    pub fn warning(&self) -> Option<String> {
-        let rule = &self.rule;
-        (self.matched == 0)
-            .then(|| format!("warning: fault rule '{rule}' matched no packet and had no effect"))
-    }
-
-    /// Returns each rule's counters, summed over several links with the same rules.
-    pub fn sum<'a>(links: impl IntoIterator<Item = &'a FaultCounters>) -> Vec<RuleCount> {
-        let mut sum: Vec<RuleCount> = Vec::new();
-        for link in links {
-            for (i, count) in link.rules().enumerate() {
-                match sum.get_mut(i) {
-                    Some(to) => {
-                        (to.matched, to.struck) = (to.matched + count.matched, to.struck + count.struck)
-                    }
-                    None => sum.push(count),
-                }
+impl FaultCount {
+    /// Returns the counters of each fault, summed over several devices with the same faults.
+    pub fn sum(counts: impl IntoIterator<Item = FaultCount>) -> Vec<FaultCount> {
+        let mut sum: Vec<FaultCount> = Vec::new();
+        for count in counts {
+            match sum.iter_mut().find(|to| to.rule == count.rule) {
+                Some(to) => to.add(&count),
+                None => sum.push(count),
             }
         }
         sum
     }
+
+    fn add(&mut self, other: &FaultCount) {
+        self.matched += other.matched;
+        self.struck += other.struck;
+    }
+
+    /// Returns a warning if nothing has matched the fault.
+    pub fn warning(&self) -> Option<String> {
+        let FaultCount { rule, kind, .. } = self;
+        (self.matched == 0)
+            .then(|| format!("warning: fault rule '{rule}' matched no {kind} and had no effect"))
+    }
 }
 
-impl fmt::Display for RuleCount {
+impl fmt::Display for FaultCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RuleCount { rule, matched, struck } = self;
-        write!(f, "fault {rule}: matched {matched} packets, affected {struck}")
+        let FaultCount { rule, matched, struck, kind } = self;
+        write!(f, "fault {rule}: matched {matched} {kind}s, affected {struck}")
     }
 }
 
 /// Handle to the counters of a [`Faults`](super::Faults) link, usable from any thread.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct FaultCounters(pub(super) Arc<[RuleCounter]>);
 
 #[derive(Debug)]
 pub(super) struct RuleCounter {
-    rule: Rule,
+    pub rule: Rule,
     pub matched: AtomicU64,
     pub struck: AtomicU64,
 }
@@ -93,12 +104,27 @@ impl FaultCounters {
     }
 
     /// Returns the counters of each rule, in the order given to [`Faults::new`](super::Faults::new).
-    pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
-        self.0.iter().map(|RuleCounter { rule, matched, struck }| RuleCount {
+    pub fn rules(&self) -> impl Iterator<Item = FaultCount> {
+        self.0.iter().map(|RuleCounter { rule, matched, struck }| FaultCount {
             rule: rule.to_string(),
             matched: matched.load(Ordering::Relaxed),
             struck: struck.load(Ordering::Relaxed),
+            kind: "packet",
         })
+    }
+
+    /// Returns the counters of each rule, summed over several links with the same rules.
+    pub fn sum<'a>(links: impl IntoIterator<Item = &'a FaultCounters>) -> Vec<FaultCount> {
+        let mut sum: Vec<FaultCount> = Vec::new();
+        for link in links {
+            for (i, count) in link.rules().enumerate() {
+                match sum.get_mut(i) {
+                    Some(to) => to.add(&count),
+                    None => sum.push(count),
+                }
+            }
+        }
+        sum
     }
 
     /// Returns the number of faults injected in one direction, summed over all rules for it.

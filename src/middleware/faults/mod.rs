@@ -16,7 +16,7 @@ mod tests;
 
 use std::io;
 
-pub use counters::{FaultCounters, FaultCounts, RuleCount};
+pub use counters::{FaultCount, FaultCounters, FaultCounts};
 pub use event::{FaultEvent, Observer};
 pub use file::{Rules, RulesError};
 pub use seeds::FaultSeeds;
@@ -25,10 +25,11 @@ pub use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, HeaderField, Place, Rule, RuleError, When,
 };
 
+use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
 use crate::transport::Instant;
-use crate::wire::{Flow, IpIdent};
+use crate::wire::IpIdent;
 use pipeline::Pipeline;
 
 /// A link wrapper that injects faults by rule.
@@ -54,12 +55,9 @@ pub struct Faults<L> {
     inner: L,
     tx: Pipeline,
     rx: Pipeline,
-    counters: FaultCounters,
     observer: Option<Observer>,
     /// Scratch queue for the bursts to send, with the faults applied.
     queue: TxQueue,
-    /// Scratch buffer for a burst to send.
-    scratch: Vec<u8>,
 }
 
 impl<L: Link> Faults<L> {
@@ -69,15 +67,13 @@ impl<L: Link> Faults<L> {
     /// made in the order of the rules, delays add up, and a packet to delay and to reorder is reordered after its delay.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
-        let pipeline = |direction| Pipeline::new(&rules, direction, seed);
+        let pipeline = |direction| Pipeline::new(&counters, direction, seed);
         Faults {
             queue: TxQueue::new(inner.info().burst),
             inner,
             tx: pipeline(Direction::Tx),
             rx: pipeline(Direction::Rx),
-            counters,
             observer: None,
-            scratch: Vec::new(),
         }
     }
 
@@ -90,7 +86,7 @@ impl<L: Link> Faults<L> {
 
     /// Returns a handle to the counters, usable from any thread.
     pub fn fault_counters(&self) -> FaultCounters {
-        self.counters.clone()
+        self.tx.counters.clone()
     }
 
     /// Sends the held-back packets that are due.
@@ -111,49 +107,25 @@ impl<L: Link> Link for Faults<L> {
         if self.tx.is_idle() {
             return self.inner.transmit(now, queue);
         }
-        self.tx.verdicts.clear();
+        let Faults { inner, tx, rx, observer, queue: out } = self;
+        out.clear();
         for burst in queue.bursts() {
-            self.scratch.clear();
-            burst.copy_to(&mut self.scratch);
-            for packet in packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT) {
-                let verdict = self.tx.evaluate_rules(now, packet, &self.counters, &mut self.observer);
-                self.tx.verdicts.push(verdict);
+            if tx.pass_unchanged(now, &as_received(&burst), observer, &mut |packets| push(out, packets)) {
+                out.push_burst(&burst);
             }
         }
-        self.rx.take_answers(now, &mut self.tx);
-        if self.tx.passes_all() {
-            return self.inner.transmit(now, queue);
-        }
-        self.queue.clear();
-        let verdicts = std::mem::take(&mut self.tx.verdicts);
-        let mut next = verdicts.iter();
-        for burst in queue.bursts() {
-            self.scratch.clear();
-            burst.copy_to(&mut self.scratch);
-            let packets = packets_of(burst.flow, burst.segment, &self.scratch, IpIdent::SENT);
-            for (packet, verdict) in packets.zip(&mut next) {
-                let out = &mut self.queue;
-                self.tx.apply(now, packet, verdict, &mut |s| push(out, s));
-            }
-        }
-        self.tx.verdicts = verdicts;
-        self.inner.transmit(now, &self.queue)
+        rx.take_answers(now, tx);
+        inner.transmit(now, out)
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         self.release_tx(now)?;
-        let Faults { inner, rx, counters, observer, .. } = self;
+        let Faults { inner, rx, observer, .. } = self;
         let mut released = rx.release(now, sink);
         released += inner.receive(now, &mut |burst| {
-            if rx.is_idle() {
-                return sink(burst);
+            if rx.pass_unchanged(now, &burst, observer, sink) {
+                sink(burst);
             }
-            rx.verdicts.clear();
-            for packet in packets_of(burst.flow, burst.segment, burst.data, burst.ident) {
-                let verdict = rx.evaluate_rules(now, packet, counters, observer);
-                rx.verdicts.push(verdict);
-            }
-            receive_with_faults(now, &burst, rx, sink);
         })?;
         self.tx.take_answers(now, &mut self.rx);
         self.release_tx(now)?;
@@ -172,14 +144,10 @@ impl<L: Link> Link for Faults<L> {
 
 impl<L: Link> NicObserver for Faults<L> {
     fn on_nic_event(&mut self, now: Instant, event: &NicEvent) {
-        match event {
-            NicEvent::Opened => {
-                self.tx.open(now);
-                self.rx.open(now);
-            }
-            NicEvent::Connected { local, remote, peer } => {
-                self.tx.on_connected(*local, *peer, *remote);
-                self.rx.on_connected(*local, *peer, *remote);
+        for pipeline in [&mut self.tx, &mut self.rx] {
+            match event {
+                NicEvent::Opened => pipeline.open(now),
+                NicEvent::Connected { local, remote, peer } => pipeline.on_connected(*local, *peer, *remote),
             }
         }
         if let Some(inner) = self.inner.nic_observer() {
@@ -194,59 +162,11 @@ impl<L: Link> NicObserver for Faults<L> {
     }
 }
 
-/// Returns the IPv4 identification of packet `i` in a burst, if it is known.
-fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
-    match burst {
-        IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
-        // The sender may count from any number.
-        IpIdent::Unknown => IpIdent::Unknown,
-        IpIdent::Elided => IpIdent::Elided,
-    }
-}
-
-/// Returns the packets of a burst as bursts of one packet, given as its concatenated bytes.
-fn packets_of(flow: Flow, segment: usize, data: &[u8], ident: IpIdent) -> impl Iterator<Item = RxBurst<'_>> {
-    let packets = data.chunks(segment.max(1)).enumerate();
-    packets.map(move |(i, data)| RxBurst::new(flow, ident_of(ident, i as u16), data.len(), data))
-}
-
-/// Applies faults to a received burst and delivers it. Packets without faults are delivered in the longest
-/// possible runs.
-fn receive_with_faults(
-    now: Instant,
-    burst: &RxBurst<'_>,
-    pipeline: &mut Pipeline,
-    sink: &mut dyn FnMut(RxBurst<'_>),
-) {
-    if pipeline.passes_all() {
-        return sink(*burst);
-    }
-    let verdicts = std::mem::take(&mut pipeline.verdicts);
-    let mut first = 0;
-    let forward = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
-        if from < to {
-            let end = (to * burst.segment).min(burst.data.len());
-            let data = &burst.data[from * burst.segment..end];
-            let ident = ident_of(burst.ident, from as u16);
-            sink(RxBurst::new(burst.flow, ident, burst.segment, data));
+/// Appends packets to a queue.
+fn push(queue: &mut TxQueue, packets: RxBurst<'_>) {
+    for packet in packets_of(&packets) {
+        if let IpIdent::Exact { id, .. } = packet.ident {
+            queue.push_raw(&packet.flow, id, packet.data);
         }
-    };
-    let packets = packets_of(burst.flow, burst.segment, burst.data, burst.ident);
-    for (i, (packet, verdict)) in packets.zip(&verdicts).enumerate() {
-        if pipeline.passes(verdict) {
-            continue;
-        }
-        forward(first, i, sink);
-        first = i + 1;
-        pipeline.apply(now, packet, verdict, sink);
-    }
-    forward(first, verdicts.len(), sink);
-    pipeline.verdicts = verdicts;
-}
-
-/// Appends one packet to a queue.
-fn push(queue: &mut TxQueue, packet: RxBurst<'_>) {
-    if let IpIdent::Exact { id, .. } = packet.ident {
-        queue.push_raw(&packet.flow, id, packet.data);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use crate::burst::RxBurst;
 use crate::fault_rules::{
     Action, Alteration, AppliedRule, Direction, FailedPackets, Rule, Seen, is_acknowledged_request,
 };
+use crate::middleware::packets::{ident_of, packets_of};
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
 use crate::wire::{Ecn, Packet, Qpn};
@@ -24,30 +25,32 @@ use crate::wire::{Ecn, Packet, Qpn};
 /// the last packet before a pause would be lost rather than reordered.
 pub(super) const REORDER_TIMEOUT: Duration = Duration::from_millis(5);
 
+/// Receiver of packets.
+type Sink<'a> = dyn FnMut(RxBurst<'_>) + 'a;
+
 /// A rule with the state that determines which packets it applies to.
 struct ActiveRule {
     rule: Rule,
     /// Index among all rules.
     index: usize,
-    count: u64,
     rng: SimRng,
     record: Record,
 }
 
 impl ActiveRule {
     /// Counts the packet if it matches the rule's filter, and reports whether the rule applies to it.
-    fn applies(&mut self, packet: &Seen<'_>) -> bool {
+    fn applies(&mut self, packet: &Seen<'_>, matched: &AtomicU64) -> bool {
         if !self.rule.matches_filter(packet) {
             return false;
         }
-        self.count += 1;
-        self.rule.when.selects(self.count, |p| self.rng.bernoulli(p))
+        let number = matched.fetch_add(1, Ordering::Relaxed) + 1;
+        self.rule.when.selects(number, |p| self.rng.bernoulli(p))
     }
 }
 
 /// The faults that apply to one packet. Without faults it has no allocations.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Verdict {
+struct Verdict {
     drop: bool,
     /// Number of additional copies.
     copies: u32,
@@ -62,11 +65,13 @@ pub(super) struct Verdict {
 }
 
 /// The rules for one direction, and the packets being held back.
+#[derive(Default)]
 pub(super) struct Pipeline {
     rules: Vec<ActiveRule>,
+    /// Counters of the rules of both directions.
+    pub counters: FaultCounters,
     /// Time at which the link was opened, or first used if the NIC has not reported that.
     opened: Option<Instant>,
-    pub verdicts: Vec<Verdict>,
     /// Packet to reorder, held back until the next packet arrives, or at the latest until the given instant.
     reorder_slot: Option<(Instant, HeldPacket)>,
     /// Delayed packets by due time and order of arrival, and whether they are to be reordered then.
@@ -81,35 +86,26 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates the pipeline for the rules of one direction. A rule's random numbers depend on `seed` and its
-    /// position among all rules.
-    pub fn new(rules: &[Rule], direction: Direction, seed: u64) -> Pipeline {
+    /// Creates the pipeline for the rules of one direction, among those that have these counters. A rule's
+    /// random numbers depend on `seed` and its position among all rules.
+    pub fn new(counters: &FaultCounters, direction: Direction, seed: u64) -> Pipeline {
         let active_rule = |(index, rule): (usize, &Rule)| ActiveRule {
             rule: rule.clone(),
             index,
-            count: 0,
             rng: SimRng::new(seed, index as u64),
             record: Record::default(),
         };
-        let of_direction = rules.iter().enumerate().filter(|(_, rule)| rule.direction == direction);
-        let rules: Vec<ActiveRule> = of_direction.map(active_rule).collect();
+        let rules = counters.0.iter().map(|counter| &counter.rule).enumerate();
+        let rules: Vec<ActiveRule> =
+            rules.filter(|(_, rule)| rule.direction == direction).map(active_rule).collect();
         let sends_naks = rules.iter().any(|active| active.rule.action.nak_syndrome().is_some());
-        Pipeline {
-            rules,
-            opened: None,
-            verdicts: Vec::new(),
-            reorder_slot: None,
-            delayed: BTreeMap::new(),
-            delays: 0,
-            responders: sends_naks.then(|| Responders::new(direction)),
-            answers: Vec::new(),
-            altered: Vec::new(),
-        }
+        let responders = sends_naks.then(|| Responders::new(direction));
+        Pipeline { rules, counters: counters.clone(), responders, ..Pipeline::default() }
     }
 
-    /// Starts the clock of the rules, if it is not running, and returns the time of its start.
-    pub fn open(&mut self, now: Instant) -> Instant {
-        *self.opened.get_or_insert(now)
+    /// Starts the clock of the rules, if it is not running.
+    pub fn open(&mut self, now: Instant) {
+        self.opened.get_or_insert(now);
     }
 
     /// Notes a new connection of a local queue pair.
@@ -134,32 +130,50 @@ impl Pipeline {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
-    /// Reports whether the packets with the current verdicts pass unchanged.
-    pub fn passes_all(&self) -> bool {
-        self.reorder_slot.is_none() && self.verdicts.iter().all(|v| *v == Verdict::default())
-    }
-
-    /// Reports whether a packet with the given verdict passes unchanged, and nothing with it.
-    pub fn passes(&self, verdict: &Verdict) -> bool {
-        self.reorder_slot.is_none() && *verdict == Verdict::default()
+    /// Applies the rules to a burst. Returns true if it passes unchanged, which is left to the caller;
+    /// otherwise passes what remains of it to `emit`, packets without faults in the longest possible runs.
+    pub fn pass_unchanged(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        observer: &mut Option<Observer>,
+        emit: &mut Sink<'_>,
+    ) -> bool {
+        if self.is_idle() {
+            return true;
+        }
+        let pass_run = |from: usize, to: usize, emit: &mut Sink<'_>| {
+            if from < to {
+                let end = (to * burst.segment).min(burst.data.len());
+                let data = &burst.data[from * burst.segment..end];
+                emit(RxBurst::new(burst.flow, ident_of(burst.ident, from as u16), burst.segment, data));
+            }
+        };
+        let (mut first, mut next) = (0, 0);
+        for packet in packets_of(burst) {
+            let verdict = self.evaluate(now, packet, observer);
+            next += 1;
+            if self.reorder_slot.is_some() || verdict != Verdict::default() {
+                pass_run(first, next - 1, emit);
+                first = next;
+                self.apply(now, packet, &verdict, emit);
+            }
+        }
+        if first > 0 {
+            pass_run(first, next, emit);
+        }
+        first == 0
     }
 
     /// Determines the faults that apply to a packet, updates the counters, and calls the observer.
-    pub fn evaluate_rules(
-        &mut self,
-        now: Instant,
-        packet: RxBurst<'_>,
-        counters: &FaultCounters,
-        observer: &mut Option<Observer>,
-    ) -> Verdict {
+    fn evaluate(&mut self, now: Instant, packet: RxBurst<'_>, observer: &mut Option<Observer>) -> Verdict {
         let RxBurst { flow, ident, data, .. } = packet;
         let mut verdict = Verdict::default();
-        let request = self.responders.as_mut().and_then(|responders| {
+        let mut request = self.responders.as_mut().and_then(|responders| {
             let request = Packet::parse(data).ok().filter(is_acknowledged_request)?;
             Some((responders, request))
         });
-        let (mut responders, request) = request.unzip();
-        if let (Some(responders), Some(request)) = (&mut responders, &request)
+        if let Some((responders, request)) = &mut request
             && responders.discards(&flow, request)
         {
             return Verdict { drop: true, ..verdict };
@@ -169,16 +183,14 @@ impl Pipeline {
         for active_rule in &mut self.rules {
             let peer = if active_rule.rule.direction == Direction::Tx { flow.dst } else { flow.src };
             active_rule.record.on_packet(peer, data);
-            let before = active_rule.count;
-            let mut applies = active_rule.applies(&seen);
+            let counter = &self.counters.0[active_rule.index];
+            let mut applies = active_rule.applies(&seen, &counter.matched);
             let rule = &active_rule.rule;
             if applies && rule.action.is_answer() {
-                let answer = answer_to(rule.action, &seen, request.as_ref(), &mut responders);
+                let answer = answer_to(rule.action, &seen, request.as_mut());
                 applies = answer.is_some();
                 self.answers.extend(answer);
             }
-            let counter = &counters.0[active_rule.index];
-            counter.matched.fetch_add(active_rule.count - before, Ordering::Relaxed);
             if !applies {
                 continue;
             }
@@ -200,25 +212,20 @@ impl Pipeline {
                 Action::Replay(by) => verdict.replays.push(by),
             }
             if let Some(observer) = observer {
-                let (count, packet) = (active_rule.count, Bytes::copy_from_slice(data));
+                let count = counter.matched.load(Ordering::Relaxed);
+                let packet = Bytes::copy_from_slice(data);
                 observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }
         }
-        if let (Some(responders), Some(request), false) = (&mut responders, &request, verdict.drop) {
-            responders.on_request(&flow, request);
+        if let (Some((responders, request)), false) = (request, verdict.drop) {
+            responders.on_request(&flow, &request);
         }
         verdict
     }
 
     /// Applies a verdict to a packet: drops it, holds it back, or passes it to `emit`, followed by the packet
     /// held back for reordering, if any.
-    pub fn apply(
-        &mut self,
-        now: Instant,
-        packet: RxBurst<'_>,
-        verdict: &Verdict,
-        emit: &mut dyn FnMut(RxBurst<'_>),
-    ) {
+    fn apply(&mut self, now: Instant, packet: RxBurst<'_>, verdict: &Verdict, emit: &mut Sink<'_>) {
         if verdict.drop {
             return;
         }
@@ -261,7 +268,7 @@ impl Pipeline {
     }
 
     /// Holds a packet back for reordering, or emits it, followed by the packet held back, if any.
-    fn pass(&mut self, now: Instant, packet: RxBurst<'_>, reorder: bool, emit: &mut dyn FnMut(RxBurst<'_>)) {
+    fn pass(&mut self, now: Instant, packet: RxBurst<'_>, reorder: bool, emit: &mut Sink<'_>) {
         if reorder && self.reorder_slot.is_none() {
             self.reorder_slot = Some((now + REORDER_TIMEOUT, HeldPacket::new(&packet)));
             return;
@@ -278,7 +285,7 @@ impl Pipeline {
     }
 
     /// Emits the held-back packets that are due, and returns the number of packets emitted.
-    pub fn release(&mut self, now: Instant, emit: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+    pub fn release(&mut self, now: Instant, emit: &mut Sink<'_>) -> usize {
         let mut released = 0;
         let mut emit = |packet: RxBurst<'_>| {
             released += 1;
@@ -304,15 +311,15 @@ impl Pipeline {
 }
 
 /// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request` is
-/// the packet, if it is a request that its destination acknowledges.
+/// the packet, if it is a request that its destination acknowledges, with the responders.
 fn answer_to(
     action: Action,
     seen: &Seen<'_>,
-    request: Option<&Packet<'_>>,
-    responders: &mut Option<&mut Responders>,
+    request: Option<&mut (&mut Responders, Packet<'_>)>,
 ) -> Option<HeldPacket> {
     if let Action::Reject(reason) = action {
         return answer::reject(seen.flow, &Packet::parse(seen.bytes).ok()?, reason);
     }
-    responders.as_mut()?.refuse(seen.flow, request?, action.nak_syndrome()?)
+    let (responders, request) = request?;
+    responders.refuse(seen.flow, request, action.nak_syndrome()?)
 }

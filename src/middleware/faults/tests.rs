@@ -349,12 +349,13 @@ fn faults_are_counted_and_reported_to_the_observer() {
     let expected = FaultCounts { dropped: 2, duplicated: 1, ..Default::default() };
     assert_eq!(counters.get(Direction::Tx), expected);
     assert_eq!(counters.get(Direction::Rx), FaultCounts::default());
-    let [drop, dup]: [RuleCount; 2] = RuleCount::sum([&counters, &counters]).try_into().unwrap();
-    assert_eq!(drop, RuleCount { rule: "drop=every:2".into(), matched: 8, struck: 4 });
+    let [drop, dup]: [FaultCount; 2] = FaultCounters::sum([&counters, &counters]).try_into().unwrap();
+    assert_eq!(drop, FaultCount { rule: "drop=every:2".into(), matched: 8, struck: 4, kind: "packet" });
     assert_eq!(dup.to_string(), "fault dup=3: matched 8 packets, affected 2");
     assert_eq!(dup.warning(), None);
-    let never = RuleCount { matched: 0, ..drop };
-    assert!(never.warning().unwrap().contains("'drop=every:2' matched no packet"));
+    let never = FaultCount { matched: 0, ..drop };
+    let warning = "warning: fault rule 'drop=every:2' matched no packet and had no effect";
+    assert_eq!(never.warning().as_deref(), Some(warning));
 }
 
 /// Port whose received packets have the identifications of a counter and do not show them, as those of a UDP socket whose

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::Call;
 use super::call_table::CallSet;
-use super::count::FaultCount;
 use super::errno_table::{ERRNOS, errno};
+use super::{Call, FaultCount};
 use crate::fault_rules::{RuleError, When, duration, hint, when};
 use crate::sys::rng::splitmix64;
 use crate::transport::InjectedError;

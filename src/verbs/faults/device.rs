@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{AppliedFault, FaultCount, Injector};
 use crate::driver::{ActiveObjectFault, ObjectFault, Shards, faults_behind};
-use crate::middleware::faults::{FaultCounters, RuleCount};
+use crate::middleware::faults::FaultCounters;
 use crate::transport::Failure;
 
 /// The faults of a device, with their counters.
@@ -37,7 +37,7 @@ impl DeviceFaults {
 
     /// Returns the counters: of packet rules, faults on calls and faults on objects, in this order.
     pub fn counts(&self) -> Vec<FaultCount> {
-        let packets = RuleCount::sum(&self.packets).into_iter().map(FaultCount::from);
+        let packets = FaultCounters::sum(&self.packets).into_iter();
         let objects = self.objects.lock();
         let objects = objects.iter().map(|active| {
             let (matched, struck) = active.counts();

@@ -17,7 +17,6 @@
 mod applied;
 mod call;
 mod call_table;
-mod count;
 mod device;
 mod errno_table;
 mod injector;
@@ -29,7 +28,6 @@ use std::str::FromStr;
 pub use applied::{AppliedFault, FaultEffect};
 pub use call::{CallEffect, CallFault, CallFaults, CallVerdict};
 pub use call_table::Call;
-pub use count::FaultCount;
 #[doc(hidden)]
 pub use device::DeviceFaultCounters;
 pub(super) use device::DeviceFaults;
@@ -40,6 +38,7 @@ pub use crate::nic::PortSpeed;
 
 pub use crate::fault_rules::When;
 use crate::fault_rules::{Rule, RuleError};
+pub use crate::middleware::faults::FaultCount;
 
 /// A fault of any kind.
 #[derive(Clone, Debug)]

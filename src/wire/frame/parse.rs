@@ -132,7 +132,7 @@ fn is_ipv4_checksum_valid(header: &[u8]) -> bool {
 }
 
 /// Computes the checksum that an IPv4 header should have.
-fn ipv4_checksum(header: &[u8]) -> u16 {
+pub(crate) fn ipv4_checksum(header: &[u8]) -> u16 {
     let sum = Sum16BitWords::new().add_slice(&header[..10]).add_slice(&header[12..]);
     sum.ones_complement().to_be()
 }
