@@ -54,7 +54,7 @@ pub use congestion::{
     Rate,
 };
 #[cfg(feature = "unstable-internals")]
-pub use congestion::{Controller, Dcqcn};
+pub use congestion::QpController;
 pub use connection::PathMatch;
 pub use counters::{Counters, Retransmissions};
 pub use egress_room::{EgressRoom, priority_of};

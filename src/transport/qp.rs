@@ -1,6 +1,6 @@
 //! Queue pairs: state transitions, posting, packets and timers.
 
-use super::congestion::{Controller, QpController, Rate};
+use super::congestion::{QpController, Rate};
 use super::connection::{Alternate, Connection, Fatal, PathMatch};
 use super::pacer::{self, Pacer};
 use super::requester::Requester;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
 use crate::memory::AtomicOp;
-use crate::transport::congestion::{Controller, packet_cost};
+use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
 use crate::transport::send_queue::SendWqe;

@@ -4,7 +4,7 @@
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ack_request};
 use crate::transport::Env;
-use crate::transport::congestion::{Controller, packet_cost};
+use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::wire::Position;
 

@@ -3,7 +3,7 @@
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
 //! local operations, [`ack_request`] requests acknowledgements, [`diagnosis`] records failures, [`response`] processes acknowledgements, NAKs
 //! and response data. When a packet is retransmitted is decided by [`recovery`](super::recovery) and carried
-//! out by [`retransmit`]. The congestion window is that of a [`Controller`](super::congestion::Controller).
+//! out by [`retransmit`]. The congestion window is that of a [`QpController`].
 //! `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the highest PSN
 //! sent plus one.
 

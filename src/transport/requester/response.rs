@@ -2,7 +2,6 @@
 
 use super::{Cursor, Fatal, Requester};
 use crate::burst::{PayloadRun, ReceivedPayload};
-use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
 use crate::transport::recovery::Action;

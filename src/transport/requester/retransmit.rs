@@ -1,7 +1,6 @@
 //! Retransmission: carries out the decisions of [loss recovery](crate::transport::recovery).
 
 use super::{Fatal, Requester};
-use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
 use crate::transport::slow_event::EventKind;
@@ -17,10 +16,8 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        match loss {
-            Loss::OnPath => self.congestion.on_loss(&self.path_state(conn, env)),
-            Loss::Single => self.congestion.on_single_loss(&self.path_state(conn, env)),
-            Loss::BehindNak => {}
+        if loss != Loss::BehindNak {
+            self.congestion.on_loss(loss == Loss::Single, &self.path_state(conn, env));
         }
         let action = self.recovery.on_loss(loss, conn);
         self.carry_out(action, cause, conn, env)
