@@ -16,6 +16,7 @@ mod icrc_senders;
 mod ids;
 mod mac;
 pub mod mad;
+mod numbers;
 pub mod opcode;
 mod packet;
 mod permutation;
