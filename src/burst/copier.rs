@@ -99,7 +99,7 @@ impl<'a> Copier<'a> {
         }
         let end = out.len() + packet_len - ICRC_LEN;
         let headers = self.take(packet_len - ICRC_LEN);
-        let prefix = self.prefixes.of(&self.flow, packet_len);
+        let prefix = self.prefixes.of(&self.flow, packet_len, false);
         let mut icrc = prefix.after_headers(index, IpIdent::DONT_FRAGMENT, headers);
         out.extend_from_slice(headers);
         let mut gone = false;

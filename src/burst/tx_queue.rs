@@ -325,10 +325,8 @@ impl TxQueue {
     /// the BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
-        let prefix = match std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len() {
-            true => self.prefixes.of_next(flow, packet_len),
-            false => self.prefixes.of(flow, packet_len),
-        };
+        let is_next = std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len();
+        let prefix = self.prefixes.of(flow, packet_len, is_next);
         // Links number the identifications from 0 in every burst, with don't-fragment set.
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }

@@ -93,11 +93,8 @@ impl<'a> BurstPackets<'a> {
             return None;
         }
         let RxBurst { flow, ident, .. } = self.burst;
-        let holds = match std::mem::replace(&mut self.begun, true) {
-            true => verifier.verify_next(flow, *ident, index, bytes),
-            false => verifier.verify(flow, *ident, index, bytes),
-        };
-        if !holds {
+        let is_next = std::mem::replace(&mut self.begun, true);
+        if !verifier.verify_in_burst(flow, *ident, index, bytes, is_next) {
             c.rx_icrc_err += 1;
             return None;
         }

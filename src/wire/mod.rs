@@ -14,6 +14,7 @@ pub mod icrc;
 mod icrc_ident;
 mod icrc_senders;
 mod ids;
+mod ip;
 mod mac;
 pub mod mad;
 mod numbers;

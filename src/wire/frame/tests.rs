@@ -1,5 +1,6 @@
 //! Tests of the frame codec against frames captured from Linux.
 
+use etherparse::Ipv4Header;
 use proptest::prelude::*;
 
 use super::*;
