@@ -4,8 +4,7 @@ mod train;
 
 use std::ops::Range;
 
-use super::copier::{Piece, Stored};
-use super::tx_burst::{BurstLimits, TxBurst, dest_of_first, group_of, is_acknowledged};
+use super::tx_burst::{BurstLimits, Piece, Stored, TxBurst, dest_of_first, group_of, is_acknowledged};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
