@@ -1,11 +1,11 @@
 //! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::extent::Extent;
 use super::null::Null;
-use super::region::{BoundWindows, FastRegion, Region};
+use super::region::{FastRegion, Region};
 use super::window::Window;
 use super::{Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind};
 use crate::sys::pinned::is_any_unmapped;
@@ -37,7 +37,15 @@ struct Slot {
     /// Index part of the keys for the slot: the permuted slot number.
     index: u32,
     generation: u8,
+    /// Number of windows bound to the region. The region cannot be deregistered while there are any (C10-70).
+    windows: AtomicU32,
     entry: Option<Entry>,
+}
+
+impl Slot {
+    fn bound_windows(&self) -> u32 {
+        self.windows.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug)]
@@ -61,26 +69,6 @@ pub struct RegionInfo {
 impl From<LKey> for RegionInfo {
     fn from(lkey: LKey) -> RegionInfo {
         RegionInfo { lkey, rkey: RKey(lkey.0) }
-    }
-}
-
-/// Extent of host memory to register: its location, the addresses that work requests and peers use for it,
-/// and the operations permitted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MrExtent {
-    /// Host address of the first byte.
-    pub addr: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Address that work requests and peers use for the first byte.
-    pub iova: u64,
-    /// Permitted operations.
-    pub access: Access,
-}
-
-impl From<MrExtent> for Extent {
-    fn from(s: MrExtent) -> Extent {
-        Extent { addr: s.addr, len: s.len as u64, iova: s.iova, access: s.access }
     }
 }
 
@@ -157,7 +145,7 @@ impl Table {
                 self.slots.push(Slot {
                     index: self.index_of(index),
                     generation: self.first_generation(index),
-                    entry: None,
+                    ..Slot::default()
                 });
                 index as u32
             }
@@ -186,8 +174,8 @@ impl Table {
     /// need hold only while the bytes are accessed: accesses to unmapped memory are rejected. After
     /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or
     /// protected in spite of this contract fails as well.
-    pub unsafe fn register(&mut self, pd: PdId, extent: MrExtent) -> Option<RegionInfo> {
-        let region = Region::new(pd, extent.into());
+    pub unsafe fn register(&mut self, pd: PdId, extent: Extent) -> Option<RegionInfo> {
+        let region = Region::new(pd, extent);
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -246,20 +234,20 @@ impl Table {
     pub unsafe fn reregister(&mut self, lkey: LKey, change: &ReregMr) -> Result<RegionInfo, ManagementError> {
         let key = lkey.0;
         let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
-        let Some(Slot { generation, entry: Some(Entry::Region(region)), .. }) =
+        let Some(Slot { generation, windows, entry: Some(Entry::Region(region)), .. }) =
             slot.filter(|s| s.generation == lkey.generation())
         else {
             return Err(ManagementError::UnknownKey { key });
         };
-        if region.windows.count() > 0 {
-            return Err(ManagementError::WindowsBound { key, count: region.windows.count() });
+        if *windows.get_mut() > 0 {
+            return Err(ManagementError::WindowsBound { key, count: *windows.get_mut() });
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let extent = &mut region.extent;
         let was_whole = extent.is_whole_process();
         extent.access = change.access.unwrap_or(extent.access);
         if let Some((addr, len, iova)) = change.translation {
-            (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
+            (extent.addr, extent.len, extent.iova) = (addr, len, iova);
             *generation = generation.wrapping_add(1);
             region.set_revoked(false);
         } else if was_whole {
@@ -332,12 +320,8 @@ impl Table {
     /// fast-registered region is its first key, whatever the low byte of its current key is.
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
-            Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
-                Entry::Region(r) => Ok(r.windows.count()),
-                Entry::Fast(r) => Ok(r.windows.count()),
-                Entry::Null(_) => Ok(0),
-                Entry::Window(_) => Err(ManagementError::UnknownKey { key: lkey.0 }),
-            },
+            Some((_, Entry::Window(_))) => Err(ManagementError::UnknownKey { key: lkey.0 }),
+            Some((slot, _)) if slot.generation == lkey.generation() => Ok(slot.bound_windows()),
             _ => Err(ManagementError::UnknownKey { key: lkey.0 }),
         }
     }
@@ -369,18 +353,9 @@ impl Table {
         self.free.push_back(index);
     }
 
-    fn windows_of(&self, region: u32) -> Option<&BoundWindows> {
-        match self.slots.get(region as usize)?.entry.as_ref()? {
-            Entry::Region(r) => Some(&r.windows),
-            Entry::Fast(r) => Some(&r.windows),
-            Entry::Window(_) | Entry::Null(_) => None,
-        }
-    }
-
+    /// Counts that a window is no longer bound to the region in slot `region`.
     fn count_unbind(&self, region: u32) {
-        if let Some(windows) = self.windows_of(region) {
-            windows.remove();
-        }
+        self.slots[region as usize].windows.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the number of regions and windows.
@@ -390,10 +365,7 @@ impl Table {
     }
 
     /// Reports whether there are neither regions nor windows.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -420,10 +392,8 @@ impl Table {
     /// Binds a window to `part`, for which the checks have succeeded. If another shard has revoked the region since then,
     /// the window is unbound again, as if the region had been revoked after the bind.
     fn store_binding(&self, window: &Window, bind: &Bind, by: Accessor, part: Option<(u32, Extent)>) {
-        if let Some((region, _)) = part
-            && let Some(windows) = self.windows_of(region)
-        {
-            windows.add();
+        if let Some((region, _)) = part {
+            self.slots[region as usize].windows.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(before) = window.bind(bind.rkey, by, part) {
             self.count_unbind(before);
@@ -456,7 +426,7 @@ impl Table {
         let start = whole.find(key, addr, len)?;
         let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
         let access = access | (whole.access & Access::ON_DEMAND);
-        Ok(Extent { addr: start, len, iova, access })
+        Ok(Extent { addr: start, len: len as usize, iova, access })
     }
 
     /// Registers a part of a fast-registered region, on behalf of a work request posted to `by`.
@@ -487,7 +457,9 @@ impl Table {
                 self.count_unbind(region);
                 Ok(())
             }
-            Some((_, Entry::Fast(r))) if r.pd == by.pd => r.invalidate(LKey(key), remote),
+            Some((slot, Entry::Fast(r))) if r.pd == by.pd => {
+                r.invalidate(LKey(key), remote, slot.bound_windows())
+            }
             Some((_, Entry::Fast(r))) => Err(ManagementError::WrongPd { key, object: r.pd, used: by.pd }),
             Some((slot, _)) if slot.generation == rkey.generation() => {
                 Err(ManagementError::NotInvalidatable { key })
@@ -612,7 +584,7 @@ impl Table {
             extent.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        self.part(&extent, LKey(rkey.0), extent.iova, extent.len, needed)
+        self.part(&extent, LKey(rkey.0), extent.iova, extent.len as u64, needed)
     }
 
     /// Returns the `len` bytes at `va` of the region or window of `key` after checking, in this order, the range, the
@@ -680,8 +652,8 @@ mod tests {
         Accessor { pd, qpn: crate::wire::Qpn::new(7) }
     }
 
-    fn extent(buf: &mut Vec<u64>, iova: u64, access: Access) -> MrExtent {
-        MrExtent { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
+    fn extent(buf: &mut Vec<u64>, iova: u64, access: Access) -> Extent {
+        Extent { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
     }
 
     fn table(buf: &mut Vec<u64>, access: Access) -> (Table, RegionInfo) {

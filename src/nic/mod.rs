@@ -188,10 +188,7 @@ pub struct TooManyQps(pub u32);
 
 impl Nic {
     /// Creates a NIC without queue pairs.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn new(config: NicConfig) -> Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
@@ -403,10 +400,7 @@ impl Nic {
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         self.post_send_list(qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
     }

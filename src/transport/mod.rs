@@ -49,12 +49,12 @@ pub use crate::burst::{
     TxBurst, TxQueue,
 };
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
+#[cfg(feature = "unstable-internals")]
+pub use congestion::QpController;
 pub use congestion::{
     Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
     Rate,
 };
-#[cfg(feature = "unstable-internals")]
-pub use congestion::QpController;
 pub use connection::PathMatch;
 pub use counters::{Counters, Retransmissions};
 pub use egress_room::{EgressRoom, priority_of};

@@ -213,10 +213,7 @@ impl QueuePair {
     }
 
     /// Reports whether the queue pair is in SQD and its send queue has not yet drained.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_draining(&self) -> bool {
         self.conn.state == QpState::Sqd && !self.requester.is_drained()
     }
