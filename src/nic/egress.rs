@@ -48,7 +48,7 @@ impl Nic {
         }
         match unblocked {
             true => {
-                entry.share.wake();
+                entry.share.waits = false;
                 // It leaves the peer's window to the next window waiter, which may have another priority.
                 self.peers.settle(entry);
             }

@@ -217,11 +217,6 @@ impl Nic {
         }
     }
 
-    /// Reports whether the ICRC of FLUSH packets covers their headers twice, a quirk of rxe.
-    pub fn sends_flush_icrc_twice(&self) -> bool {
-        self.config.personality.quirks.flush_icrc_twice
-    }
-
     /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
@@ -251,9 +246,11 @@ impl Nic {
             PeerChange::Window(address, window) => {
                 self.peers.set_window(address, self.config.tuning.peer_window(window));
             }
-            PeerChange::Full(path) => self.egress.set_full(path),
+            PeerChange::Full(path) => {
+                self.egress.full.entry(path).or_default();
+            }
             PeerChange::Room(path) => {
-                for qpn in self.egress.set_room(path) {
+                for qpn in self.egress.full.remove(&path).unwrap_or_default() {
                     self.unpark(qpn);
                 }
             }
@@ -528,7 +525,7 @@ impl Nic {
             }
             self.schedule.arm(entry);
         }
-        self.schedule.recycle(expired);
+        self.schedule.expired = expired;
     }
 
     /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called. That call

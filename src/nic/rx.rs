@@ -185,24 +185,14 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        self.handle_packets(now, BurstPackets::new(burst, first), memory, tx);
-    }
-
-    fn handle_packets(
-        &mut self,
-        now: Instant,
-        mut packets: BurstPackets<'_>,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let mut behind = None;
+        let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
             }
         }
-        while let Some(qpn) = self.schedule.next_dirty() {
+        while let Some(qpn) = self.schedule.dirty.pop_front() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.dirty = false;
                 self.peers.settle(entry);

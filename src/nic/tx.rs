@@ -9,7 +9,7 @@ use crate::wire::Qpn;
 impl Nic {
     /// Moves queue pairs with delayed acknowledgements to the ready list.
     fn release_acknowledgements(&mut self) {
-        while let Some(qpn) = self.schedule.next_delayed_ack() {
+        while let Some(qpn) = self.schedule.delayed_acks.pop_front() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.ack_delayed = false;
                 if entry.qp.pending() != Pending::Nothing {
@@ -21,7 +21,7 @@ impl Nic {
 
     /// Returns the number of queue pairs whose acknowledgements [`transmit_urgent`](Self::transmit_urgent) is holding back.
     pub fn held_acknowledgements(&self) -> usize {
-        self.schedule.delayed_acks()
+        self.schedule.delayed_acks.len()
     }
 
     /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a part of a long
@@ -45,7 +45,7 @@ impl Nic {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
             let before = tx.packets();
             match unblocked {
-                true => entry.share.wake(),
+                true => entry.share.waits = false,
                 false => entry.queued = false,
             }
             let (priority, turn) = self.egress.turn(entry, self.config.tuning.turn);
@@ -79,8 +79,8 @@ impl Nic {
     /// come first, because they have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         loop {
-            let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
-            let next = unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))?;
+            let unblocked = self.peers.unblocked.pop_front().map(|qpn| (qpn, true));
+            let next = unblocked.or_else(|| self.schedule.ready.pop_front().map(|qpn| (qpn, false)))?;
             if !self.egress.is_limited() || self.may_have_turn(next) {
                 return Some(next);
             }
@@ -89,11 +89,15 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.delayed_acks() > 0 || self.egress.has_any_parked()
+        self.wants_to_transmit_urgently()
+            || !self.schedule.delayed_acks.is_empty()
+            || self.egress.has_any_parked()
     }
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready() || self.peers.has_unblocked() || self.notifications.has_pending()
+        !self.schedule.ready.is_empty()
+            || !self.peers.unblocked.is_empty()
+            || self.notifications.has_pending()
     }
 }
