@@ -194,19 +194,13 @@ impl Shard {
         self.fabric.as_ref().filter(|_| self.policy == Policy::Clock)
     }
 
-    /// Runs `f` with the NIC, sends the packets that result, and releases the lock.
-    pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
-        self.with_state_and_send(|ShardState { nic, tx, memory, .. }, now| f(nic, now, memory, tx))
-    }
-
     /// Runs `f` with the NIC and its link, sends the packets that result, and releases the lock.
     pub fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        let result = f(&mut state, now);
-        self.send(&mut state, now, false);
-        self.release(state, now);
-        result
+        self.with_state(|state, now| {
+            let result = f(state, now);
+            self.send(state, now, false);
+            result
+        })
     }
 
     /// Runs `f` with the NIC and its link, without sending.

@@ -739,7 +739,7 @@ impl QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         // Sends what is due to the peer first, because acknowledgements may still be delayed.
-        self.shard.with_nic_and_send(|_, _, _, _| ());
+        self.shard.with_state_and_send(|_, _| ());
         let context = self.pd.context();
         let mut is_alive = self.is_alive.lock();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
