@@ -124,7 +124,7 @@ impl QueuePair {
 
     /// Reports whether the per-peer window blocked the last turn.
     pub fn is_blocked_by_peer_window(&self) -> bool {
-        self.requester.is_blocked_by_peer_window()
+        self.requester.is_blocked_by_peer_window
     }
 
     /// Modifies the state and attributes as permitted by the table in [`state`]. `path` resolves an address
@@ -230,7 +230,7 @@ impl QueuePair {
     /// Reports whether a message was refused because no receive has ever been posted to the queue pair.
     pub fn lacks_receives(&self) -> bool {
         let refused = |kind: &EventKind| matches!(kind, EventKind::RnrNakSent(_));
-        self.responder.has_never_had_receives() && self.conn.history.newest(refused).is_some()
+        self.responder.receives.has_never_had_any() && self.conn.history.newest(refused).is_some()
     }
 
     /// Withdraws the payloads of requests that are not acknowledged, because the queue pair is about to be destroyed.
@@ -277,7 +277,7 @@ impl QueuePair {
             timeout: Some(c.timeout),
             retry_cnt: Some(c.retry_cnt),
             rnr_retry: Some(c.rnr_retry),
-            rq_psn: Some(self.responder.expected()),
+            rq_psn: Some(self.responder.expected),
             max_rd_atomic: Some(c.max_rd_atomic),
             min_rnr_timer: Some(c.min_rnr_timer),
             sq_psn: Some(self.requester.next_psn()),
@@ -323,7 +323,7 @@ impl QueuePair {
         let (early, refused) = (self.conn.quirks().early_sends, Err(PostError::State(state)));
         if early != EarlySends::Refused {
             self.enqueue(wr, path)?;
-            self.requester.hold();
+            self.requester.is_held = true;
         }
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
@@ -361,11 +361,11 @@ impl QueuePair {
         path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
         out: &mut Vec<Output>,
     ) -> Result<(), PostListError> {
-        let mark = self.requester.mark();
+        let mark = self.requester.queue.mark();
         for (index, wr) in wrs.enumerate() {
             // A state that flushes at once rejects nothing, so `out` never contains part of a batch.
             if let Err(error) = self.post_send(&wr, &path, out) {
-                self.requester.roll_back(&mark);
+                self.requester.queue.roll_back(&mark);
                 return Err(PostListError { index, error });
             }
         }
@@ -415,7 +415,7 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            _ => self.responder.post(wr),
+            _ => self.responder.receives.post(wr),
         }
     }
 
@@ -617,7 +617,7 @@ impl QueuePair {
 
     /// Returns the time at which `handle_timeout` must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let own = self.requester.next_deadline();
+        let own = self.requester.recovery.next_deadline();
         // Few queue pairs are paced; without this branch the compiler compares an unset deadline, which memcheck
         // reports.
         match self.pacer.deadline(self.requester.congestion.deadline()) {
@@ -639,7 +639,7 @@ impl QueuePair {
 
     /// Migrates if the path has failed, that is, the retries are used up and an alternate path is armed.
     fn migrate_if_due(&mut self, env: &mut Env<'_>) {
-        if self.requester.take_path_failed() {
+        if std::mem::take(&mut self.requester.path_failed) {
             self.migrate(env);
         }
     }

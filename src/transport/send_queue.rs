@@ -78,20 +78,15 @@ impl SendWqe {
         matches!(self.op, WrOp::LocalInv(_))
     }
 
-    /// Reports whether a WRITE is sent as a train of messages of one packet each.
-    pub fn is_train(&self, conn: &Connection) -> bool {
-        is_train(&self.op, conn)
-    }
-
     /// Returns the flight cost of everything posted before packet `packet` of this work request.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
         self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
 }
 
-/// See [`SendWqe::is_train`]. A WRITE with immediate is never one: the completion of its receive has the length of the
-/// message.
-fn is_train(op: &WrOp, conn: &Connection) -> bool {
+/// Reports whether a WRITE is sent as a train of messages of one packet each. A WRITE with immediate is never one: the
+/// completion of its receive has the length of the message.
+pub(super) fn is_train(op: &WrOp, conn: &Connection) -> bool {
     matches!(op, WrOp::Write { .. }) && conn.quirks().equal_packets && conn.qp_type.is_reliable()
 }
 

@@ -7,7 +7,7 @@ use crate::memory::AtomicOp;
 use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
-use crate::transport::send_queue::SendWqe;
+use crate::transport::send_queue::{SendWqe, is_train};
 use crate::transport::{AckRequests, Env, Output, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
@@ -344,7 +344,7 @@ pub(super) fn request_headers(
     len: u32,
 ) -> Headers {
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
-    let is_train = position != Position::Only && wqe.is_train(conn);
+    let is_train = position != Position::Only && is_train(&wqe.op, conn);
     let mut h = conn.headers(operation, if is_train { Position::Only } else { position }, extra, psn);
     match wqe.op {
         WrOp::Send | WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => {}

@@ -17,7 +17,7 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::{Env, Output, PostError, QpState, QpType, RecvCaps, RecvWr, SrqId};
+use super::{Env, Output, QpState, QpType, RecvCaps, SrqId};
 use crate::burst::PayloadSource;
 use crate::memory::{Accessor, CopySource, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
@@ -123,9 +123,9 @@ enum NakOutstanding {
 
 #[derive(Debug)]
 pub(super) struct Responder {
-    receives: RecvSource,
+    pub(super) receives: RecvSource,
     /// Expected PSN: the next one in order.
-    expected: Psn,
+    pub(super) expected: Psn,
     /// Message sequence number (MSN): the number of executed messages, modulo 2^24.
     msn: u32,
     message: Option<Message>,
@@ -169,15 +169,6 @@ impl Responder {
         self.msn = 0;
     }
 
-    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.receives.post(wr)
-    }
-
-    /// Reports whether the queue pair has a receive queue of its own to which nothing has ever been posted.
-    pub fn has_never_had_receives(&self) -> bool {
-        self.receives.has_never_had_any()
-    }
-
     pub fn has_replies(&self) -> bool {
         !self.replies.is_empty()
     }
@@ -199,11 +190,6 @@ impl Responder {
     /// Reports whether READ responses are pending.
     pub fn has_read_replies(&self) -> bool {
         self.replies.iter().any(|reply| reply.as_read().is_some())
-    }
-
-    /// Returns the expected PSN: the next one in order.
-    pub fn expected(&self) -> Psn {
-        self.expected
     }
 
     /// Completes all receives with WR_FLUSH_ERR, in order. Pending replies are still sent.

@@ -10,7 +10,7 @@ use crate::transport::{
 };
 
 #[derive(Debug)]
-pub(super) struct RecvSource {
+pub(in crate::transport) struct RecvSource {
     own: RecvQueue,
     /// Whether receives are taken from a shared receive queue ([`Env::srq`]).
     shared: bool,
