@@ -67,6 +67,7 @@ use std::borrow::Borrow;
 
 use crate::burst::{PayloadSource, TxQueue};
 use crate::memory::{CopySource, HostSlice, PdId, Table};
+use crate::transport::state::check_ranges;
 use crate::transport::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
     Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError,
@@ -732,17 +733,11 @@ impl Nic {
 }
 
 fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), ModifyError> {
-    let max_rd = limits.max_qp_rd_atom;
-    let values = [
-        ("pkey_index", attr.pkey_index.map(u32::from), pkeys as u32 - 1),
-        ("alt_path.pkey_index", attr.alt_path.map(|a| a.pkey_index.into()), pkeys as u32 - 1),
-        ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), max_rd),
-        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), max_rd),
-    ];
-    for (name, value, max) in values {
-        if let Some(value) = value.filter(|v| *v > max) {
-            return Err(ModifyError::Value { name, value, min: 0, max });
-        }
-    }
-    Ok(())
+    let (max_pkey, max_rd) = (pkeys as u32 - 1, limits.max_qp_rd_atom);
+    check_ranges([
+        ("pkey_index", attr.pkey_index.map(u32::from), 0, max_pkey),
+        ("alt_path.pkey_index", attr.alt_path.map(|a| a.pkey_index.into()), 0, max_pkey),
+        ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), 0, max_rd),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), 0, max_rd),
+    ])
 }

@@ -5,6 +5,7 @@
 //! There are no sockets, threads, clocks or locks in here.
 #![forbid(unsafe_code)]
 
+mod codes;
 mod comp_counter;
 mod congestion;
 mod connection;
