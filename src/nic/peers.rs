@@ -11,7 +11,7 @@ use crate::wire::Qpn;
 
 /// Flight cost by peer address, and the window waiters: queue pairs that wait for room in their peer's
 /// window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PeerWindows {
     /// Window of the peers for which none is set.
     default: usize,
@@ -38,14 +38,7 @@ struct Peer {
 
 impl PeerWindows {
     pub fn new(default: usize) -> PeerWindows {
-        PeerWindows {
-            default,
-            set: HashMap::new(),
-            by_address: HashMap::new(),
-            peers: Vec::new(),
-            free: Vec::new(),
-            unblocked: VecDeque::new(),
-        }
+        PeerWindows { default, ..PeerWindows::default() }
     }
 
     /// Sets the window of a peer. Wakes one window waiter if there is room.

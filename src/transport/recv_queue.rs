@@ -15,7 +15,7 @@ struct RecvWqe {
 }
 
 /// Queue of posted receives, owned by one queue pair or shared by several.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RecvQueue {
     pub caps: RecvCaps,
     wqes: Fifo<RecvWqe>,
@@ -34,7 +34,7 @@ pub(super) struct Receive {
 
 impl RecvQueue {
     pub fn new(caps: RecvCaps) -> RecvQueue {
-        RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
+        RecvQueue { caps, ..RecvQueue::default() }
     }
 
     /// Queues a receive. `in_use` is the number of earlier receives that have left the queue but are not

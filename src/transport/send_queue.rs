@@ -112,7 +112,7 @@ pub(super) struct Mark {
     cost: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SendQueue {
     pub caps: SendCaps,
     wqes: Fifo<SendWqe>,
@@ -131,17 +131,8 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub fn new(caps: SendCaps, quirks: &Quirks) -> SendQueue {
-        SendQueue {
-            caps,
-            slots: quirks.send_slots_until_polled.then(Box::default),
-            wqes: Fifo::default(),
-            sges: Fifo::default(),
-            inline: Fifo::default(),
-            destinations: Fifo::default(),
-            next_psn: Psn::default(),
-            messages: 0,
-            cost: 0,
-        }
+        let slots = quirks.send_slots_until_polled.then(Box::default);
+        SendQueue { caps, slots, ..SendQueue::default() }
     }
 
     /// Queues a work request and, unless it `fails`, assigns PSNs to it.

@@ -33,13 +33,13 @@ use crate::wire::{Flow, Mtu, Psn};
 const BATCH_COST: u64 = 128 << 10;
 
 /// Position of a packet: the index of its work request, and its own index within that work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Cursor {
     wqe: u64,
     packet: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Requester {
     pub(super) queue: SendQueue,
     /// Next packet to send.
@@ -74,23 +74,7 @@ pub(super) struct Requester {
 
 impl Requester {
     pub fn new(caps: SendCaps, quirks: &Quirks) -> Requester {
-        Requester {
-            queue: SendQueue::new(caps, quirks),
-            snd_nxt: Cursor { wqe: 0, packet: 0 },
-            snd_una: Psn::default(),
-            snd_max: Psn::default(),
-            reads: VecDeque::new(),
-            recovery: Recovery::default(),
-            congestion: QpController::default(),
-            acked_cost: 0,
-            has_advanced: false,
-            is_blocked_by_peer_window: false,
-            failed: None,
-            local_ops_done: 0,
-            is_held: false,
-            path_failed: false,
-            credit: CreditLimit::default(),
-        }
+        Requester { queue: SendQueue::new(caps, quirks), ..Requester::default() }
     }
 
     /// Starts sending with PSN `conn.sq_psn` (transition to RTS).

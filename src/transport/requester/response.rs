@@ -85,18 +85,12 @@ impl Requester {
                 self.snd_una = last.next();
                 break;
             }
-            self.complete_oldest(conn, env);
+            self.retire(conn, Output::Sent, env);
         }
         if self.snd_una != before {
             self.on_progress(conn, env);
         }
         Ok(acked)
-    }
-
-    /// Completes the oldest work request successfully.
-    #[inline(always)]
-    fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        self.retire(conn, Output::Sent, env);
     }
 
     /// Retires the oldest work request and the local operations behind it that have already been executed.
@@ -217,7 +211,7 @@ impl Requester {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         if psn.next() == wqe.end_psn() {
-            self.complete_oldest(conn, env);
+            self.retire(conn, Output::Sent, env);
             self.on_progress(conn, env);
         } else {
             self.snd_una = psn.next();
@@ -282,7 +276,7 @@ impl Requester {
         if self.queue.scatter(wqe, 0, ReceivedPayload::of(&bytes), conn.accessor(), env).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
-        self.complete_oldest(conn, env);
+        self.retire(conn, Output::Sent, env);
         self.on_progress(conn, env);
         Ok(())
     }

@@ -112,8 +112,9 @@ impl Reply {
 }
 
 /// NAK that was sent for the expected PSN. Later requests are not NAKed (C9-113).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum NakOutstanding {
+    #[default]
     No,
     /// A sequence error NAK: later requests may be kept.
     Gap,
@@ -121,7 +122,7 @@ enum NakOutstanding {
     Refusal,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Responder {
     pub(super) receives: RecvSource,
     /// Expected PSN: the next one in order.
@@ -149,18 +150,7 @@ const MAX_SPARE: usize = 256;
 
 impl Responder {
     pub fn new(caps: RecvCaps, shared: bool) -> Responder {
-        Responder {
-            receives: RecvSource::new(caps, shared),
-            expected: Psn::default(),
-            msn: 0,
-            message: None,
-            message_srq: None,
-            nak_outstanding: NakOutstanding::No,
-            kept: Kept::default(),
-            last_ahead: Psn::default(),
-            resources: VecDeque::new(),
-            replies: VecDeque::new(),
-        }
+        Responder { receives: RecvSource::new(caps, shared), ..Responder::default() }
     }
 
     /// Starts receiving with the expected PSN `conn.rq_psn` (transition to RTR).
