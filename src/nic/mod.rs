@@ -39,7 +39,6 @@ mod gsi;
 mod inject;
 mod multicast;
 mod outputs;
-mod path;
 mod peer_share;
 mod peers;
 mod personality;
@@ -53,11 +52,11 @@ mod srq;
 mod table;
 mod tx;
 
+pub use crate::transport::PortAddresses;
 pub use cq_handle::CqHandle;
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
 pub use outputs::NicOutput;
-pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
@@ -69,10 +68,10 @@ use crate::burst::{PayloadSource, TxQueue};
 use crate::memory::{CopySource, HostSlice, PdId, Table};
 use crate::transport::state::check_ranges;
 use crate::transport::{
-    AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError,
-    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
-    TimerDeferral, Tuning, XrcdId,
+    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env, Failure,
+    FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError, PostListError,
+    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
+    Tuning, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -355,8 +354,7 @@ impl Nic {
         let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
         let mut env =
             self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
-        let port = &self.config.port;
-        let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
+        let result = entry.qp.modify(attr, &self.config.port, &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
         self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
         self.peers.settle(entry);
@@ -414,9 +412,8 @@ impl Nic {
         wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
         self.post(qpn, |qp, port, out| {
-            let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
             wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
-                let posted = qp.post_send(wr.borrow(), path, out);
+                let posted = qp.post_send(wr.borrow(), port, out);
                 posted.map_err(|error| PostListError { index, error })
             })
         })
@@ -431,7 +428,7 @@ impl Nic {
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
-        self.post(qpn, |qp, port, out| qp.post_send_all(wrs, |av, src, dst| port.flow(av, src, dst), out))
+        self.post(qpn, |qp, port, out| qp.post_send_all(wrs, port, out))
     }
 
     /// Posts sends to a queue pair, and schedules it.

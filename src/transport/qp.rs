@@ -7,10 +7,10 @@ use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::slow_event::EventKind;
 use super::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
-    PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
-    earliest, state,
+    AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps, Counters,
+    Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
+    PortAddresses, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning,
+    WcOpcode, WcStatus, earliest, state,
 };
 use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
@@ -127,7 +127,7 @@ impl QueuePair {
         self.requester.is_blocked_by_peer_window
     }
 
-    /// Modifies the state and attributes as permitted by the table in [`state`]. `path` resolves an address
+    /// Modifies the state and attributes as permitted by the table in [`state`]. `port` resolves an address
     /// vector to a flow; flushed work requests are reported through `env`.
     ///
     /// # Errors
@@ -135,14 +135,14 @@ impl QueuePair {
     pub fn modify(
         &mut self,
         attr: &QpAttr,
-        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         env: &mut Env<'_>,
     ) -> Result<(), ModifyError> {
         let from = self.conn.state;
         let to = state::check(self.conn.qp_type, from, attr)?;
         self.check_migration(attr)?;
         let dest = attr.dest_qpn.unwrap_or(self.conn.dest_qpn);
-        let flow = |av: &AddressVector| path(av, self.conn.qpn, dest).map_err(ModifyError::Address);
+        let flow = |av: &AddressVector| port.flow(av, self.conn.qpn, dest).map_err(ModifyError::Address);
         let primary = attr.av.as_ref().map(flow).transpose()?;
         let alternate = attr.alt_path.as_ref().map(|alt| flow(&alt.av)).transpose()?;
         if to == QpState::Rtr {
@@ -286,7 +286,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send work request, using `path` to resolve its destination to a flow. In ERR and SQE, it is
+    /// Posts a send work request, using `port` to resolve its destination to a flow. In ERR and SQE, it is
     /// flushed at once.
     ///
     /// # Errors
@@ -294,11 +294,11 @@ impl QueuePair {
     pub fn post_send(
         &mut self,
         wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         out: &mut Vec<Output>,
     ) -> Result<(), PostError> {
         match self.conn.state {
-            QpState::Rts | QpState::Sqd => self.enqueue(wr, path),
+            QpState::Rts | QpState::Sqd => self.enqueue(wr, port),
             QpState::Err | QpState::Sqe => {
                 self.conn.op_counters.failed(CountedOps::of(&wr.op));
                 out.push(Output::Sent(Completion {
@@ -307,35 +307,26 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            state => self.post_early(state, wr, path),
+            state => self.post_early(state, wr, port),
         }
     }
 
     /// Handles a send work request posted before RTS: queues or rejects it, depending on the device class
     /// (`early_sends`).
     #[cold]
-    fn post_early(
-        &mut self,
-        state: QpState,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<(), PostError> {
+    fn post_early(&mut self, state: QpState, wr: &SendWr<'_>, port: &PortAddresses) -> Result<(), PostError> {
         let (early, refused) = (self.conn.quirks().early_sends, Err(PostError::State(state)));
         if early != EarlySends::Refused {
-            self.enqueue(wr, path)?;
+            self.enqueue(wr, port)?;
             self.requester.is_held = true;
         }
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
 
-    /// Queues a send work request, using `path` to resolve its destination.
+    /// Queues a send work request, using `port` to resolve its destination.
     #[inline(always)]
-    fn enqueue(
-        &mut self,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<(), PostError> {
-        match self.path_of(wr, path) {
+    fn enqueue(&mut self, wr: &SendWr<'_>, port: &PortAddresses) -> Result<(), PostError> {
+        match self.path_of(wr, port) {
             Ok(flow) => self.requester.post(wr, flow, &self.conn),
             Err(error) => self.enqueue_to_fail(wr, error),
         }
@@ -358,13 +349,13 @@ impl QueuePair {
     pub fn post_send_all<'w>(
         &mut self,
         wrs: impl Iterator<Item = SendWr<'w>>,
-        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         out: &mut Vec<Output>,
     ) -> Result<(), PostListError> {
         let mark = self.requester.queue.mark();
         for (index, wr) in wrs.enumerate() {
             // A state that flushes at once rejects nothing, so `out` never contains part of a batch.
-            if let Err(error) = self.post_send(&wr, &path, out) {
+            if let Err(error) = self.post_send(&wr, port, out) {
                 self.requester.queue.roll_back(&mark);
                 return Err(PostListError { index, error });
             }
@@ -374,11 +365,7 @@ impl QueuePair {
 
     /// Resolves the destination of a datagram to a flow; returns `None` for a connected service.
     #[inline(always)]
-    fn path_of(
-        &self,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<Option<Flow>, PostError> {
+    fn path_of(&self, wr: &SendWr<'_>, port: &PortAddresses) -> Result<Option<Flow>, PostError> {
         let conn = &self.conn;
         if !conn.qp_type.offers(&wr.op) {
             return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
@@ -391,7 +378,7 @@ impl QueuePair {
                 Err(PostError::HandlePd { handle: *pd, qp: conn.pd })
             }
             (QpType::Ud, Some(Destination::Qp { av, qpn, .. })) => {
-                path(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
+                port.flow(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
             }
             _ => Err(PostError::Destination),
         }
