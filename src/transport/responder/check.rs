@@ -77,19 +77,18 @@ impl Responder {
         if !(row.payload.allows(len, conn.mtu.bytes()) || lax && row.position.starts()) {
             return Err(NakReason::InvalidRequest);
         }
-        match row.operation {
+        let is_valid = match row.operation {
             Operation::Send => {
                 let received = match self.message {
                     Some(Message::Send { received }) => received,
                     _ => 0,
                 };
                 let total = received as u64 + len as u64;
-                if total > MAX_MESSAGE {
-                    return Err(NakReason::InvalidRequest);
-                }
-                if self.receives.len_of_next(env).is_some_and(|room| total > room) {
+                let is_within = self.receives.len_of_next(env).is_none_or(|room| total <= room);
+                if total <= MAX_MESSAGE && !is_within {
                     return Err(NakReason::LengthError);
                 }
+                total <= MAX_MESSAGE
             }
             Operation::Write => {
                 let (announced, received) = match (packet.reth(), self.message) {
@@ -102,28 +101,18 @@ impl Responder {
                     Position::First | Position::Middle => total < announced as u64,
                     Position::Last | Position::Only => total == announced as u64,
                 };
-                if !fits || announced as u64 > MAX_MESSAGE {
-                    return Err(NakReason::InvalidRequest);
-                }
+                fits && announced as u64 <= MAX_MESSAGE
             }
-            Operation::ReadRequest if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) => {
-                return Err(NakReason::InvalidRequest);
-            }
+            Operation::ReadRequest => packet.reth().is_none_or(|r| r.dma_len as u64 <= MAX_MESSAGE),
             // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
-            Operation::CompareSwap | Operation::FetchAdd
-                if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) =>
-            {
-                return Err(NakReason::InvalidRequest);
+            Operation::CompareSwap | Operation::FetchAdd => {
+                packet.atomic().is_none_or(|a| a.va.is_multiple_of(8))
             }
-            Operation::AtomicWrite
-                if packet.reth().is_some_and(|r| !r.va.is_multiple_of(8) || r.dma_len != 8) =>
-            {
-                return Err(NakReason::InvalidRequest);
-            }
-            Operation::Flush if flush_of(packet).is_none() => return Err(NakReason::InvalidRequest),
-            _ => {}
-        }
-        Ok(())
+            Operation::AtomicWrite => packet.reth().is_none_or(|r| r.va.is_multiple_of(8) && r.dma_len == 8),
+            Operation::Flush => flush_of(packet).is_some(),
+            _ => true,
+        };
+        is_valid.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 }
 

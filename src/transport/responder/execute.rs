@@ -141,7 +141,8 @@ impl Responder {
         if packet.row().position.ends() {
             self.message = None;
             self.finish_message(env);
-            self.complete_receive(packet, WcOpcode::Recv, received, conn, env);
+            let completion = Completion { byte_len: received, ..self.received(packet, WcOpcode::Recv, conn) };
+            self.receives.complete(completion, conn, env);
         } else {
             self.message = Some(Message::Send { received });
         }
@@ -177,7 +178,8 @@ impl Responder {
             self.finish_message(env);
             conn.op_counters.completed(CountedOps::REMOTE_WRITE, received);
             if packet.imm().is_some() {
-                self.complete_receive(packet, WcOpcode::RecvRdmaWithImm, received, conn, env);
+                let completion = self.received(packet, WcOpcode::RecvRdmaWithImm, conn);
+                self.receives.complete(Completion { byte_len: received, ..completion }, conn, env);
             }
         } else {
             self.message = Some(Message::Write { reth, received });
@@ -201,18 +203,6 @@ impl Responder {
     fn finish_message(&mut self, env: &mut Env<'_>) {
         self.msn = (self.msn + 1) & 0xff_ffff;
         env.counters.rdma_recvs += 1;
-    }
-
-    fn complete_receive(
-        &mut self,
-        packet: &Packet<'_>,
-        opcode: WcOpcode,
-        byte_len: u32,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) {
-        let completion = Completion { byte_len, ..self.received(packet, opcode, conn) };
-        self.receives.complete(completion, conn, env);
     }
 
     /// Returns a receive completion, with the fields that the last packet of the message determines.
