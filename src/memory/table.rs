@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::extent::Extent;
-use super::null::Null;
 use super::region::{FastRegion, Region};
 use super::window::Window;
-use super::{Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind};
+use super::{
+    Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind, null,
+};
 use crate::sys::pinned::is_any_unmapped;
 use crate::wire::{LKey, Permutation, RKey};
 
@@ -28,8 +29,6 @@ pub struct Table {
     hints: [u32; HINTS],
     /// Free slots, the one freed first at the front, so that keys recur as late as possible.
     free: VecDeque<u32>,
-    /// Buffers that back all null regions, allocated when the first one is registered.
-    null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
@@ -109,7 +108,7 @@ impl Table {
     /// Creates an empty table that generates its keys from the given seed.
     pub fn seeded(seed: u64) -> Table {
         let permutation = Permutation::new(SLOT_BITS, seed);
-        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new(), null: None }
+        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new() }
     }
 
     /// Returns the slot number that a key refers to, which may be beyond the end of the table.
@@ -204,7 +203,6 @@ impl Table {
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
     /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
-        self.null.get_or_insert_with(Null::default);
         self.insert(|_| Entry::Null(pd))
     }
 
@@ -531,11 +529,11 @@ impl Table {
         len: u32,
         needed: Access,
     ) -> Result<HostSlice, AccessError> {
-        if let (Some((slot, Entry::Null(pd))), Some(null)) = (self.entry(lkey), &self.null)
+        if let Some((slot, Entry::Null(pd))) = self.entry(lkey)
             && slot.generation == lkey.generation()
             && *pd == by.pd
         {
-            return null.run(lkey.0, addr, len, needed);
+            return null::run(lkey.0, addr, len, needed);
         }
         let extent = self.region(lkey, by)?;
         self.part(&extent, lkey, addr, len.into(), needed)
