@@ -266,21 +266,12 @@ pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u1
     append_ip_udp(out, flow, id, udp_payload);
 }
 
-/// Appends a complete frame that carries `udp_payload` (BTH to ICRC).
+/// Appends a complete frame that carries `udp_payload` (BTH to ICRC), from the destination and the source in `macs`, with a
+/// VLAN tag if there is one.
 ///
 /// # Panics
 /// As for [`append_ip_udp`].
-pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16, udp_payload: &[u8]) {
-    append_headers(out, dst, src, flow, id, udp_payload.len());
-    out.extend_from_slice(udp_payload);
-}
-
-/// Appends a complete frame like [`append_frame`], from the destination and the source in `macs`, with a VLAN tag if
-/// there is one.
-///
-/// # Panics
-/// As for [`append_ip_udp`].
-pub fn append_tagged_frame(
+pub fn append_frame(
     out: &mut Vec<u8>,
     macs: (Mac, Mac),
     tag: Option<VlanTag>,
