@@ -68,10 +68,8 @@ pub(crate) struct ShardState {
 impl ShardState {
     /// Reports whether the NIC has packets to send that the link takes now.
     pub(super) fn wants_to_transmit(&mut self) -> bool {
-        match self.egress_room() {
-            Some(room) => self.nic.wants_to_transmit_within(room),
-            None => self.nic.wants_to_transmit_urgently(),
-        }
+        let room = self.egress_room();
+        self.nic.wants_to_transmit_within(room)
     }
 
     /// Takes the changes of a link through the memory of the host: those of the paths to peers, for the NIC,

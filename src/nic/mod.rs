@@ -12,7 +12,7 @@
 //! 2. [`Nic::handle_timeouts_unless_deferred`], which does nothing before [`Nic::next_deadline`]; or
 //!    [`Nic::handle_timeouts`], which serves expired timers even while packets keep arriving.
 //! 3. [`Nic::transmit`], which fills the [`TxQueue`]. If it returns true, another turn must follow soon.
-//!    [`Nic::transmit_urgent`] delays acknowledgements that have no request to travel with
+//!    [`Nic::transmit_within`] can delay acknowledgements that have no request to travel with
 //!    ([`Nic::held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
 //! 4. The link sends the packets, and the driver clears the [`TxQueue`].
 //! 5. [`Nic::emitted`], in every turn, even if the link has dropped the packets: only now do the sends of

@@ -156,12 +156,11 @@ impl QueuePair {
             self.conn.alternate = Some(Alternate { path, flow, pkey: self.conn.pkey });
         }
         let conn = &mut self.conn;
-        let set = |field: &mut _, value: Option<_>| value.into_iter().for_each(|v| *field = v);
-        set(&mut conn.retry_cnt, attr.retry_cnt);
-        set(&mut conn.rnr_retry, attr.rnr_retry);
-        set(&mut conn.max_rd_atomic, attr.max_rd_atomic);
-        set(&mut conn.max_dest_rd_atomic, attr.max_dest_rd_atomic);
-        set(&mut conn.port, attr.port);
+        conn.retry_cnt = attr.retry_cnt.unwrap_or(conn.retry_cnt);
+        conn.rnr_retry = attr.rnr_retry.unwrap_or(conn.rnr_retry);
+        conn.max_rd_atomic = attr.max_rd_atomic.unwrap_or(conn.max_rd_atomic);
+        conn.max_dest_rd_atomic = attr.max_dest_rd_atomic.unwrap_or(conn.max_dest_rd_atomic);
+        conn.port = attr.port.unwrap_or(conn.port);
         conn.qkey = attr.qkey.unwrap_or(conn.qkey);
         conn.access = attr.access.unwrap_or(conn.access);
         conn.pkey_index = attr.pkey_index.unwrap_or(conn.pkey_index);

@@ -394,17 +394,13 @@ impl Responder {
                     Reply::Acknowledge { .. } => false,
                 });
                 if !due {
-                    self.forget_replies_from(psn, conn);
+                    // Pending replies from `psn` on would otherwise be sent twice: the requester went back to `psn` and
+                    // retransmits everything from there.
+                    self.replies.retain(|r| r.psn(conn).is_before(psn));
                     self.replies.push_back(Reply::Result { of: replay, next: 0, is_replay: true });
                 }
             }
         }
-    }
-
-    /// Drops pending replies from `psn` on, which would otherwise be sent twice: the requester went back to
-    /// `psn` and retransmits everything from there.
-    fn forget_replies_from(&mut self, psn: Psn, conn: &Connection) {
-        self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
     /// Queues an acknowledgement of everything up to `psn`, or merges it with one not yet sent.
