@@ -47,6 +47,7 @@ mod qpn_partition;
 mod room;
 mod rx;
 mod schedule;
+mod scratch;
 mod shard_id;
 mod srq;
 mod table;
@@ -64,14 +65,14 @@ pub use shard_id::ShardId;
 
 use std::borrow::Borrow;
 
-use crate::burst::{PayloadSource, TxQueue};
-use crate::memory::{CopySource, HostSlice, PdId, Table};
+use crate::burst::TxQueue;
+use crate::memory::{PdId, Table};
 use crate::transport::state::check_ranges;
 use crate::transport::{
-    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env, Failure,
-    FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError, PostListError,
-    QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral,
-    Tuning, XrcdId,
+    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Failure, FailureCause,
+    Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError, PostListError, QpAttr,
+    QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning,
+    XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -80,6 +81,7 @@ use outputs::OutputQueue;
 use peers::PeerWindows;
 use room::Egress;
 use schedule::Schedule;
+use scratch::Scratch;
 use srq::SrqTable;
 use table::{Entry, QpTable};
 
@@ -118,50 +120,6 @@ pub struct Nic {
     port_speed: PortSpeed,
     /// Whether the device has failed, because its link is permanently gone.
     failed: bool,
-}
-
-/// Buffers and counters that each step of a queue pair borrows through its step context.
-#[derive(Debug, Default)]
-struct Scratch {
-    counters: Counters,
-    out: Vec<Output>,
-    slices: Vec<HostSlice>,
-    bytes: Vec<u8>,
-    /// Buffers for requests that are kept behind a gap.
-    spare: Vec<Vec<u8>>,
-    last_acks: Option<LastAcks>,
-    /// Queue pairs whose recorded acknowledgements are in the transmit queue.
-    acknowledged: Vec<Qpn>,
-}
-
-impl Scratch {
-    fn env<'a>(
-        &'a mut self,
-        now: Instant,
-        memory: &'a Table,
-        srq: Option<&'a mut SharedReceives>,
-        tx: &'a mut TxQueue,
-        tuning: &'a Tuning,
-        window: usize,
-    ) -> Env<'a> {
-        Env {
-            now,
-            memory,
-            srq,
-            tx,
-            out: &mut self.out,
-            scratch: &mut self.slices,
-            bytes: &mut self.bytes,
-            spare: &mut self.spare,
-            payload: PayloadSource::Packet(CopySource::Read),
-            counters: &mut self.counters,
-            tuning,
-            last_acks: self.last_acks.as_ref(),
-            acknowledged: &mut self.acknowledged,
-            window,
-            others_in_flight: 0,
-        }
-    }
 }
 
 /// Error for a queue pair number that is not in use.
@@ -356,7 +314,7 @@ impl Nic {
             self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
         let result = entry.qp.modify(attr, &self.config.port, &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.peers.settle(entry);
         self.schedule.schedule_pending(entry);
         Ok(result)
@@ -443,7 +401,7 @@ impl Nic {
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = post(&mut entry.qp, &self.config.port, &mut self.state.out);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -464,7 +422,7 @@ impl Nic {
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         Ok(result)
     }
 
@@ -477,16 +435,10 @@ impl Nic {
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-                let mut env = self.state.env(
-                    now,
-                    memory,
-                    srq,
-                    tx,
-                    &self.config.tuning,
-                    self.peers.window(&entry.share),
-                );
+                let window = self.peers.window(&entry.share);
+                let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning, window);
                 entry.qp.handle_timeout(&mut env);
-                self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+                self.outputs.add(&mut self.state, entry, &self.srqs);
                 self.peers.settle(entry);
             }
             self.schedule.schedule_pending(entry);

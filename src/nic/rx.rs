@@ -292,7 +292,7 @@ impl Nic {
         if dest == Qpn::GSI {
             gsi::settle(entry, &self.pkeys);
         }
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.mark_dirty(entry);
         behind
     }

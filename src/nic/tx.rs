@@ -56,7 +56,7 @@ impl Nic {
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(turn, &mut env);
             self.peers.settle_turn(entry);
-            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+            self.outputs.add(&mut self.state, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
