@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
-use crate::memory::AtomicOp;
+use crate::memory::{AtomicOp, Faulted};
 use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
@@ -299,16 +299,13 @@ impl Requester {
             return Ok(());
         }
         env.bytes.clear();
-        env.scratch.clear();
         if self.queue.inline_data(wqe, offset, len, env.bytes) {
             env.tx.push(flow, headers, env.bytes);
         } else {
-            self.queue
-                .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
-                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
-            env.tx
-                .push_host(flow, &headers, env.scratch)
-                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
+            let gathered = self.queue.gather(wqe, offset, len, conn.accessor(), env);
+            gathered
+                .and_then(|()| env.tx.push_host(flow, &headers, env.scratch))
+                .map_err(|Faulted| Blocked::Failed(WcStatus::LocProtErr))?;
         }
         Ok(())
     }

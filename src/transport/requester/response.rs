@@ -245,9 +245,7 @@ impl Requester {
         if most == 0 {
             return 0;
         }
-        env.scratch.clear();
-        let by = conn.accessor();
-        let found = self.queue.gather(wqe, at as u32, (most * each) as u32, by, env.memory, env.scratch);
+        let found = self.queue.gather(wqe, at as u32, (most * each) as u32, conn.accessor(), env);
         let (Ok(()), [first, ..]) = (found, &env.scratch[..]) else { return 0 };
         let count = first.len() / each;
         if count == 0 || run.store_to(first.split_at(count * each).0, each).is_err() {
