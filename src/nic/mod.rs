@@ -280,7 +280,19 @@ impl Nic {
         if self.failed {
             return Ok(Err(ModifyError::DeviceFatal));
         }
-        self.change_qp(now, qpn, attr, memory, tx)
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
+            return Ok(Err(e));
+        }
+        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let mut env =
+            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
+        let result = entry.qp.modify(attr, &self.config.port, &mut env);
+        entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.peers.settle(entry);
+        self.schedule.schedule_pending(entry);
+        Ok(result)
     }
 
     /// Attaches a completion counter to a queue pair.
@@ -295,29 +307,6 @@ impl Nic {
     ) -> Result<Result<(), AttachCounterError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         Ok(entry.qp.attach_counter(counter, ops))
-    }
-
-    fn change_qp(
-        &mut self,
-        now: Instant,
-        qpn: Qpn,
-        attr: &QpAttr,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) -> Result<Result<(), ModifyError>, UnknownQp> {
-        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
-        if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
-            return Ok(Err(e));
-        }
-        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-        let mut env =
-            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
-        let result = entry.qp.modify(attr, &self.config.port, &mut env);
-        entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.outputs.add(&mut self.state, entry, &self.srqs);
-        self.peers.settle(entry);
-        self.schedule.schedule_pending(entry);
-        Ok(result)
     }
 
     /// Returns the attributes of a queue pair.
@@ -658,10 +647,10 @@ impl Nic {
     /// Marks the device as failed because its link is permanently gone: all queue pairs enter ERR, and a
     /// `DeviceFatal` event is raised. Must be called only once.
     pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
-        self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
         let qpns: Vec<Qpn> = used.map(|e| e.qp.qpn()).collect();
         qpns.into_iter().for_each(|qpn| self.move_to_err(now, qpn, FailureCause::DeviceFatal, memory, tx));
+        self.failed = true;
         self.announce(AsyncEvent::DeviceFatal);
     }
 
@@ -671,8 +660,8 @@ impl Nic {
             entry.qp.record_injected_failure(cause, now);
         }
         let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-        // Every state has this transition, so it cannot be rejected.
-        let _ = self.change_qp(now, qpn, &to_err, memory, tx);
+        // Every state has this transition, so it cannot be rejected; the queue pairs of a failed device are in ERR already.
+        let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }
 
     /// Iterates over the numbers of all existing queue pairs.
