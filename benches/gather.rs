@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crc32fast::Hasher;
-use urxe::memory::{Access, Accessor, Buffer, HostSlice, MrExtent, PdId, Table};
+use urxe::memory::{Access, Accessor, Buffer, Extent, HostSlice, PdId, Table};
 use urxe::transport::{BurstLimits, TxQueue};
 use urxe::wire::{BTH_LEN, Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, ROCE_PORT, icrc};
 
@@ -38,7 +38,7 @@ fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
     let (len, access) = (buffer.len(), Access::ALL);
     // SAFETY: `main` owns both, and keeps the buffer until the last use of the table.
     let info =
-        unsafe { table.register(PdId(1), MrExtent { addr: buffer.addr(), len, iova: 0, access }) }.unwrap();
+        unsafe { table.register(PdId(1), Extent { addr: buffer.addr(), len, iova: 0, access }) }.unwrap();
     let accessor = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
     table.local(accessor, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
 }

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use urxe::link::{Link, PacketLink};
-use urxe::memory::{Accessor, HostSlice, MrExtent, PdId, Table};
+use urxe::memory::{Accessor, Extent, HostSlice, PdId, Table};
 use urxe::transport::{Instant as Time, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
@@ -145,11 +145,10 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: the memory is kept until the last use of the table, and nothing writes to it.
-    let key = unsafe {
-        table.register(PdId(1), MrExtent { addr, len: memory.len(), iova: 0, access: Access::ALL })
-    }
-    .ok_or("the memory table is full")?
-    .lkey;
+    let key =
+        unsafe { table.register(PdId(1), Extent { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
+            .ok_or("the memory table is full")?
+            .lkey;
     let accessor = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
     let slice = |i: u64| table.local(accessor, key, i * 4096, 4096, Access::LOCAL_READ);
     let slices: Vec<HostSlice> = (0..15).map(slice).collect::<std::result::Result<_, _>>()?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
+use urxe::memory::{Access, Accessor, Extent, HostSlice, PdId, Table};
 use urxe::transport::{Instant as Time, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Qpn, ROCE_PORT, icrc};
 
@@ -81,11 +81,10 @@ fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: every caller keeps the memory until its last use of the table, and nothing writes to the
     // memory.
-    let key = unsafe {
-        table.register(PdId(1), MrExtent { addr, len: memory.len(), iova: 0, access: Access::ALL })
-    }
-    .unwrap()
-    .lkey;
+    let key =
+        unsafe { table.register(PdId(1), Extent { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
+            .unwrap()
+            .lkey;
     let slice = |i: u64| {
         table
             .local(Accessor { pd: PdId(1), qpn: Qpn::new(2) }, key, i * 4096, 4096, Access::LOCAL_READ)

@@ -26,10 +26,10 @@ mod tx_queue;
 
 #[cfg(feature = "unstable-internals")]
 pub use copier::Copier;
-pub(crate) use copier::Piece;
 pub use gathered::GatheredPackets;
 pub(crate) use received::ReceivedPayload;
 pub use received::{PayloadRun, PayloadSource, SenderPayloads};
 pub use rx_burst::RxBurst;
+pub(crate) use tx_burst::Piece;
 pub use tx_burst::{BurstLimits, PeerPath, TxBurst};
 pub use tx_queue::TxQueue;

@@ -1,8 +1,9 @@
 //! A burst of packets to transmit, and the limits of its size.
 
 use std::net::IpAddr;
+use std::ops::Range;
 
-use super::copier::{Copier, Piece, Stored};
+use crate::memory::HostSlice;
 use crate::wire::{Flow, Opcode, Qpn, Transport};
 
 /// Maximum size of the bursts that a link accepts.
@@ -69,6 +70,34 @@ pub(super) fn dest_of_first(packets: &[u8]) -> Qpn {
     const DEST_QP: usize = 4;
     let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
     word.map_or(Qpn::default(), |word| Qpn::new(u32::from_be_bytes(*word)))
+}
+
+/// Entry of the gather list of a burst. The entries of all its packets follow one another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Piece<B> {
+    /// Bytes of the queue: headers, short payloads, padding and ICRCs.
+    Inline(B),
+    /// User memory with a payload, or a part of it, which is read when the packet leaves.
+    Host {
+        slice: HostSlice,
+        /// Whether the packet is a request of a service with acknowledgements. Its payload can stay where it is until the
+        /// peer has executed the packet.
+        is_acknowledged: bool,
+    },
+}
+
+/// Entry as a queue stores it, with a range of the queue's arena.
+pub(super) type Stored = Piece<Range<u32>>;
+
+impl Stored {
+    /// Returns the entry with its bytes.
+    #[inline]
+    pub fn in_arena<'a>(&self, arena: &'a [u8]) -> Piece<&'a [u8]> {
+        match *self {
+            Piece::Inline(Range { start, end }) => Piece::Inline(&arena[start as usize..end as usize]),
+            Piece::Host { slice, is_acknowledged } => Piece::Host { slice, is_acknowledged },
+        }
+    }
 }
 
 /// Burst of packets in one flow, all of the same length except the last, which may be shorter.
@@ -149,24 +178,5 @@ impl<'a> TxBurst<'a> {
     /// If the ICRC is deferred, as in a queue for a link that [always copies](super::TxQueue::with_deferred_icrc).
     pub fn bytes(&self) -> &'a [u8] {
         self.as_bytes().expect("a link that does not copy gets packets that are whole")
-    }
-
-    /// Appends the bytes of all packets to `out`, with packet `i` at `i * segment` of the appended bytes.
-    pub fn copy_to(&self, out: &mut Vec<u8>) {
-        match self.as_bytes() {
-            Some(bytes) => out.extend_from_slice(bytes),
-            None => {
-                let mut copier = self.copier();
-                while copier.copy_next(out) {}
-            }
-        }
-    }
-
-    internal! {
-        /// Returns a copier that writes out the packets one at a time, with their ICRCs.
-        fn copier(&self) -> Copier<'a> {
-            let TxBurst { flow, segment, bytes, defers_icrcs, arena, pieces, .. } = *self;
-            Copier::new(flow, (segment, bytes), defers_icrcs, arena, pieces)
-        }
     }
 }

@@ -4,8 +4,7 @@ mod train;
 
 use std::ops::Range;
 
-use super::copier::{Piece, Stored};
-use super::tx_burst::{BurstLimits, TxBurst, dest_of_first, group_of, is_acknowledged};
+use super::tx_burst::{BurstLimits, Piece, Stored, TxBurst, dest_of_first, group_of, is_acknowledged};
 use crate::memory::{Faulted, HostSlice, payload_epoch};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
@@ -325,10 +324,8 @@ impl TxQueue {
     /// the BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
-        let prefix = match std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len() {
-            true => self.prefixes.of_next(flow, packet_len),
-            false => self.prefixes.of(flow, packet_len),
-        };
+        let is_next = std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len();
+        let prefix = self.prefixes.of(flow, packet_len, is_next);
         // Links number the identifications from 0 in every burst, with don't-fragment set.
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }

@@ -72,6 +72,11 @@ impl Shard {
         // Every shard has its own queue pairs and its own view of the port; the first one counts for all where
         // the shards share what changes.
         let is_first = self.mailbox.id().is_first();
+        let count_once = |is_changed| {
+            if is_first {
+                fault.count(is_changed);
+            }
+        };
         match fault.fault.change() {
             ObjectChange::QpError(qpn) => {
                 let chosen = |found: &Qpn| qpn.map_or(*found != Qpn::GSI, |qpn| qpn == *found);
@@ -84,13 +89,13 @@ impl Shard {
                     fault.count(is_changed);
                     is_changed
                 });
-                fault.record(now, Changed::Qps(qpns));
+                fault.changes.add(now, Changed::Qps(qpns));
             }
             ObjectChange::CqOverrun(id) => {
                 for cq in state.outputs.queues.matching(id) {
                     let (is_changed, qpns) = state.overrun_cq(&cq);
                     fault.count(is_changed);
-                    fault.record(now, Changed::Cq(qpns));
+                    fault.changes.add(now, Changed::Cq(qpns));
                 }
             }
             ObjectChange::Port { up } => {
@@ -98,49 +103,38 @@ impl Shard {
                 state.faults.get_or_insert_default().port_is_down = !up;
                 let link_is_up = state.link.is_up().unwrap_or(false);
                 state.update_port(link_is_up);
-                if is_first {
-                    let is_changed = state.nic.port_is_up() != was_up;
-                    fault.count(is_changed);
-                    if is_changed {
-                        fault.record(now, Changed::Port);
-                    }
+                let is_changed = state.nic.port_is_up() != was_up;
+                count_once(is_changed);
+                if is_first && is_changed {
+                    fault.changes.add(now, Changed::Port);
                 }
             }
             ObjectChange::Gid { index, gid } => {
-                let is_changed = state.nic.set_gid(index, gid.unwrap_or_default());
-                if let (true, Some(is_changed)) = (is_first, is_changed) {
-                    fault.count(is_changed);
-                }
+                state.nic.set_gid(index, gid.unwrap_or_default()).into_iter().for_each(count_once);
             }
             ObjectChange::Speed(speed) => {
-                let is_changed = state.nic.set_port_speed(speed);
-                if is_first {
-                    fault.count(is_changed);
-                }
+                count_once(state.nic.set_port_speed(speed));
             }
+            ObjectChange::DeviceFatal | ObjectChange::RevokeMr(_) if !is_first => {}
             ObjectChange::DeviceFatal => {
-                if is_first {
-                    let is_changed = state.link.is_attached();
-                    fault.count(is_changed);
-                    if is_changed {
-                        fault.record(now, Changed::Device);
-                        self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
-                    }
+                let is_changed = state.link.is_attached();
+                fault.count(is_changed);
+                if is_changed {
+                    fault.changes.add(now, Changed::Device);
+                    self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
                 }
             }
             ObjectChange::RevokeMr(rkey) => {
-                if is_first {
-                    let mut regions = state.memory.revoke_access(rkey);
-                    regions.iter().for_each(|(_, is_changed)| fault.count(*is_changed));
-                    regions.retain(|(_, is_changed)| *is_changed);
-                    fault.record(now, Changed::Regions(regions.into_iter().map(|(key, _)| key).collect()));
-                }
+                let mut regions = state.memory.revoke_access(rkey);
+                regions.iter().for_each(|(_, is_changed)| fault.count(*is_changed));
+                regions.retain(|(_, is_changed)| *is_changed);
+                fault.changes.add(now, Changed::Regions(regions.into_iter().map(|(key, _)| key).collect()));
             }
             ObjectChange::Event(AsyncEvent::CqError(id)) => {
                 let qpns = state.inject_cq_error(id);
                 if !qpns.is_empty() {
                     fault.count(true);
-                    fault.record(now, Changed::Cq(qpns));
+                    fault.changes.add(now, Changed::Cq(qpns));
                 }
             }
             ObjectChange::Event(event) => {
@@ -153,7 +147,7 @@ impl Shard {
                     | AsyncEvent::QpRequestError(qpn)
                     | AsyncEvent::QpAccessError(qpn) = event
                     {
-                        fault.record(now, Changed::Qps(vec![qpn]));
+                        fault.changes.add(now, Changed::Qps(vec![qpn]));
                     }
                 }
             }

@@ -14,16 +14,16 @@ use crate::wire::{Qpn, RKey};
 /// Arming state: no completion raises an event. Arming states are ordered: a larger value covers more
 /// completions.
 const NOT_ARMED: u8 = 0;
-const SOLICITED: u8 = 1;
-const ANY: u8 = 2;
+const SOLICITED: u8 = Notify::Solicited as u8;
+const ANY: u8 = Notify::Any as u8;
 
 /// Kind of completion to arm a queue for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notify {
     /// The next completion.
-    Any,
+    Any = 2,
     /// The next completion that is solicited or reports an error.
-    Solicited,
+    Solicited = 1,
 }
 
 /// Listener for a completion queue's events.
@@ -271,12 +271,8 @@ impl CompletionQueue {
     /// Arms one event for the next completion of the given kind. Completions already queued raise no event,
     /// so the caller must poll once more after arming, as in verbs.
     pub fn arm(&self, notify: Notify) {
-        let wish = match notify {
-            Notify::Solicited => SOLICITED,
-            Notify::Any => ANY,
-        };
         // `ANY` covers more than `SOLICITED` and stays until an event is raised.
-        self.armed.fetch_max(wish, Ordering::AcqRel);
+        self.armed.fetch_max(notify as u8, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 

@@ -225,10 +225,7 @@ impl Ring {
         }
         if class != head.class() {
             for position in head.position()..tail {
-                let [filled_for, words @ ..] = self.slot(class, position);
-                let entry = self.entry(head.class(), position);
-                words.iter().zip(entry).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-                filled_for.store(position + 1, Ordering::Release);
+                self.fill((Place(position), class), &self.entry(head.class(), position));
             }
         }
         self.capacity.store(capacity, Ordering::Relaxed);

@@ -21,11 +21,7 @@ impl Driver for Shard {
     }
 
     fn device_lost(&self, reason: io::Error) {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        self.lose_link(&mut state, reason, now);
-        self.send(&mut state, now, false);
-        self.release(state, now);
+        self.with_state_and_send(|state, now| self.lose_link(state, reason, now));
     }
 
     fn inject_event(&self, event: AsyncEvent) -> bool {

@@ -15,7 +15,7 @@ use crate::wire::Qpn;
 pub(super) const MAX_INLINE_TURNS: usize = 64;
 
 impl Shard {
-    /// Posts send requests to a queue pair, like [`with_nic_and_send`](Self::with_nic_and_send). While a lot
+    /// Posts send requests to a queue pair, like [`with_state_and_send`](Self::with_state_and_send). While a lot
     /// is in flight, further requests are sent in batches, because one system call for several packets costs
     /// less than one per packet.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::changed_objects::{Changed, Changes};
+use super::changed_objects::Changes;
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, Counters, CqId, Instant};
 use crate::wire::{Gid, Qpn, RKey};
@@ -109,11 +109,6 @@ impl ActiveObjectFault {
     pub fn count(&self, is_changed: bool) {
         self.matched.fetch_add(1, Ordering::Relaxed);
         self.struck.fetch_add(is_changed.into(), Ordering::Relaxed);
-    }
-
-    /// Records what was changed, for the reports of failures.
-    pub(super) fn record(&self, now: Instant, changed: Changed) {
-        self.changes.add(now, changed);
     }
 }
 

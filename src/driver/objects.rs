@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::shard::ShardState;
 use super::{CompletionQueue, EventSubject};
 use crate::memory::PdId;
-use crate::nic::TooManyQps;
-use crate::transport::{AsyncEvent, CqId, Instant, QpInit, RecvCaps, SrqId, XrcdId};
+use crate::nic::{CqHandle, Nic};
+use crate::transport::{AsyncEvent, CqId, Instant, RecvCaps, SrqId, XrcdId};
 use crate::wire::Qpn;
 
 impl ShardState {
@@ -16,18 +16,18 @@ impl ShardState {
         self.outputs.deliver(&mut self.nic, now);
     }
 
-    /// Creates a queue pair that completes to the given completion queues.
+    /// Creates a queue pair that completes to the given completion queues by calling `create`.
     ///
     /// # Errors
-    /// [`TooManyQps`].
-    pub fn create_qp(
+    /// Those of `create`.
+    pub fn create_qp<E>(
         &mut self,
-        init: &QpInit,
         send_cq: &Arc<CompletionQueue>,
         recv_cq: &Arc<CompletionQueue>,
-    ) -> Result<Qpn, TooManyQps> {
+        create: impl FnOnce(&mut Nic, CqHandle, CqHandle) -> Result<Qpn, E>,
+    ) -> Result<Qpn, E> {
         let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        let made = self.nic.create_qp(init, cqs.0, cqs.1);
+        let made = create(&mut self.nic, cqs.0, cqs.1);
         match made {
             Ok(qpn) => {
                 if let Some(polled) = self.nic.polled_sends(qpn) {
@@ -35,21 +35,6 @@ impl ShardState {
                 }
             }
             Err(_) => self.outputs.queues.release_both(cqs),
-        }
-        made
-    }
-
-    /// Creates QP1. Returns `None` if it already exists.
-    pub fn create_gsi(
-        &mut self,
-        init: &QpInit,
-        send_cq: &Arc<CompletionQueue>,
-        recv_cq: &Arc<CompletionQueue>,
-    ) -> Option<Qpn> {
-        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        let made = self.nic.create_gsi(init, cqs.0, cqs.1);
-        if made.is_none() {
-            self.outputs.queues.release_both(cqs);
         }
         made
     }

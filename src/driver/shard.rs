@@ -68,10 +68,8 @@ pub(crate) struct ShardState {
 impl ShardState {
     /// Reports whether the NIC has packets to send that the link takes now.
     pub(super) fn wants_to_transmit(&mut self) -> bool {
-        match self.egress_room() {
-            Some(room) => self.nic.wants_to_transmit_within(room),
-            None => self.nic.wants_to_transmit_urgently(),
-        }
+        let room = self.egress_room();
+        self.nic.wants_to_transmit_within(room)
     }
 
     /// Takes the changes of a link through the memory of the host: those of the paths to peers, for the NIC,
@@ -156,7 +154,7 @@ impl Shard {
             true => TxQueue::with_deferred_icrc(limits),
             false => TxQueue::new(limits),
         };
-        tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
+        tx.set_flush_icrc_twice(nic.config().personality.quirks.flush_icrc_twice);
         if let Some(observer) = link.nic_observer() {
             observer.on_nic_event(clock.now(), &NicEvent::Opened);
         }
@@ -194,19 +192,13 @@ impl Shard {
         self.fabric.as_ref().filter(|_| self.policy == Policy::Clock)
     }
 
-    /// Runs `f` with the NIC, sends the packets that result, and releases the lock.
-    pub fn with_nic_and_send<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
-        self.with_state_and_send(|ShardState { nic, tx, memory, .. }, now| f(nic, now, memory, tx))
-    }
-
     /// Runs `f` with the NIC and its link, sends the packets that result, and releases the lock.
     pub fn with_state_and_send<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
-        let now = self.clock.now();
-        let mut state = self.lock();
-        let result = f(&mut state, now);
-        self.send(&mut state, now, false);
-        self.release(state, now);
-        result
+        self.with_state(|state, now| {
+            let result = f(state, now);
+            self.send(state, now, false);
+            result
+        })
     }
 
     /// Runs `f` with the NIC and its link, without sending.

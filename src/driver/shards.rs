@@ -186,12 +186,6 @@ impl Shards {
         }
     }
 
-    /// Returns the sum of all shards' counters, or `None` if any shard's lock is held for longer than
-    /// `timeout`.
-    pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
-        Some(self.all_counters_within(timeout)?.0)
-    }
-
     /// Returns the sums of all shards' NIC and link counters, or `None` if any shard's lock is held for longer
     /// than `timeout`.
     pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {

@@ -25,7 +25,7 @@ fn pair_without_timers(a: &str, b: &str) -> (TestEndpoint, TestEndpoint) {
     a.context
         .shards()
         .first()
-        .with_nic_and_send(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
+        .with_state_and_send(|state, _| state.nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
     (a, b)
 }
 

@@ -98,11 +98,7 @@ impl Shard {
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
         // acknowledges the message.
         outputs.deliver(nic, now);
-        match room {
-            Some(room) => nic.transmit_within(now, room, delay_acks, memory, tx),
-            None if delay_acks => nic.transmit_urgent(now, memory, tx),
-            None => nic.transmit(now, memory, tx),
-        };
+        nic.transmit_within(now, room, delay_acks, memory, tx);
         outputs.deliver(nic, now);
         let mut lost = None;
         let has_sent = !tx.is_empty();

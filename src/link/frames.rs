@@ -282,7 +282,7 @@ impl FramesLink {
         let tag = self.host_stack.config().vlan;
         let mut paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            let write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &flow, id, packet);
             match &mut paused {
                 _ if mac.is_none() => _ = self.host_stack.queue_unresolved(flow.dst, write),
                 Some(pfc) => self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write)),

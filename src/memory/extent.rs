@@ -4,12 +4,12 @@ use super::{Access, AccessError};
 
 /// Extent of host memory: its location, the addresses that work requests and peers use for it, and the
 /// operations permitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Extent {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
     /// Host address of the first byte.
     pub addr: usize,
     /// Length in bytes.
-    pub len: u64,
+    pub len: usize,
     /// Address that work requests and peers use for the first byte.
     pub iova: u64,
     /// Permitted operations.
@@ -18,11 +18,12 @@ pub(super) struct Extent {
 
 impl Extent {
     /// The process's entire memory, addressed by host address.
-    pub const WHOLE_PROCESS: Extent = Extent { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
+    pub(super) const WHOLE_PROCESS: Extent =
+        Extent { addr: 0, len: usize::MAX, iova: 0, access: Access::ON_DEMAND };
 
     /// Reports whether this is the extent of an implicit on-demand region, which covers the process's entire
     /// memory.
-    pub fn is_whole_process(&self) -> bool {
+    pub(super) fn is_whole_process(&self) -> bool {
         self.len == Extent::WHOLE_PROCESS.len
     }
 
@@ -31,12 +32,12 @@ impl Extent {
     /// # Errors
     /// [`AccessError::OutOfRange`] if the range is not entirely inside the extent.
     #[inline]
-    pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
-        let room = |offset| self.len.checked_sub(offset);
+    pub(super) fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
+        let room = |offset| (self.len as u64).checked_sub(offset);
         match va.checked_sub(self.iova) {
             Some(offset) if room(offset).is_some_and(|room| len <= room) => Ok(self.addr + offset as usize),
             _ => {
-                let (start, region_len) = (self.iova, self.len);
+                let (start, region_len) = (self.iova, self.len as u64);
                 Err(AccessError::OutOfRange { key, addr: va, len, start, region_len })
             }
         }
@@ -47,7 +48,7 @@ impl Extent {
     /// # Errors
     /// [`AccessError::Permission`] if it is not.
     #[inline]
-    pub fn permit(&self, key: u32, needed: Access) -> Result<(), AccessError> {
+    pub(super) fn permit(&self, key: u32, needed: Access) -> Result<(), AccessError> {
         if self.access.allows(needed) {
             Ok(())
         } else {

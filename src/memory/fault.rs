@@ -21,7 +21,7 @@ mod x86_64 {
     use std::mem::MaybeUninit;
     use std::ptr;
     use std::sync::Once;
-    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
     use libc::{REG_RIP, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, siginfo_t, ucontext_t};
 
@@ -46,16 +46,14 @@ mod x86_64 {
 
     /// ID of the process whose actions are recorded. A child created by `fork` has a copy of its own; a child
     /// created by `vfork` sees its parent's.
-    static PROCESS: AtomicI32 = AtomicI32::new(0);
+    static PROCESS: AtomicU32 = AtomicU32::new(0);
 
     extern "C" fn record_process() {
-        // SAFETY: `getpid` takes no argument and has no requirement.
-        PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
     }
 
     fn is_child_of_vfork() -> bool {
-        // SAFETY: `getpid` takes no argument and has no requirement.
-        PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
+        PROCESS.load(Ordering::Relaxed) != std::process::id()
     }
 
     /// # Safety

@@ -13,15 +13,13 @@ pub fn may_write(at: usize, len: usize) -> bool {
 }
 
 /// Size of a huge page on x86-64 and, with base pages of 4 KiB, on most other architectures.
+#[cfg(any(test, feature = "unstable-internals"))]
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Asks the kernel to fault in huge pages for the `len` bytes at `at`, where they consist of whole huge pages.
 ///
 /// Registration of 128 MiB takes 20 to 25 instead of 61 to 98 ms with the kernel's default setting `madvise`.
-#[cfg_attr(
-    not(feature = "unstable-internals"),
-    allow(dead_code, reason = "for tests and the other packages")
-)]
+#[cfg(any(test, feature = "unstable-internals"))]
 pub fn prefer_huge_pages(at: usize, len: usize) {
     let (start, end) = (at.next_multiple_of(HUGE_PAGE), (at + len) / HUGE_PAGE * HUGE_PAGE);
     if start < end {
@@ -33,10 +31,7 @@ pub fn prefer_huge_pages(at: usize, len: usize) {
 }
 
 /// Faults in all pages of the `len` bytes at `at`, and reports whether they are readable.
-#[cfg_attr(
-    not(feature = "unstable-internals"),
-    allow(dead_code, reason = "for tests and the other packages")
-)]
+#[cfg(any(test, feature = "unstable-internals"))]
 pub fn may_read(at: usize, len: usize) -> bool {
     // SAFETY: the call faults the pages in, as reads would, and changes no byte; it fails for pages that are
     // not readable.
@@ -45,10 +40,7 @@ pub fn may_read(at: usize, len: usize) -> bool {
 
 /// Reports whether a page-aligned range is entirely mapped, whatever its protection. Does not look at
 /// individual pages: the cost is proportional to the number of mappings in the range.
-#[cfg_attr(
-    not(feature = "unstable-internals"),
-    allow(dead_code, reason = "for tests and the other packages")
-)]
+#[cfg(any(test, feature = "unstable-internals"))]
 pub fn is_mapped(at: usize, len: usize) -> bool {
     // SAFETY: the call changes no byte; with MS_ASYNC it starts no write-back either (since Linux 2.6.19).
     unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }

@@ -25,6 +25,7 @@ mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
+pub use extent::Extent;
 pub use fault::{install_fault_handler, unblock_fault_signals};
 pub use guarded::{CopySource, Faulted};
 #[cfg(feature = "unstable-internals")]
@@ -36,5 +37,5 @@ pub use shareable::{
     withdraw_payloads,
 };
 pub use slice::{AtomicOp, HostSlice};
-pub use table::{MrExtent, RegionInfo, ReregMr, Table};
+pub use table::{RegionInfo, ReregMr, Table};
 pub use window::{Bind, WindowKind};

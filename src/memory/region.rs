@@ -1,7 +1,7 @@
 //! Memory regions: ordinary regions, and fast-registered regions, which work requests register and
 //! invalidate.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
@@ -15,7 +15,6 @@ use crate::wire::LKey;
 pub(super) struct Region {
     pub pd: PdId,
     pub extent: Extent,
-    pub windows: BoundWindows,
     revoked: AtomicBool,
     /// Set if the program may unmap the memory.
     pinned: Option<Pinned>,
@@ -23,14 +22,13 @@ pub(super) struct Region {
 
 impl Region {
     pub fn new(pd: PdId, extent: Extent) -> Region {
-        let (windows, revoked) = (BoundWindows::default(), AtomicBool::new(false));
-        Region { pd, extent, windows, revoked, pinned: None }
+        Region { pd, extent, revoked: AtomicBool::new(false), pinned: None }
     }
 
     /// Watches from now on for parts of the memory that the program unmaps. In an on-demand region it may do so.
     pub fn pin(&mut self) {
         let is_pinned = !self.extent.access.allows(Access::ON_DEMAND);
-        self.pinned = is_pinned.then(|| Pinned::new(self.extent.addr, self.extent.len as usize));
+        self.pinned = is_pinned.then(|| Pinned::new(self.extent.addr, self.extent.len));
     }
 
     /// Reports whether any of the `len` bytes at the host address `addr` were unmapped after the registration.
@@ -50,24 +48,6 @@ impl Region {
     }
 }
 
-/// Number of windows bound to a region. The region cannot be deregistered while there are any (C10-70).
-#[derive(Debug, Default)]
-pub(super) struct BoundWindows(AtomicU32);
-
-impl BoundWindows {
-    pub fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub fn count(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// Fast-registered region: work requests register a part of its memory, and later invalidate the
 /// registration.
 #[derive(Debug)]
@@ -79,7 +59,6 @@ pub(super) struct FastRegion {
     /// Current registration, read for every packet that uses one of the region's keys. Reading takes no lock
     /// unless the registration is changing.
     state: AtomicCell<FastState>,
-    pub windows: BoundWindows,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,13 +86,7 @@ pub struct FastReg {
 impl FastRegion {
     /// Creates a region without a valid registration.
     pub fn new(pd: PdId, addr: usize, len: u64, key: u8) -> FastRegion {
-        FastRegion {
-            pd,
-            addr,
-            len,
-            state: AtomicCell::new(FastState { key, fast_reg: None }),
-            windows: BoundWindows::default(),
-        }
+        FastRegion { pd, addr, len, state: AtomicCell::new(FastState { key, fast_reg: None }) }
     }
 
     /// Returns the current low byte of the region's keys.
@@ -141,7 +114,7 @@ impl FastRegion {
         if access.allows_remote_modification() && !access.allows(Access::LOCAL_WRITE) {
             return Err(ManagementError::Access { key: key.0, access });
         }
-        let extent = Extent { addr: self.addr + offset as usize, len, iova, access };
+        let extent = Extent { addr: self.addr + offset as usize, len: len as usize, iova, access };
         let registered = FastState { key: key.generation(), fast_reg: Some(extent) };
         // Fails if another queue pair has registered meanwhile.
         self.state.compare_exchange(state, registered).map(drop).map_err(|_| in_use)
@@ -153,14 +126,14 @@ impl FastRegion {
         self.state.fetch_update(end).is_ok()
     }
 
-    /// Invalidates the registration. Fails while windows are bound to the region. With `remote` (a request
+    /// Invalidates the registration. Fails while `windows` are bound to the region. With `remote` (a request
     /// from a peer), also fails if the registration permits no remote access.
-    pub fn invalidate(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
+    pub fn invalidate(&self, key: LKey, remote: bool, windows: u32) -> Result<(), ManagementError> {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key: key.0 };
         let extent = state.fast_reg.filter(|_| state.key == key.generation()).ok_or(unknown)?;
-        if self.windows.count() > 0 {
-            return Err(ManagementError::WindowsBound { key: key.0, count: self.windows.count() });
+        if windows > 0 {
+            return Err(ManagementError::WindowsBound { key: key.0, count: windows });
         }
         if remote && !extent.access.is_remote() {
             return Err(ManagementError::Access { key: key.0, access: extent.access });

@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use parking_lot::Mutex;
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
-use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::{HostSlice, install_fault_handler};
@@ -212,12 +211,6 @@ pub enum PeerMemoryError {
     System(#[from] io::Error),
 }
 
-impl From<Errno> for PeerMemoryError {
-    fn from(error: Errno) -> PeerMemoryError {
-        PeerMemoryError::System(error.into())
-    }
-}
-
 /// Memory of another process, mapped for reading.
 #[derive(Debug)]
 pub struct PeerMemory {
@@ -232,10 +225,10 @@ impl PeerMemory {
     /// [`PeerMemoryError`] if it is not shareable memory, or if this process has mapped too much.
     pub fn open(fd: &OwnedFd) -> Result<PeerMemory, PeerMemoryError> {
         // The seals are checked first: with them, the length and the number of blocks can no longer change.
-        if !fcntl_get_seals(fd)?.contains(SEALS) {
+        if !fcntl_get_seals(fd).map_err(io::Error::from)?.contains(SEALS) {
             return Err(PeerMemoryError::Unsealed);
         }
-        let stat = fstat(fd)?;
+        let stat = fstat(fd).map_err(io::Error::from)?;
         let (len, allocated) = (stat.st_size as u64, (stat.st_blocks as u64).saturating_mul(BLOCK));
         // Reading a page that is not allocated would allocate it.
         if len <= HEADER as u64 || allocated < len {
@@ -277,6 +270,7 @@ impl PeerMemory {
 #[cfg(test)]
 mod tests {
     use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
+    use rustix::io::Errno;
 
     use super::*;
     use crate::memory::Buffer;

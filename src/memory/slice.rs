@@ -79,7 +79,7 @@ impl HostSlice {
     }
 
     /// Reports whether the slice is an aligned 8-byte word, as atomics require.
-    pub(super) fn is_word(self) -> bool {
+    pub(crate) fn is_word(self) -> bool {
         self.len == 8 && self.addr.is_multiple_of(8)
     }
 
@@ -272,7 +272,7 @@ impl HostSlice {
     /// Executes `op` on the slice, as an 8-byte word in host byte order, and returns the previous value.
     ///
     /// # Panics
-    /// If the slice is not an aligned word; [`super::Table::remote_word`] returns no other slice.
+    /// If the slice is not [an aligned word](Self::is_word).
     pub(crate) fn atomic(self, op: AtomicOp) -> Result<u64, Faulted> {
         assert!(self.is_word(), "atomic on {self:?}");
         // SAFETY: by the contract of `from_raw` the target is user memory; the assertion establishes

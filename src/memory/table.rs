@@ -1,13 +1,14 @@
 //! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::extent::Extent;
-use super::null::Null;
-use super::region::{BoundWindows, FastRegion, Region};
+use super::region::{FastRegion, Region};
 use super::window::Window;
-use super::{Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind};
+use super::{
+    Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind, null,
+};
 use crate::sys::pinned::is_any_unmapped;
 use crate::wire::{LKey, Permutation, RKey};
 
@@ -28,8 +29,6 @@ pub struct Table {
     hints: [u32; HINTS],
     /// Free slots, the one freed first at the front, so that keys recur as late as possible.
     free: VecDeque<u32>,
-    /// Buffers that back all null regions, allocated when the first one is registered.
-    null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +36,15 @@ struct Slot {
     /// Index part of the keys for the slot: the permuted slot number.
     index: u32,
     generation: u8,
+    /// Number of windows bound to the region. The region cannot be deregistered while there are any (C10-70).
+    windows: AtomicU32,
     entry: Option<Entry>,
+}
+
+impl Slot {
+    fn bound_windows(&self) -> u32 {
+        self.windows.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Debug)]
@@ -61,26 +68,6 @@ pub struct RegionInfo {
 impl From<LKey> for RegionInfo {
     fn from(lkey: LKey) -> RegionInfo {
         RegionInfo { lkey, rkey: RKey(lkey.0) }
-    }
-}
-
-/// Extent of host memory to register: its location, the addresses that work requests and peers use for it,
-/// and the operations permitted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MrExtent {
-    /// Host address of the first byte.
-    pub addr: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Address that work requests and peers use for the first byte.
-    pub iova: u64,
-    /// Permitted operations.
-    pub access: Access,
-}
-
-impl From<MrExtent> for Extent {
-    fn from(s: MrExtent) -> Extent {
-        Extent { addr: s.addr, len: s.len as u64, iova: s.iova, access: s.access }
     }
 }
 
@@ -121,7 +108,7 @@ impl Table {
     /// Creates an empty table that generates its keys from the given seed.
     pub fn seeded(seed: u64) -> Table {
         let permutation = Permutation::new(SLOT_BITS, seed);
-        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new(), null: None }
+        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new() }
     }
 
     /// Returns the slot number that a key refers to, which may be beyond the end of the table.
@@ -157,7 +144,7 @@ impl Table {
                 self.slots.push(Slot {
                     index: self.index_of(index),
                     generation: self.first_generation(index),
-                    entry: None,
+                    ..Slot::default()
                 });
                 index as u32
             }
@@ -186,8 +173,8 @@ impl Table {
     /// need hold only while the bytes are accessed: accesses to unmapped memory are rejected. After
     /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or
     /// protected in spite of this contract fails as well.
-    pub unsafe fn register(&mut self, pd: PdId, extent: MrExtent) -> Option<RegionInfo> {
-        let region = Region::new(pd, extent.into());
+    pub unsafe fn register(&mut self, pd: PdId, extent: Extent) -> Option<RegionInfo> {
+        let region = Region::new(pd, extent);
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -216,7 +203,6 @@ impl Table {
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
     /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
-        self.null.get_or_insert_with(Null::default);
         self.insert(|_| Entry::Null(pd))
     }
 
@@ -246,20 +232,20 @@ impl Table {
     pub unsafe fn reregister(&mut self, lkey: LKey, change: &ReregMr) -> Result<RegionInfo, ManagementError> {
         let key = lkey.0;
         let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
-        let Some(Slot { generation, entry: Some(Entry::Region(region)), .. }) =
+        let Some(Slot { generation, windows, entry: Some(Entry::Region(region)), .. }) =
             slot.filter(|s| s.generation == lkey.generation())
         else {
             return Err(ManagementError::UnknownKey { key });
         };
-        if region.windows.count() > 0 {
-            return Err(ManagementError::WindowsBound { key, count: region.windows.count() });
+        if *windows.get_mut() > 0 {
+            return Err(ManagementError::WindowsBound { key, count: *windows.get_mut() });
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let extent = &mut region.extent;
         let was_whole = extent.is_whole_process();
         extent.access = change.access.unwrap_or(extent.access);
         if let Some((addr, len, iova)) = change.translation {
-            (extent.addr, extent.len, extent.iova) = (addr, len as u64, iova);
+            (extent.addr, extent.len, extent.iova) = (addr, len, iova);
             *generation = generation.wrapping_add(1);
             region.set_revoked(false);
         } else if was_whole {
@@ -332,12 +318,8 @@ impl Table {
     /// fast-registered region is its first key, whatever the low byte of its current key is.
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
-            Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
-                Entry::Region(r) => Ok(r.windows.count()),
-                Entry::Fast(r) => Ok(r.windows.count()),
-                Entry::Null(_) => Ok(0),
-                Entry::Window(_) => Err(ManagementError::UnknownKey { key: lkey.0 }),
-            },
+            Some((_, Entry::Window(_))) => Err(ManagementError::UnknownKey { key: lkey.0 }),
+            Some((slot, _)) if slot.generation == lkey.generation() => Ok(slot.bound_windows()),
             _ => Err(ManagementError::UnknownKey { key: lkey.0 }),
         }
     }
@@ -369,18 +351,9 @@ impl Table {
         self.free.push_back(index);
     }
 
-    fn windows_of(&self, region: u32) -> Option<&BoundWindows> {
-        match self.slots.get(region as usize)?.entry.as_ref()? {
-            Entry::Region(r) => Some(&r.windows),
-            Entry::Fast(r) => Some(&r.windows),
-            Entry::Window(_) | Entry::Null(_) => None,
-        }
-    }
-
+    /// Counts that a window is no longer bound to the region in slot `region`.
     fn count_unbind(&self, region: u32) {
-        if let Some(windows) = self.windows_of(region) {
-            windows.remove();
-        }
+        self.slots[region as usize].windows.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the number of regions and windows.
@@ -390,10 +363,7 @@ impl Table {
     }
 
     /// Reports whether there are neither regions nor windows.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -420,10 +390,8 @@ impl Table {
     /// Binds a window to `part`, for which the checks have succeeded. If another shard has revoked the region since then,
     /// the window is unbound again, as if the region had been revoked after the bind.
     fn store_binding(&self, window: &Window, bind: &Bind, by: Accessor, part: Option<(u32, Extent)>) {
-        if let Some((region, _)) = part
-            && let Some(windows) = self.windows_of(region)
-        {
-            windows.add();
+        if let Some((region, _)) = part {
+            self.slots[region as usize].windows.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(before) = window.bind(bind.rkey, by, part) {
             self.count_unbind(before);
@@ -456,7 +424,7 @@ impl Table {
         let start = whole.find(key, addr, len)?;
         let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
         let access = access | (whole.access & Access::ON_DEMAND);
-        Ok(Extent { addr: start, len, iova, access })
+        Ok(Extent { addr: start, len: len as usize, iova, access })
     }
 
     /// Registers a part of a fast-registered region, on behalf of a work request posted to `by`.
@@ -487,7 +455,9 @@ impl Table {
                 self.count_unbind(region);
                 Ok(())
             }
-            Some((_, Entry::Fast(r))) if r.pd == by.pd => r.invalidate(LKey(key), remote),
+            Some((slot, Entry::Fast(r))) if r.pd == by.pd => {
+                r.invalidate(LKey(key), remote, slot.bound_windows())
+            }
             Some((_, Entry::Fast(r))) => Err(ManagementError::WrongPd { key, object: r.pd, used: by.pd }),
             Some((slot, _)) if slot.generation == rkey.generation() => {
                 Err(ManagementError::NotInvalidatable { key })
@@ -559,11 +529,11 @@ impl Table {
         len: u32,
         needed: Access,
     ) -> Result<HostSlice, AccessError> {
-        if let (Some((slot, Entry::Null(pd))), Some(null)) = (self.entry(lkey), &self.null)
+        if let Some((slot, Entry::Null(pd))) = self.entry(lkey)
             && slot.generation == lkey.generation()
             && *pd == by.pd
         {
-            return null.run(lkey.0, addr, len, needed);
+            return null::run(lkey.0, addr, len, needed);
         }
         let extent = self.region(lkey, by)?;
         self.part(&extent, lkey, addr, len.into(), needed)
@@ -612,7 +582,7 @@ impl Table {
             extent.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        self.part(&extent, LKey(rkey.0), extent.iova, extent.len, needed)
+        self.part(&extent, LKey(rkey.0), extent.iova, extent.len as u64, needed)
     }
 
     /// Returns the `len` bytes at `va` of the region or window of `key` after checking, in this order, the range, the
@@ -651,22 +621,6 @@ impl Table {
         };
         matches!(region, Some(Entry::Region(r)) if r.is_unmapped(slice.addr(), slice.len()))
     }
-
-    /// Returns the 8-byte word that a peer's atomic addresses, or `Ok(None)` if its host address is not a
-    /// multiple of 8.
-    ///
-    /// # Errors
-    /// [`AccessError`] of the first check that fails.
-    pub fn remote_word(
-        &self,
-        by: Accessor,
-        rkey: RKey,
-        va: u64,
-        needed: Access,
-    ) -> Result<Option<HostSlice>, AccessError> {
-        let slice = self.remote(by, rkey, va, 8, needed)?;
-        Ok(slice.is_word().then_some(slice))
-    }
 }
 
 #[cfg(test)]
@@ -680,8 +634,8 @@ mod tests {
         Accessor { pd, qpn: crate::wire::Qpn::new(7) }
     }
 
-    fn extent(buf: &mut Vec<u64>, iova: u64, access: Access) -> MrExtent {
-        MrExtent { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
+    fn extent(buf: &mut Vec<u64>, iova: u64, access: Access) -> Extent {
+        Extent { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
     }
 
     fn table(buf: &mut Vec<u64>, access: Access) -> (Table, RegionInfo) {
@@ -752,11 +706,12 @@ mod tests {
             .unwrap()
             .store(b"abc", CopySource::Read)
             .unwrap();
-        let word = t.remote_word(by(PD), info.rkey, 0x1000, Access::REMOTE_ATOMIC).unwrap().unwrap();
+        let word = |va| t.remote(by(PD), info.rkey, va, 8, Access::REMOTE_ATOMIC).unwrap();
+        assert!(!word(0x1004).is_word());
+        let word = word(0x1000);
         assert_eq!(word.atomic(AtomicOp::FetchAdd(2)), Ok(5));
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), Ok(7));
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), Ok(7));
-        assert_eq!(t.remote_word(by(PD), info.rkey, 0x1004, Access::REMOTE_ATOMIC).unwrap(), None);
         let mut out = [0; 12];
         t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out).unwrap();
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);

@@ -14,7 +14,7 @@ const OTHER_PD: Accessor = Accessor { pd: PD_2, qpn: Qpn::new(7) };
 /// keys.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
     let (mut table, memory) = (Table::new(), Buffer::zeroed(64));
-    let extent = MrExtent { addr: memory.addr(), len: 64, iova: 0x1000, access };
+    let extent = Extent { addr: memory.addr(), len: 64, iova: 0x1000, access };
     // SAFETY: every test keeps the buffer as long as the table.
     let info = unsafe { table.register(PD, extent) }.unwrap();
     (table, memory, info)

@@ -9,30 +9,34 @@ use crate::transport::{EgressRoom, Instant, QpState};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Transmits like [`transmit`](Self::transmit) or, with `delay_acks`, like
-    /// [`transmit_urgent`](Self::transmit_urgent), but only what there is room for; CNPs always. The rest must be
-    /// transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true.
+    /// Transmits like [`transmit`](Self::transmit), but only what the link has room for, if that is limited; CNPs always. The
+    /// rest must be transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true. With
+    /// `delay_acks`, delays the acknowledgements of queue pairs that have nothing else to send: they are sent together
+    /// with a request, or by the next call without `delay_acks`.
     pub fn transmit_within(
         &mut self,
         now: Instant,
-        room: EgressRoom,
+        room: Option<EgressRoom>,
         delay_acks: bool,
         memory: &Table,
         tx: &mut TxQueue,
     ) -> bool {
-        self.unpark_within(room);
-        self.egress.room = Some(room);
-        match delay_acks {
-            true => self.transmit_urgent(now, memory, tx),
-            false => self.transmit(now, memory, tx),
-        };
-        let left = self.egress.room.take().unwrap_or(room);
+        if let Some(room) = room {
+            self.unpark_within(room);
+        }
+        self.egress.room = room;
+        if !delay_acks {
+            self.release_acknowledgements();
+        }
+        self.transmit_ready(now, memory, tx);
+        let left = self.egress.room.take();
         self.wants_to_transmit_within(left)
     }
 
-    /// Reports whether [`transmit_within`](Self::transmit_within) has something to do.
-    pub fn wants_to_transmit_within(&self, room: EgressRoom) -> bool {
-        self.wants_to_transmit_urgently() || self.egress.has_parked(room)
+    /// Reports whether [`transmit_within`](Self::transmit_within) has something to do without the acknowledgements that it
+    /// has delayed.
+    pub fn wants_to_transmit_within(&self, room: Option<EgressRoom>) -> bool {
+        self.has_ready() || room.is_some_and(|room| self.egress.has_parked(room))
     }
 
     /// Reports whether a queue pair may have its turn. Otherwise puts it aside until there is room for its next packet.
@@ -48,7 +52,7 @@ impl Nic {
         }
         match unblocked {
             true => {
-                entry.share.wake();
+                entry.share.waits = false;
                 // It leaves the peer's window to the next window waiter, which may have another priority.
                 self.peers.settle(entry);
             }

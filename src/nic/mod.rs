@@ -12,7 +12,7 @@
 //! 2. [`Nic::handle_timeouts_unless_deferred`], which does nothing before [`Nic::next_deadline`]; or
 //!    [`Nic::handle_timeouts`], which serves expired timers even while packets keep arriving.
 //! 3. [`Nic::transmit`], which fills the [`TxQueue`]. If it returns true, another turn must follow soon.
-//!    [`Nic::transmit_urgent`] delays acknowledgements that have no request to travel with
+//!    [`Nic::transmit_within`] can delay acknowledgements that have no request to travel with
 //!    ([`Nic::held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
 //! 4. The link sends the packets, and the driver clears the [`TxQueue`].
 //! 5. [`Nic::emitted`], in every turn, even if the link has dropped the packets: only now do the sends of
@@ -39,7 +39,6 @@ mod gsi;
 mod inject;
 mod multicast;
 mod outputs;
-mod path;
 mod peer_share;
 mod peers;
 mod personality;
@@ -48,16 +47,17 @@ mod qpn_partition;
 mod room;
 mod rx;
 mod schedule;
+mod scratch;
 mod shard_id;
 mod srq;
 mod table;
 mod tx;
 
+pub use crate::transport::PortAddresses;
 pub use cq_handle::CqHandle;
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
 pub use outputs::NicOutput;
-pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 pub use port_speed::PortSpeed;
 pub use qpn_partition::QpnPartition;
@@ -65,13 +65,14 @@ pub use shard_id::ShardId;
 
 use std::borrow::Borrow;
 
-use crate::burst::{PayloadSource, TxQueue};
-use crate::memory::{CopySource, HostSlice, PdId, Table};
+use crate::burst::TxQueue;
+use crate::memory::{PdId, Table};
+use crate::transport::state::check_ranges;
 use crate::transport::{
-    AddressVector, AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Env,
-    Failure, FailureCause, Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError,
-    PostListError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId,
-    TimerDeferral, Tuning, XrcdId,
+    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Failure, FailureCause,
+    Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError, PostListError, QpAttr,
+    QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning,
+    XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -80,6 +81,7 @@ use outputs::OutputQueue;
 use peers::PeerWindows;
 use room::Egress;
 use schedule::Schedule;
+use scratch::Scratch;
 use srq::SrqTable;
 use table::{Entry, QpTable};
 
@@ -120,50 +122,6 @@ pub struct Nic {
     failed: bool,
 }
 
-/// Buffers and counters that each step of a queue pair borrows through its step context.
-#[derive(Debug, Default)]
-struct Scratch {
-    counters: Counters,
-    out: Vec<Output>,
-    slices: Vec<HostSlice>,
-    bytes: Vec<u8>,
-    /// Buffers for requests that are kept behind a gap.
-    spare: Vec<Vec<u8>>,
-    last_acks: Option<LastAcks>,
-    /// Queue pairs whose recorded acknowledgements are in the transmit queue.
-    acknowledged: Vec<Qpn>,
-}
-
-impl Scratch {
-    fn env<'a>(
-        &'a mut self,
-        now: Instant,
-        memory: &'a Table,
-        srq: Option<&'a mut SharedReceives>,
-        tx: &'a mut TxQueue,
-        tuning: &'a Tuning,
-        window: usize,
-    ) -> Env<'a> {
-        Env {
-            now,
-            memory,
-            srq,
-            tx,
-            out: &mut self.out,
-            scratch: &mut self.slices,
-            bytes: &mut self.bytes,
-            spare: &mut self.spare,
-            payload: PayloadSource::Packet(CopySource::Read),
-            counters: &mut self.counters,
-            tuning,
-            last_acks: self.last_acks.as_ref(),
-            acknowledged: &mut self.acknowledged,
-            window,
-            others_in_flight: 0,
-        }
-    }
-}
-
 /// Error for a queue pair number that is not in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no QP {0}")]
@@ -188,10 +146,7 @@ pub struct TooManyQps(pub u32);
 
 impl Nic {
     /// Creates a NIC without queue pairs.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn new(config: NicConfig) -> Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
@@ -218,11 +173,6 @@ impl Nic {
             config,
             failed: false,
         }
-    }
-
-    /// Reports whether the ICRC of FLUSH packets covers their headers twice, a quirk of rxe.
-    pub fn sends_flush_icrc_twice(&self) -> bool {
-        self.config.personality.quirks.flush_icrc_twice
     }
 
     /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.
@@ -254,9 +204,11 @@ impl Nic {
             PeerChange::Window(address, window) => {
                 self.peers.set_window(address, self.config.tuning.peer_window(window));
             }
-            PeerChange::Full(path) => self.egress.set_full(path),
+            PeerChange::Full(path) => {
+                self.egress.full.entry(path).or_default();
+            }
             PeerChange::Room(path) => {
-                for qpn in self.egress.set_room(path) {
+                for qpn in self.egress.full.remove(&path).unwrap_or_default() {
                     self.unpark(qpn);
                 }
             }
@@ -328,7 +280,19 @@ impl Nic {
         if self.failed {
             return Ok(Err(ModifyError::DeviceFatal));
         }
-        self.change_qp(now, qpn, attr, memory, tx)
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
+            return Ok(Err(e));
+        }
+        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let mut env =
+            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
+        let result = entry.qp.modify(attr, &self.config.port, &mut env);
+        entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
+        self.peers.settle(entry);
+        self.schedule.schedule_pending(entry);
+        Ok(result)
     }
 
     /// Attaches a completion counter to a queue pair.
@@ -343,30 +307,6 @@ impl Nic {
     ) -> Result<Result<(), AttachCounterError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         Ok(entry.qp.attach_counter(counter, ops))
-    }
-
-    fn change_qp(
-        &mut self,
-        now: Instant,
-        qpn: Qpn,
-        attr: &QpAttr,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) -> Result<Result<(), ModifyError>, UnknownQp> {
-        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
-        if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
-            return Ok(Err(e));
-        }
-        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-        let mut env =
-            self.state.env(now, memory, srq, tx, &self.config.tuning, self.peers.window(&entry.share));
-        let port = &self.config.port;
-        let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
-        entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
-        self.peers.settle(entry);
-        self.schedule.schedule_pending(entry);
-        Ok(result)
     }
 
     /// Returns the attributes of a queue pair.
@@ -403,10 +343,7 @@ impl Nic {
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         self.post_send_list(qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
     }
@@ -422,9 +359,8 @@ impl Nic {
         wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
         self.post(qpn, |qp, port, out| {
-            let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
             wrs.into_iter().enumerate().try_for_each(|(index, wr)| {
-                let posted = qp.post_send(wr.borrow(), path, out);
+                let posted = qp.post_send(wr.borrow(), port, out);
                 posted.map_err(|error| PostListError { index, error })
             })
         })
@@ -439,7 +375,7 @@ impl Nic {
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
     ) -> Result<Result<(), PostListError>, UnknownQp> {
-        self.post(qpn, |qp, port, out| qp.post_send_all(wrs, |av, src, dst| port.flow(av, src, dst), out))
+        self.post(qpn, |qp, port, out| qp.post_send_all(wrs, port, out))
     }
 
     /// Posts sends to a queue pair, and schedules it.
@@ -454,7 +390,7 @@ impl Nic {
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = post(&mut entry.qp, &self.config.port, &mut self.state.out);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
     }
@@ -475,7 +411,7 @@ impl Nic {
         }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         Ok(result)
     }
 
@@ -488,16 +424,10 @@ impl Nic {
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-                let mut env = self.state.env(
-                    now,
-                    memory,
-                    srq,
-                    tx,
-                    &self.config.tuning,
-                    self.peers.window(&entry.share),
-                );
+                let window = self.peers.window(&entry.share);
+                let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning, window);
                 entry.qp.handle_timeout(&mut env);
-                self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+                self.outputs.add(&mut self.state, entry, &self.srqs);
                 self.peers.settle(entry);
             }
             self.schedule.schedule_pending(entry);
@@ -534,7 +464,7 @@ impl Nic {
             }
             self.schedule.arm(entry);
         }
-        self.schedule.recycle(expired);
+        self.schedule.expired = expired;
     }
 
     /// Returns the time at which [`handle_timeouts`](Self::handle_timeouts) must next be called. That call
@@ -717,10 +647,10 @@ impl Nic {
     /// Marks the device as failed because its link is permanently gone: all queue pairs enter ERR, and a
     /// `DeviceFatal` event is raised. Must be called only once.
     pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
-        self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
         let qpns: Vec<Qpn> = used.map(|e| e.qp.qpn()).collect();
         qpns.into_iter().for_each(|qpn| self.move_to_err(now, qpn, FailureCause::DeviceFatal, memory, tx));
+        self.failed = true;
         self.announce(AsyncEvent::DeviceFatal);
     }
 
@@ -730,8 +660,8 @@ impl Nic {
             entry.qp.record_injected_failure(cause, now);
         }
         let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-        // Every state has this transition, so it cannot be rejected.
-        let _ = self.change_qp(now, qpn, &to_err, memory, tx);
+        // Every state has this transition, so it cannot be rejected; the queue pairs of a failed device are in ERR already.
+        let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }
 
     /// Iterates over the numbers of all existing queue pairs.
@@ -741,17 +671,11 @@ impl Nic {
 }
 
 fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), ModifyError> {
-    let max_rd = limits.max_qp_rd_atom;
-    let values = [
-        ("pkey_index", attr.pkey_index.map(u32::from), pkeys as u32 - 1),
-        ("alt_path.pkey_index", attr.alt_path.map(|a| a.pkey_index.into()), pkeys as u32 - 1),
-        ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), max_rd),
-        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), max_rd),
-    ];
-    for (name, value, max) in values {
-        if let Some(value) = value.filter(|v| *v > max) {
-            return Err(ModifyError::Value { name, value, min: 0, max });
-        }
-    }
-    Ok(())
+    let (max_pkey, max_rd) = (pkeys as u32 - 1, limits.max_qp_rd_atom);
+    check_ranges([
+        ("pkey_index", attr.pkey_index.map(u32::from), 0, max_pkey),
+        ("alt_path.pkey_index", attr.alt_path.map(|a| a.pkey_index.into()), 0, max_pkey),
+        ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), 0, max_rd),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), 0, max_rd),
+    ])
 }

@@ -1,6 +1,7 @@
 //! Output queue of a NIC, which holds completions and asynchronous events until the driver takes them.
 
 use super::cq_handle::CqHandle;
+use super::scratch::Scratch;
 use super::srq::SrqTable;
 use super::table::Entry;
 use crate::transport::{AsyncEvent, Completion, Counters, Output, WcStatus};
@@ -60,26 +61,15 @@ impl OutputQueue {
 
     /// Adds the effects of a queue pair's step, and counts the error completions among them.
     #[inline]
-    pub fn add(
-        &mut self,
-        effects: &mut Vec<Output>,
-        counters: &mut Counters,
-        entry: &Entry,
-        srqs: &SrqTable,
-    ) {
-        if !effects.is_empty() {
-            self.add_all(effects, counters, entry, srqs);
+    pub fn add(&mut self, state: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
+        if !state.out.is_empty() {
+            self.add_all(state, entry, srqs);
         }
     }
 
-    fn add_all(
-        &mut self,
-        effects: &mut Vec<Output>,
-        counters: &mut Counters,
-        entry: &Entry,
-        srqs: &SrqTable,
-    ) {
-        for effect in effects.drain(..) {
+    fn add_all(&mut self, state: &mut Scratch, entry: &Entry, srqs: &SrqTable) {
+        let Scratch { out, counters, .. } = state;
+        for effect in out.drain(..) {
             match effect {
                 Output::Sent(c) => {
                     count_sent(counters, c.status);

@@ -11,7 +11,7 @@ use crate::wire::Qpn;
 
 /// Flight cost by peer address, and the window waiters: queue pairs that wait for room in their peer's
 /// window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PeerWindows {
     /// Window of the peers for which none is set.
     default: usize,
@@ -22,7 +22,7 @@ pub(super) struct PeerWindows {
     /// Unused indices in `peers`.
     free: Vec<usize>,
     /// Window waiters whose peer's window has room again.
-    unblocked: VecDeque<Qpn>,
+    pub unblocked: VecDeque<Qpn>,
 }
 
 #[derive(Debug)]
@@ -38,14 +38,7 @@ struct Peer {
 
 impl PeerWindows {
     pub fn new(default: usize) -> PeerWindows {
-        PeerWindows {
-            default,
-            set: HashMap::new(),
-            by_address: HashMap::new(),
-            peers: Vec::new(),
-            free: Vec::new(),
-            unblocked: VecDeque::new(),
-        }
+        PeerWindows { default, ..PeerWindows::default() }
     }
 
     /// Sets the window of a peer. Wakes one window waiter if there is room.
@@ -112,15 +105,6 @@ impl PeerWindows {
         self.wake_one(at);
     }
 
-    /// Takes the next window waiter whose peer has room; the caller must give it a turn.
-    pub fn next_unblocked(&mut self) -> Option<Qpn> {
-        self.unblocked.pop_front()
-    }
-
-    pub fn has_unblocked(&self) -> bool {
-        !self.unblocked.is_empty()
-    }
-
     fn account(&mut self, entry: &mut Entry) -> Option<usize> {
         let at = match (entry.share.peer, entry.qp.flow()) {
             (Some(at), Some(flow)) if self.peers[at].address == flow.dst => at,
@@ -159,12 +143,5 @@ impl PeerWindows {
         });
         peers[at].queue_pairs += 1;
         at
-    }
-}
-
-impl PeerShare {
-    /// Records that the queue pair is no longer waiting, because it is getting its turn.
-    pub fn wake(&mut self) {
-        self.waits = false;
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Egress {
     /// Queue pairs that wait for room for packets of their priority.
     pub parked: [VecDeque<Qpn>; 8],
     /// Full paths, and the queue pairs that wait for room on each.
-    full: HashMap<PeerPath, VecDeque<Qpn>>,
+    pub full: HashMap<PeerPath, VecDeque<Qpn>>,
 }
 
 impl Egress {
@@ -31,16 +31,6 @@ impl Egress {
 
     pub fn has_full_paths(&self) -> bool {
         !self.full.is_empty()
-    }
-
-    /// Records that a path has no room.
-    pub fn set_full(&mut self, path: PeerPath) {
-        self.full.entry(path).or_default();
-    }
-
-    /// Records that a path has room. Returns the queue pairs that have waited for it.
-    pub fn set_room(&mut self, path: PeerPath) -> VecDeque<Qpn> {
-        self.full.remove(&path).unwrap_or_default()
     }
 
     /// Returns the list in which a queue pair must wait for room for its next packet; `None` if there is room.

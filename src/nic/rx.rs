@@ -93,11 +93,8 @@ impl<'a> BurstPackets<'a> {
             return None;
         }
         let RxBurst { flow, ident, .. } = self.burst;
-        let holds = match std::mem::replace(&mut self.begun, true) {
-            true => verifier.verify_next(flow, *ident, index, bytes),
-            false => verifier.verify(flow, *ident, index, bytes),
-        };
-        if !holds {
+        let is_next = std::mem::replace(&mut self.begun, true);
+        if !verifier.verify_in_burst(flow, *ident, index, bytes, is_next) {
             c.rx_icrc_err += 1;
             return None;
         }
@@ -188,24 +185,14 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        self.handle_packets(now, BurstPackets::new(burst, first), memory, tx);
-    }
-
-    fn handle_packets(
-        &mut self,
-        now: Instant,
-        mut packets: BurstPackets<'_>,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let mut behind = None;
+        let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
             }
         }
-        while let Some(qpn) = self.schedule.next_dirty() {
+        while let Some(qpn) = self.schedule.dirty.pop_front() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.dirty = false;
                 self.peers.settle(entry);
@@ -305,7 +292,7 @@ impl Nic {
         if dest == Qpn::GSI {
             gsi::settle(entry, &self.pkeys);
         }
-        self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+        self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.mark_dirty(entry);
         behind
     }

@@ -13,14 +13,14 @@ use crate::wire::Qpn;
 /// it expires, so that a busy queue pair accesses the heap once per timeout instead of once per packet.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    ready: VecDeque<Qpn>,
+    pub ready: VecDeque<Qpn>,
     /// Queue pairs with delayed acknowledgements, which preferably travel with a request.
-    delayed_acks: VecDeque<Qpn>,
+    pub delayed_acks: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
     /// Dirty list: queue pairs that have accepted packets from the current burst.
-    dirty: VecDeque<Qpn>,
+    pub dirty: VecDeque<Qpn>,
     /// Empty buffer for expired heap entries.
-    expired: Vec<(Instant, Qpn)>,
+    pub expired: Vec<(Instant, Qpn)>,
 }
 
 impl Schedule {
@@ -59,21 +59,6 @@ impl Schedule {
         }
     }
 
-    /// Takes the next queue pair from the dirty list.
-    pub fn next_dirty(&mut self) -> Option<Qpn> {
-        self.dirty.pop_front()
-    }
-
-    /// Takes the next queue pair with a delayed acknowledgement.
-    pub fn next_delayed_ack(&mut self) -> Option<Qpn> {
-        self.delayed_acks.pop_front()
-    }
-
-    /// Returns the number of queue pairs with delayed acknowledgements.
-    pub fn delayed_acks(&self) -> usize {
-        self.delayed_acks.len()
-    }
-
     /// Appends a queue pair to the ready list, unless it is already there.
     pub fn enqueue(&mut self, entry: &mut Entry) {
         if !entry.queued {
@@ -89,14 +74,6 @@ impl Schedule {
             entry.timer_at = Some(deadline);
             self.timers.push(Reverse((deadline, entry.qp.qpn())));
         }
-    }
-
-    pub fn next_ready(&mut self) -> Option<Qpn> {
-        self.ready.pop_front()
-    }
-
-    pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
     }
 
     /// Takes the next expired heap entry: its expiry time and its queue pair.
@@ -115,11 +92,6 @@ impl Schedule {
             expired.push(entry);
         }
         expired
-    }
-
-    /// Keeps the buffer of [`take_expired`](Self::take_expired) for the next call.
-    pub fn recycle(&mut self, expired: Vec<(Instant, Qpn)>) {
-        self.expired = expired;
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

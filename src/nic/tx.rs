@@ -8,8 +8,8 @@ use crate::wire::Qpn;
 
 impl Nic {
     /// Moves queue pairs with delayed acknowledgements to the ready list.
-    fn release_acknowledgements(&mut self) {
-        while let Some(qpn) = self.schedule.next_delayed_ack() {
+    pub(super) fn release_acknowledgements(&mut self) {
+        while let Some(qpn) = self.schedule.delayed_acks.pop_front() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.ack_delayed = false;
                 if entry.qp.pending() != Pending::Nothing {
@@ -19,22 +19,20 @@ impl Nic {
         }
     }
 
-    /// Returns the number of queue pairs whose acknowledgements [`transmit_urgent`](Self::transmit_urgent) is holding back.
+    /// Returns the number of queue pairs whose acknowledgements [`transmit_within`](Self::transmit_within) is holding back.
     pub fn held_acknowledgements(&self) -> usize {
-        self.schedule.delayed_acks()
+        self.schedule.delayed_acks.len()
     }
 
     /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a part of a long
     /// READ response. Returns true if there are more.
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
-        self.release_acknowledgements();
-        self.transmit_urgent(now, memory, tx)
+        self.transmit_within(now, None, false, memory, tx)
     }
 
-    /// Transmits like [`transmit`](Self::transmit), but delays the acknowledgements of queue pairs that have
-    /// nothing else to send: they are sent together with a request, or by the next
-    /// [`transmit`](Self::transmit).
-    pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
+    /// Lets the queue pairs of the ready list send.
+    pub(super) fn transmit_ready(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         if self.notifications.has_pending() {
             self.state.counters.np_cnp_sent += self.notifications.transmit(tx);
@@ -45,7 +43,7 @@ impl Nic {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
             let before = tx.packets();
             match unblocked {
-                true => entry.share.wake(),
+                true => entry.share.waits = false,
                 false => entry.queued = false,
             }
             let (priority, turn) = self.egress.turn(entry, self.config.tuning.turn);
@@ -58,7 +56,7 @@ impl Nic {
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(turn, &mut env);
             self.peers.settle_turn(entry);
-            self.outputs.add(&mut self.state.out, &mut self.state.counters, entry, &self.srqs);
+            self.outputs.add(&mut self.state, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -72,15 +70,14 @@ impl Nic {
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;
         c.sent_bytes += (tx.bytes() - bytes) as u64;
-        self.wants_to_transmit_urgently()
     }
 
     /// Takes the next queue pair to get a turn. Returns it, and whether it is a window waiter. Window waiters
     /// come first, because they have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         loop {
-            let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
-            let next = unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))?;
+            let unblocked = self.peers.unblocked.pop_front().map(|qpn| (qpn, true));
+            let next = unblocked.or_else(|| self.schedule.ready.pop_front().map(|qpn| (qpn, false)))?;
             if !self.egress.is_limited() || self.may_have_turn(next) {
                 return Some(next);
             }
@@ -89,11 +86,13 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.delayed_acks() > 0 || self.egress.has_any_parked()
+        self.has_ready() || !self.schedule.delayed_acks.is_empty() || self.egress.has_any_parked()
     }
 
-    /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
-    pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready() || self.peers.has_unblocked() || self.notifications.has_pending()
+    /// Reports whether [`transmit_ready`](Self::transmit_ready) has something to do.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.schedule.ready.is_empty()
+            || !self.peers.unblocked.is_empty()
+            || self.notifications.has_pending()
     }
 }

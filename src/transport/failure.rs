@@ -39,45 +39,62 @@ pub struct Failure {
 }
 
 /// Cause of a [`Failure`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FailureCause {
     /// The peer did not respond before the retries were used up.
+    #[error("the peer did not respond before the retries were used up")]
     NoResponse,
     /// The peer reported lost packets (sequence error NAK) until the retries were used up.
+    #[error("the peer reported lost packets until the retries were used up")]
     SequenceNaks,
     /// Responses of the peer were lost until the retries were used up.
+    #[error("responses of the peer were lost until the retries were used up")]
     MissingResponses,
     /// The peer had no receive posted until the RNR retries were used up.
+    #[error("the peer had no receive posted until the RNR retries were used up")]
     ReceiverNotReady,
     /// The peer refused the request with this NAK code.
+    #[error("the peer refused the request: NAK {0}")]
     Nak(NakCode),
     /// A local check of the work request failed.
+    #[error(transparent)]
     Local(LocalCheck),
     /// The peer sent a READ response of the wrong length.
+    #[error("the peer sent a READ response of the wrong length")]
     BadResponse,
     /// The service does not support the work request, or its address handle belongs to another protection
     /// domain.
+    #[error(
+        "the service does not support the operation, or its address handle is from another protection domain"
+    )]
     Unsupported,
     /// This queue pair refused a request of its peer.
+    #[error("{0}")]
     Refused(Refusal),
     /// The application or the connection manager moved the queue pair to ERR.
+    #[error("the application or the connection manager moved the QP to ERR")]
     Modified,
     /// A completion queue of the queue pair was full, and a completion was lost.
+    #[error("a completion queue of the QP was full, and a completion was lost")]
     CqOverflow,
     /// A fault rule, or [`Fabric::inject_event`](crate::verbs::Fabric::inject_event), moved the queue pair to ERR.
+    #[error("an error was injected, by a fault rule or Fabric::inject_event")]
     Injected,
     /// The device failed, or was removed.
+    #[error("the device failed, or was removed")]
     DeviceFatal,
     /// Another cause.
+    #[error("{0}")]
     Other(&'static str),
 }
 
 /// Local check that a work request failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalCheck {
     /// A key, range or permission.
+    #[error("scatter/gather element {sge}: {error}")]
     Access {
         /// Index of the scatter/gather element.
         sge: usize,
@@ -85,10 +102,13 @@ pub enum LocalCheck {
         error: AccessError,
     },
     /// The memory was accessible by its key, but not mapped when it was read or written.
+    #[error("memory of the work request is not mapped")]
     Faulted,
     /// A bind, a fast registration or an invalidation.
+    #[error(transparent)]
     Management(ManagementError),
     /// A datagram longer than the path MTU.
+    #[error("a datagram of {len} bytes exceeds the path MTU of {mtu} bytes")]
     TooLong {
         /// Length of the message in bytes.
         len: u32,

@@ -38,16 +38,15 @@ impl fmt::Display for Failure {
             }
             writeln!(f, "  retries: {}", self.retries)?;
         }
-        for event in self.events.iter().filter(|e| !belongs_to_a_transmission(e.kind)) {
+        // Other events are part of the text of a transmission.
+        let is_separate = |kind| {
+            matches!(kind, EventKind::StateChange { .. } | EventKind::NakSent(_) | EventKind::RnrNakSent(_))
+        };
+        for event in self.events.iter().filter(|e| is_separate(e.kind)) {
             writeln!(f, "  event: {event}")?;
         }
         write!(f, "  remedy: {}", remedy(&self.cause))
     }
-}
-
-/// Reports whether an event is part of the text of a transmission.
-fn belongs_to_a_transmission(kind: EventKind) -> bool {
-    !matches!(kind, EventKind::StateChange { .. } | EventKind::NakSent(_) | EventKind::RnrNakSent(_))
 }
 
 impl fmt::Display for FailedRequest {
@@ -67,62 +66,11 @@ impl fmt::Display for FailedRequest {
     }
 }
 
-impl fmt::Display for FailureCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FailureCause::NoResponse => {
-                f.write_str("the peer did not respond before the retries were used up")
-            }
-            FailureCause::SequenceNaks => {
-                f.write_str("the peer reported lost packets until the retries were used up")
-            }
-            FailureCause::MissingResponses => {
-                f.write_str("responses of the peer were lost until the retries were used up")
-            }
-            FailureCause::ReceiverNotReady => {
-                f.write_str("the peer had no receive posted until the RNR retries were used up")
-            }
-            FailureCause::Nak(code) => write!(f, "the peer refused the request: NAK {}", name_of(*code)),
-            FailureCause::Local(check) => check.fmt(f),
-            FailureCause::BadResponse => f.write_str("the peer sent a READ response of the wrong length"),
-            FailureCause::Unsupported => f.write_str(
-                "the service does not support the operation, or its address handle is from another \
-                 protection domain",
-            ),
-            FailureCause::Refused(refusal) => refusal.fmt(f),
-            FailureCause::Modified => {
-                f.write_str("the application or the connection manager moved the QP to ERR")
-            }
-            FailureCause::CqOverflow => {
-                f.write_str("a completion queue of the QP was full, and a completion was lost")
-            }
-            FailureCause::Injected => {
-                f.write_str("an error was injected, by a fault rule or Fabric::inject_event")
-            }
-            FailureCause::DeviceFatal => f.write_str("the device failed, or was removed"),
-            FailureCause::Other(cause) => f.write_str(cause),
-        }
-    }
-}
-
-impl fmt::Display for LocalCheck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LocalCheck::Access { sge, error } => write!(f, "scatter/gather element {sge}: {error}"),
-            LocalCheck::Faulted => f.write_str("memory of the work request is not mapped"),
-            LocalCheck::Management(error) => error.fmt(f),
-            LocalCheck::TooLong { len, mtu } => {
-                write!(f, "a datagram of {len} bytes exceeds the path MTU of {mtu} bytes")
-            }
-        }
-    }
-}
-
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "this QP refused the peer's request with PSN {}", self.psn)?;
         if let Some(code) = self.code {
-            write!(f, " with NAK {}", name_of(code))?;
+            write!(f, " with NAK {code}")?;
         }
         match self.access {
             Some(error) => write!(f, ": {error}"),
@@ -157,7 +105,7 @@ impl fmt::Display for TransmissionEnd {
             TransmissionEnd::SequenceNak => f.write_str("sequence error NAK"),
             TransmissionEnd::MissingResponse => f.write_str("a response was missing"),
             TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Ms(*wait)),
-            TransmissionEnd::Nak(code) => write!(f, "NAK {}", name_of(*code)),
+            TransmissionEnd::Nak(code) => write!(f, "NAK {code}"),
         }
     }
 }
@@ -187,29 +135,17 @@ impl fmt::Display for PastEvent {
             EventKind::SequenceNak => write!(f, "sequence error NAK for PSN {psn}")?,
             EventKind::MissingResponse => write!(f, "response with PSN {psn} missing")?,
             EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn} with a wait of {}", Ms(wait))?,
-            EventKind::Nak(code) => write!(f, "NAK {} for PSN {psn}", name_of(code))?,
+            EventKind::Nak(code) => write!(f, "NAK {code} for PSN {psn}")?,
             EventKind::Resent { cause, end, left } => {
                 write!(f, "PSN {psn} to {} sent again ({cause}), {left} retries left", end.prev())?
             }
-            EventKind::NakSent(code) => write!(f, "NAK {} sent for PSN {psn}", name_of(code))?,
+            EventKind::NakSent(code) => write!(f, "NAK {code} sent for PSN {psn}")?,
             EventKind::RnrNakSent(timer) => {
                 write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Ms(timer.duration()))?
             }
         }
         write!(f, " {}", Ago(ago))?;
         if times > 1 { write!(f, ", the last of {times} such") } else { Ok(()) }
-    }
-}
-
-/// Returns the name of a NAK code in the specification (IBA 9.7.5.2.4).
-fn name_of(code: NakCode) -> &'static str {
-    match code {
-        NakCode::PsnSequenceError => "PSN Sequence Error",
-        NakCode::InvalidRequest => "Invalid Request",
-        NakCode::RemoteAccessError => "Remote Access Error",
-        NakCode::RemoteOperationalError => "Remote Operational Error",
-        NakCode::InvalidRdRequest => "Invalid RD Request",
-        NakCode::Reserved(_) => "with a reserved code",
     }
 }
 

@@ -5,7 +5,7 @@ use crate::memory::PdId;
 use crate::wire::Mtu;
 
 /// Limits of a send queue, fixed at creation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendCaps {
     /// Maximum number of outstanding work requests.
     pub max_wr: u32,

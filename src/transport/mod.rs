@@ -5,6 +5,7 @@
 //! There are no sockets, threads, clocks or locks in here.
 #![forbid(unsafe_code)]
 
+mod codes;
 mod comp_counter;
 mod congestion;
 mod connection;
@@ -25,6 +26,7 @@ mod migration;
 mod output;
 mod pacer;
 mod peer_change;
+mod port_addresses;
 mod qp;
 mod quirks;
 mod recovery;
@@ -49,12 +51,12 @@ pub use crate::burst::{
     TxBurst, TxQueue,
 };
 pub use comp_counter::{AttachCounterError, CompCounter, CountUnit, CountedOps};
+#[cfg(feature = "unstable-internals")]
+pub use congestion::QpController;
 pub use congestion::{
     Congestion, CongestionAlgorithm, CongestionConfig, CongestionError, CongestionParameter, ParameterSet,
     Rate,
 };
-#[cfg(feature = "unstable-internals")]
-pub use congestion::{Controller, Dcqcn};
 pub use connection::PathMatch;
 pub use counters::{Counters, Retransmissions};
 pub use egress_room::{EgressRoom, priority_of};
@@ -70,6 +72,7 @@ pub use injected_error::InjectedError;
 pub use last_acks::LastAcks;
 pub use output::Output;
 pub use peer_change::PeerChange;
+pub use port_addresses::PortAddresses;
 pub use qp::{Pending, QueuePair};
 pub use quirks::{AckRequests, CnpScope, EarlySends, Quirks};
 pub use recovery::TimerDeferral;

@@ -1,16 +1,16 @@
 //! Queue pairs: state transitions, posting, packets and timers.
 
-use super::congestion::{Controller, QpController, Rate};
+use super::congestion::{QpController, Rate};
 use super::connection::{Alternate, Connection, Fatal, PathMatch};
 use super::pacer::{self, Pacer};
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
 use super::slow_event::EventKind;
 use super::{
-    AddressError, AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps,
-    Counters, Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
-    PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus,
-    earliest, state,
+    AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps, Counters,
+    Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
+    PortAddresses, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning,
+    WcOpcode, WcStatus, earliest, state,
 };
 use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
@@ -124,10 +124,10 @@ impl QueuePair {
 
     /// Reports whether the per-peer window blocked the last turn.
     pub fn is_blocked_by_peer_window(&self) -> bool {
-        self.requester.is_blocked_by_peer_window()
+        self.requester.is_blocked_by_peer_window
     }
 
-    /// Modifies the state and attributes as permitted by the table in [`state`]. `path` resolves an address
+    /// Modifies the state and attributes as permitted by the table in [`state`]. `port` resolves an address
     /// vector to a flow; flushed work requests are reported through `env`.
     ///
     /// # Errors
@@ -135,14 +135,14 @@ impl QueuePair {
     pub fn modify(
         &mut self,
         attr: &QpAttr,
-        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         env: &mut Env<'_>,
     ) -> Result<(), ModifyError> {
         let from = self.conn.state;
         let to = state::check(self.conn.qp_type, from, attr)?;
         self.check_migration(attr)?;
         let dest = attr.dest_qpn.unwrap_or(self.conn.dest_qpn);
-        let flow = |av: &AddressVector| path(av, self.conn.qpn, dest).map_err(ModifyError::Address);
+        let flow = |av: &AddressVector| port.flow(av, self.conn.qpn, dest).map_err(ModifyError::Address);
         let primary = attr.av.as_ref().map(flow).transpose()?;
         let alternate = attr.alt_path.as_ref().map(|alt| flow(&alt.av)).transpose()?;
         if to == QpState::Rtr {
@@ -156,12 +156,11 @@ impl QueuePair {
             self.conn.alternate = Some(Alternate { path, flow, pkey: self.conn.pkey });
         }
         let conn = &mut self.conn;
-        let set = |field: &mut _, value: Option<_>| value.into_iter().for_each(|v| *field = v);
-        set(&mut conn.retry_cnt, attr.retry_cnt);
-        set(&mut conn.rnr_retry, attr.rnr_retry);
-        set(&mut conn.max_rd_atomic, attr.max_rd_atomic);
-        set(&mut conn.max_dest_rd_atomic, attr.max_dest_rd_atomic);
-        set(&mut conn.port, attr.port);
+        conn.retry_cnt = attr.retry_cnt.unwrap_or(conn.retry_cnt);
+        conn.rnr_retry = attr.rnr_retry.unwrap_or(conn.rnr_retry);
+        conn.max_rd_atomic = attr.max_rd_atomic.unwrap_or(conn.max_rd_atomic);
+        conn.max_dest_rd_atomic = attr.max_dest_rd_atomic.unwrap_or(conn.max_dest_rd_atomic);
+        conn.port = attr.port.unwrap_or(conn.port);
         conn.qkey = attr.qkey.unwrap_or(conn.qkey);
         conn.access = attr.access.unwrap_or(conn.access);
         conn.pkey_index = attr.pkey_index.unwrap_or(conn.pkey_index);
@@ -213,10 +212,7 @@ impl QueuePair {
     }
 
     /// Reports whether the queue pair is in SQD and its send queue has not yet drained.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_draining(&self) -> bool {
         self.conn.state == QpState::Sqd && !self.requester.is_drained()
     }
@@ -233,7 +229,7 @@ impl QueuePair {
     /// Reports whether a message was refused because no receive has ever been posted to the queue pair.
     pub fn lacks_receives(&self) -> bool {
         let refused = |kind: &EventKind| matches!(kind, EventKind::RnrNakSent(_));
-        self.responder.has_never_had_receives() && self.conn.history.newest(refused).is_some()
+        self.responder.receives.has_never_had_any() && self.conn.history.newest(refused).is_some()
     }
 
     /// Withdraws the payloads of requests that are not acknowledged, because the queue pair is about to be destroyed.
@@ -280,7 +276,7 @@ impl QueuePair {
             timeout: Some(c.timeout),
             retry_cnt: Some(c.retry_cnt),
             rnr_retry: Some(c.rnr_retry),
-            rq_psn: Some(self.responder.expected()),
+            rq_psn: Some(self.responder.expected),
             max_rd_atomic: Some(c.max_rd_atomic),
             min_rnr_timer: Some(c.min_rnr_timer),
             sq_psn: Some(self.requester.next_psn()),
@@ -289,7 +285,7 @@ impl QueuePair {
         }
     }
 
-    /// Posts a send work request, using `path` to resolve its destination to a flow. In ERR and SQE, it is
+    /// Posts a send work request, using `port` to resolve its destination to a flow. In ERR and SQE, it is
     /// flushed at once.
     ///
     /// # Errors
@@ -297,11 +293,11 @@ impl QueuePair {
     pub fn post_send(
         &mut self,
         wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         out: &mut Vec<Output>,
     ) -> Result<(), PostError> {
         match self.conn.state {
-            QpState::Rts | QpState::Sqd => self.enqueue(wr, path),
+            QpState::Rts | QpState::Sqd => self.enqueue(wr, port),
             QpState::Err | QpState::Sqe => {
                 self.conn.op_counters.failed(CountedOps::of(&wr.op));
                 out.push(Output::Sent(Completion {
@@ -310,35 +306,26 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            state => self.post_early(state, wr, path),
+            state => self.post_early(state, wr, port),
         }
     }
 
     /// Handles a send work request posted before RTS: queues or rejects it, depending on the device class
     /// (`early_sends`).
     #[cold]
-    fn post_early(
-        &mut self,
-        state: QpState,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<(), PostError> {
+    fn post_early(&mut self, state: QpState, wr: &SendWr<'_>, port: &PortAddresses) -> Result<(), PostError> {
         let (early, refused) = (self.conn.quirks().early_sends, Err(PostError::State(state)));
         if early != EarlySends::Refused {
-            self.enqueue(wr, path)?;
-            self.requester.hold();
+            self.enqueue(wr, port)?;
+            self.requester.is_held = true;
         }
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
 
-    /// Queues a send work request, using `path` to resolve its destination.
+    /// Queues a send work request, using `port` to resolve its destination.
     #[inline(always)]
-    fn enqueue(
-        &mut self,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<(), PostError> {
-        match self.path_of(wr, path) {
+    fn enqueue(&mut self, wr: &SendWr<'_>, port: &PortAddresses) -> Result<(), PostError> {
+        match self.path_of(wr, port) {
             Ok(flow) => self.requester.post(wr, flow, &self.conn),
             Err(error) => self.enqueue_to_fail(wr, error),
         }
@@ -361,14 +348,14 @@ impl QueuePair {
     pub fn post_send_all<'w>(
         &mut self,
         wrs: impl Iterator<Item = SendWr<'w>>,
-        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        port: &PortAddresses,
         out: &mut Vec<Output>,
     ) -> Result<(), PostListError> {
-        let mark = self.requester.mark();
+        let mark = self.requester.queue.mark();
         for (index, wr) in wrs.enumerate() {
             // A state that flushes at once rejects nothing, so `out` never contains part of a batch.
-            if let Err(error) = self.post_send(&wr, &path, out) {
-                self.requester.roll_back(&mark);
+            if let Err(error) = self.post_send(&wr, port, out) {
+                self.requester.queue.roll_back(&mark);
                 return Err(PostListError { index, error });
             }
         }
@@ -377,11 +364,7 @@ impl QueuePair {
 
     /// Resolves the destination of a datagram to a flow; returns `None` for a connected service.
     #[inline(always)]
-    fn path_of(
-        &self,
-        wr: &SendWr<'_>,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
-    ) -> Result<Option<Flow>, PostError> {
+    fn path_of(&self, wr: &SendWr<'_>, port: &PortAddresses) -> Result<Option<Flow>, PostError> {
         let conn = &self.conn;
         if !conn.qp_type.offers(&wr.op) {
             return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
@@ -394,7 +377,7 @@ impl QueuePair {
                 Err(PostError::HandlePd { handle: *pd, qp: conn.pd })
             }
             (QpType::Ud, Some(Destination::Qp { av, qpn, .. })) => {
-                path(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
+                port.flow(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
             }
             _ => Err(PostError::Destination),
         }
@@ -418,7 +401,7 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            _ => self.responder.post(wr),
+            _ => self.responder.receives.post(wr),
         }
     }
 
@@ -620,7 +603,7 @@ impl QueuePair {
 
     /// Returns the time at which `handle_timeout` must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let own = self.requester.next_deadline();
+        let own = self.requester.recovery.next_deadline();
         // Few queue pairs are paced; without this branch the compiler compares an unset deadline, which memcheck
         // reports.
         match self.pacer.deadline(self.requester.congestion.deadline()) {
@@ -642,7 +625,7 @@ impl QueuePair {
 
     /// Migrates if the path has failed, that is, the retries are used up and an alternate path is armed.
     fn migrate_if_due(&mut self, env: &mut Env<'_>) {
-        if self.requester.take_path_failed() {
+        if std::mem::take(&mut self.requester.path_failed) {
             self.migrate(env);
         }
     }

@@ -15,7 +15,7 @@ struct RecvWqe {
 }
 
 /// Queue of posted receives, owned by one queue pair or shared by several.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RecvQueue {
     pub caps: RecvCaps,
     wqes: Fifo<RecvWqe>,
@@ -34,7 +34,7 @@ pub(super) struct Receive {
 
 impl RecvQueue {
     pub fn new(caps: RecvCaps) -> RecvQueue {
-        RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
+        RecvQueue { caps, ..RecvQueue::default() }
     }
 
     /// Queues a receive. `in_use` is the number of earlier receives that have left the queue but are not
@@ -92,15 +92,10 @@ impl Receive {
     /// Returns the memory at byte offset `at` of the receive's buffers, up to the end of the scatter/gather element and at
     /// most `max` bytes. Returns `None` if nothing is left or it may not be written.
     pub fn element_at(&self, at: u32, max: u32, by: Accessor, memory: &Table) -> Option<HostSlice> {
-        let mut at = at;
-        for sge in &self.sges {
-            if at < sge.length {
-                let (addr, len) = (sge.addr.wrapping_add(at.into()), max.min(sge.length - at));
-                return memory.local(by, sge.lkey, addr, len, Access::LOCAL_WRITE).ok();
-            }
-            at -= sge.length;
-        }
-        None
+        let first = gather(self.sges.iter(), at, max, |sge, addr, n| {
+            Err(memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE).ok())
+        });
+        first.err()?
     }
 
     /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have been stored.

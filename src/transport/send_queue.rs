@@ -8,7 +8,7 @@ use super::sge_list::gather;
 use super::work::MAX_MESSAGE;
 use super::{Destination, Env, PostError, Quirks, SendCaps, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::burst::ReceivedPayload;
-use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
+use crate::memory::{AccessError, Accessor, Faulted, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
 /// Position of a work request in the packet stream: message number, PSNs and flight cost.
@@ -78,20 +78,15 @@ impl SendWqe {
         matches!(self.op, WrOp::LocalInv(_))
     }
 
-    /// Reports whether a WRITE is sent as a train of messages of one packet each.
-    pub fn is_train(&self, conn: &Connection) -> bool {
-        is_train(&self.op, conn)
-    }
-
     /// Returns the flight cost of everything posted before packet `packet` of this work request.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
         self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
 }
 
-/// See [`SendWqe::is_train`]. A WRITE with immediate is never one: the completion of its receive has the length of the
-/// message.
-fn is_train(op: &WrOp, conn: &Connection) -> bool {
+/// Reports whether a WRITE is sent as a train of messages of one packet each. A WRITE with immediate is never one: the
+/// completion of its receive has the length of the message.
+pub(super) fn is_train(op: &WrOp, conn: &Connection) -> bool {
     matches!(op, WrOp::Write { .. }) && conn.quirks().equal_packets && conn.qp_type.is_reliable()
 }
 
@@ -117,7 +112,7 @@ pub(super) struct Mark {
     cost: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SendQueue {
     pub caps: SendCaps,
     wqes: Fifo<SendWqe>,
@@ -136,17 +131,8 @@ pub(super) struct SendQueue {
 
 impl SendQueue {
     pub fn new(caps: SendCaps, quirks: &Quirks) -> SendQueue {
-        SendQueue {
-            caps,
-            slots: quirks.send_slots_until_polled.then(Box::default),
-            wqes: Fifo::default(),
-            sges: Fifo::default(),
-            inline: Fifo::default(),
-            destinations: Fifo::default(),
-            next_psn: Psn::default(),
-            messages: 0,
-            cost: 0,
-        }
+        let slots = quirks.send_slots_until_polled.then(Box::default);
+        SendQueue { caps, slots, ..SendQueue::default() }
     }
 
     /// Queues a work request and, unless it `fails`, assigns PSNs to it.
@@ -343,31 +329,30 @@ impl SendQueue {
         true
     }
 
-    /// Appends to `out` the memory slices that hold bytes `at..at + len` of a work request's message.
+    /// Replaces `env.scratch` with the memory slices that hold bytes `at..at + len` of a work request's message.
     pub fn gather(
         &self,
         wqe: &SendWqe,
         at: u32,
         len: u32,
         by: Accessor,
-        memory: &Table,
-        out: &mut Vec<HostSlice>,
-    ) -> Result<(), AccessError> {
+        env: &mut Env<'_>,
+    ) -> Result<(), Faulted> {
+        env.scratch.clear();
         let Source::Sges(first) = wqe.source else { return Ok(()) };
         let access = wqe.op.local_access();
+        let mut add = |sge: &Sge, addr, n| {
+            let found = env.memory.local(by, sge.lkey, addr, n, access);
+            found.map(|slice| env.scratch.push(slice)).map_err(|_| Faulted)
+        };
         if wqe.count == 1
             && len > 0
             && let Some(sge) = self.sges.get(first)
         {
             // A single scatter/gather element: the message is contiguous in it.
-            out.push(memory.local(by, sge.lkey, sge.addr.wrapping_add(at.into()), len, access)?);
-            return Ok(());
+            return add(sge, sge.addr.wrapping_add(at.into()), len);
         }
-        let sges = self.sges.range(first, wqe.count as usize);
-        gather(sges, at, len, |s, addr, n| {
-            out.push(memory.local(by, s.lkey, addr, n, access)?);
-            Ok(())
-        })
+        gather(self.sges.range(first, wqe.count as usize), at, len, add)
     }
 
     /// Returns the index of the first scatter/gather element of a work request to which access is denied, and
@@ -390,8 +375,7 @@ impl SendQueue {
         by: Accessor,
         env: &mut Env<'_>,
     ) -> Result<(), Faulted> {
-        env.scratch.clear();
-        self.gather(wqe, at, data.len() as u32, by, env.memory, env.scratch).map_err(|_| Faulted)?;
+        self.gather(wqe, at, data.len() as u32, by, env)?;
         let mut rest = data;
         for slice in env.scratch.iter() {
             let (now, later) = rest.split_at(slice.len());

@@ -22,7 +22,7 @@ impl PolledSends {
 
 #[derive(Debug, Default)]
 pub(super) struct SendSlots {
-    polled: PolledSends,
+    pub polled: PolledSends,
     /// Number of polled completions that have freed slots.
     seen: u64,
     /// Index after the work request of each completion that has freed no slots.
@@ -32,11 +32,6 @@ pub(super) struct SendSlots {
 }
 
 impl SendSlots {
-    /// Returns the counter for the completion queue.
-    pub fn polled(&self) -> &PolledSends {
-        &self.polled
-    }
-
     /// Records the completion of the work request at `index`.
     pub fn on_completion(&mut self, index: u64) {
         self.ends.push_back(index + 1);
@@ -70,9 +65,9 @@ mod tests {
         slots.on_completion(3);
         slots.on_completion(4);
         assert_eq!(slots.start(), 0);
-        slots.polled().count();
+        slots.polled.count();
         assert_eq!(slots.start(), 4);
-        slots.polled().count();
+        slots.polled.count();
         assert_eq!(slots.start(), 5);
         slots.on_completion(9);
         slots.clear(12);

@@ -53,10 +53,7 @@ impl SharedReceives {
     }
 
     /// Reports whether the queue is empty.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
+    #[cfg(any(test, feature = "unstable-internals"))]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 
 use super::InjectedError;
+use super::codes::codes;
 use crate::memory::Access;
 use crate::sys::setters::setters;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
@@ -46,37 +47,25 @@ impl QpType {
     }
 }
 
-/// Queue pair state, with the values of `enum ibv_qp_state`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum QpState {
-    /// Initial state, without a connection or work requests.
-    #[default]
-    Reset = 0,
-    /// Initialized: receives can be posted, but packets are dropped.
-    Init = 1,
-    /// Ready to receive: the responder is active.
-    Rtr = 2,
-    /// Ready to send: the requester and the responder are active.
-    Rts = 3,
-    /// Send queue drain: no new work requests are started.
-    Sqd = 4,
-    /// Send queue error (not for RC): sends are flushed, but receiving continues.
-    Sqe = 5,
-    /// Error: all work requests are flushed.
-    Err = 6,
-}
-
-impl fmt::Display for QpState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            QpState::Reset => "RESET",
-            QpState::Init => "INIT",
-            QpState::Rtr => "RTR",
-            QpState::Rts => "RTS",
-            QpState::Sqd => "SQD",
-            QpState::Sqe => "SQE",
-            QpState::Err => "ERR",
-        })
+codes! {
+    /// Queue pair state, with the values of `enum ibv_qp_state`.
+    #[derive(Default)]
+    QpState {
+        /// Initial state, without a connection or work requests.
+        #[default]
+        Reset = 0, "RESET";
+        /// Initialized: receives can be posted, but packets are dropped.
+        Init = 1, "INIT";
+        /// Ready to receive: the responder is active.
+        Rtr = 2, "RTR";
+        /// Ready to send: the requester and the responder are active.
+        Rts = 3, "RTS";
+        /// Send queue drain: no new work requests are started.
+        Sqd = 4, "SQD";
+        /// Send queue error (not for RC): sends are flushed, but receiving continues.
+        Sqe = 5, "SQE";
+        /// Error: all work requests are flushed.
+        Err = 6, "ERR";
     }
 }
 
@@ -437,10 +426,34 @@ pub enum AddressError {
     },
 }
 
+/// Returns the attributes that a transition requires, and those that it accepts besides; `None` if there is no such
+/// transition.
+fn attrs_of(qp_type: QpType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
+    if matches!(to, QpState::Reset | QpState::Err) {
+        return Some((AttrMask::empty(), AttrMask::empty()));
+    }
+    let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
+    edge.map(|t| (t.required, t.optional))
+}
+
 /// Returns all attributes that a transition accepts, required or optional.
 pub fn accepted_attrs(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
-    let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
-    edge.map_or(AttrMask::empty(), |t| t.required | t.optional)
+    attrs_of(qp_type, from, to).map_or(AttrMask::empty(), |(required, optional)| required | optional)
+}
+
+/// Checks that each value that is given lies between the minimum and the maximum behind it.
+///
+/// # Errors
+/// [`ModifyError::Value`] for the first value out of range.
+pub fn check_ranges<const N: usize>(
+    values: [(&'static str, Option<u32>, u32, u32); N],
+) -> Result<(), ModifyError> {
+    for (name, value, min, max) in values {
+        if let Some(value) = value.filter(|v| !(min..=max).contains(v)) {
+            return Err(ModifyError::Value { name, value, min, max });
+        }
+    }
+    Ok(())
 }
 
 /// Checks a `modify` against the transition table, and returns the new state.
@@ -455,14 +468,8 @@ pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, M
         return Err(ModifyError::CurState { claimed, actual: from });
     }
     let given = attr.mask().difference(AttrMask::STATE);
-    let (required, optional) = match to {
-        QpState::Reset | QpState::Err => (AttrMask::empty(), AttrMask::empty()),
-        _ => TRANSITIONS
-            .iter()
-            .find(|t| t.qp_type == qp_type && t.from == from && t.to == to)
-            .map(|t| (t.required, t.optional))
-            .ok_or(ModifyError::Transition { qp_type, from, to })?,
-    };
+    let (required, optional) =
+        attrs_of(qp_type, from, to).ok_or(ModifyError::Transition { qp_type, from, to })?;
     let missing = required.difference(given);
     if !missing.is_empty() {
         return Err(ModifyError::Missing { from, to, missing });
@@ -471,17 +478,12 @@ pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, M
     if !excess.is_empty() {
         return Err(ModifyError::NotAllowed { from, to, excess });
     }
-    let limits = [
-        ("retry_cnt", attr.retry_cnt, 0, 7),
-        ("rnr_retry", attr.rnr_retry, 0, 7),
+    check_ranges([
+        ("retry_cnt", attr.retry_cnt.map(u32::from), 0, 7),
+        ("rnr_retry", attr.rnr_retry.map(u32::from), 0, 7),
         // The only port.
-        ("port", attr.port, 1, 1),
-    ];
-    for (name, value, min, max) in limits {
-        if let Some(value) = value.map(u32::from).filter(|v| !(min..=max).contains(v)) {
-            return Err(ModifyError::Value { name, value, min, max });
-        }
-    }
+        ("port", attr.port.map(u32::from), 1, 1),
+    ])?;
     Ok(to)
 }
 

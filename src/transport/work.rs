@@ -1,9 +1,8 @@
 //! Work requests, as posted by an application, and their completions.
 
-use std::fmt;
-
 use bitflags::bitflags;
 
+use super::codes::codes;
 use super::{InjectedError, QpType};
 use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
@@ -296,39 +295,9 @@ pub struct PostListError {
     pub error: PostError,
 }
 
-/// Defines an enum of numbered values with texts.
-macro_rules! codes {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $value:literal, $text:literal;)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        #[repr(u32)]
-        #[non_exhaustive]
-        pub enum $name {
-            $($(#[$vdoc])* $variant = $value,)*
-        }
-
-        impl $name {
-            /// Returns the variant with the given value; `None` if there is none.
-            pub const fn from_repr(value: u32) -> Option<$name> {
-                match value {
-                    $($value => Some($name::$variant),)*
-                    _ => None,
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self {
-                    $($name::$variant => $text,)*
-                })
-            }
-        }
-    };
-}
-
 codes! {
     /// Completion status, with the values of `enum ibv_wc_status`.
+    #[non_exhaustive]
     WcStatus {
         /// Success.
         Success = 0, "success";
@@ -364,6 +333,7 @@ impl std::error::Error for WcStatus {}
 codes! {
     /// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
     /// [`RegMr`](Self::RegMr).
+    #[non_exhaustive]
     WcOpcode {
         /// A SEND.
         Send = 0, "SEND";

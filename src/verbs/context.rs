@@ -633,7 +633,7 @@ impl WeakContext {
     /// Returns the device's counters, for a process about to exit. `None` if the device is no longer open or
     /// a shard's lock is held for longer than `timeout`.
     pub fn counters_within(&self, timeout: Duration) -> Option<Counters> {
-        self.0.upgrade()?.shards.counters_within(timeout)
+        Some(self.0.upgrade()?.shards.all_counters_within(timeout)?.0)
     }
 }
 

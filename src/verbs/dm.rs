@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::faults::Call;
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
-use crate::memory::{Access, Buffer, MrExtent};
+use crate::memory::{Access, Buffer, Extent};
 
 /// Device memory (`ibv_alloc_dm`), emulated with host memory that counts against the device's limit. Cheap to
 /// clone; it lives as long as any region registered on it.
@@ -112,7 +112,7 @@ impl Pd {
         }
         // An empty part is allowed, although it is of no use.
         self.check(range.len().max(1), access)?;
-        let extent = MrExtent { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
+        let extent = Extent { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
         // SAFETY: the `DmMr` holds a reference to the device memory, and drops `raw`, which deregisters,
         // before it.
         let raw = unsafe { self.register(extent) }?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::faults::Call;
 use super::{CreateError, MemoryAccessError, Pd};
 use crate::memory::{
-    Access, AccessError, Accessor, Buffer, ManagementError, MrExtent, RegionInfo, ReregMr, Table,
+    Access, AccessError, Accessor, Buffer, Extent, ManagementError, RegionInfo, ReregMr, Table,
     install_fault_handler, page_size,
 };
 use crate::nic::Limits;
@@ -29,7 +29,7 @@ impl Pd {
         let iova = iova.unwrap_or_else(|| self.context().alloc_iova(len));
         let buffer = allocate(len, shareable);
         self.check_empty(buffer.addr(), len)?;
-        let extent = MrExtent { addr: buffer.addr(), len, iova, access };
+        let extent = Extent { addr: buffer.addr(), len, iova, access };
         // SAFETY: the `Mr` owns the buffer and drops `raw`, which deregisters, before it; the buffer's bytes
         // are accessed by copying only.
         let raw = unsafe { self.register(extent) }?;
@@ -67,7 +67,7 @@ impl Pd {
         self.check_empty(addr.addr(), len)?;
         install_fault_handler();
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped.
-        let mr = unsafe { self.register(MrExtent { addr: addr.expose_provenance(), len, iova, access }) }?;
+        let mr = unsafe { self.register(Extent { addr: addr.expose_provenance(), len, iova, access }) }?;
         self.with_table(|table| table.pin(mr.info.lkey));
         Ok(mr)
     }
@@ -135,9 +135,9 @@ impl Pd {
 
     /// # Safety
     /// As for [`reg_mr_raw`](Self::reg_mr_raw).
-    pub(super) unsafe fn register(&self, extent: MrExtent) -> Result<RawMr, CreateError> {
+    pub(super) unsafe fn register(&self, extent: Extent) -> Result<RawMr, CreateError> {
         let iova = if extent.access.allows(Access::ZERO_BASED) { 0 } else { extent.iova };
-        let extent = MrExtent { iova, ..extent };
+        let extent = Extent { iova, ..extent };
         // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped, which deregisters it.
         let info = self.insert(|table| unsafe { table.register(self.id(), extent) })?;
         Ok(RawMr { pd: self.clone(), addr: iova, len: extent.len, info, is_deregistered: false })

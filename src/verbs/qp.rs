@@ -300,7 +300,7 @@ impl Qp {
             (None, _) => context.0.shards.next_for_qp(&send_cq.0.users),
         };
         Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
-            let created = state.create_qp(init, send, recv);
+            let created = state.create_qp(send, recv, |nic, send, recv| nic.create_qp(init, send, recv));
             created.map_err(|TooManyQps(max)| CreateError::Exhausted { kind: "QPs", max })
         })
     }
@@ -311,9 +311,11 @@ impl Qp {
         Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
             // The management port posts unsignaled sends only, so no polled completion would ever free a slot.
             let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
-            state
-                .create_gsi(&QpInit { quirks, ..*init }, send, recv)
-                .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
+            let init = QpInit { quirks, ..*init };
+            state.create_qp(send, recv, |nic, send, recv| {
+                let created = nic.create_gsi(&init, send, recv);
+                created.ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
+            })
         })
     }
 
@@ -739,7 +741,7 @@ impl QpInner {
 impl Drop for QpInner {
     fn drop(&mut self) {
         // Sends what is due to the peer first, because acknowledgements may still be delayed.
-        self.shard.with_nic_and_send(|_, _, _, _| ());
+        self.shard.with_state_and_send(|_, _| ());
         let context = self.pd.context();
         let mut is_alive = self.is_alive.lock();
         context.0.shards.destroy_qp(&self.shard, self.qpn);

@@ -14,10 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
 use etherparse::checksum::Sum16BitWords;
-use etherparse::{
-    EtherType, Ethernet2Header, IpDscp, IpEcn, IpFragOffset, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header,
-    UdpHeader,
-};
+use etherparse::{EtherType, Ethernet2Header, IpNumber, UdpHeader};
 
 pub(crate) use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
 pub use membership::GroupQuery;
@@ -26,7 +23,7 @@ pub(crate) use parse::ipv4_checksum;
 pub use parse::parse;
 pub use pause::{PRIORITIES, PauseFrame};
 
-use super::{Flow, Gid, IpIdent, Mac, ROCE_PORT};
+use super::{Flow, Gid, IpIdent, Mac, ROCE_PORT, ip};
 
 /// Length in bytes of an Ethernet header without VLAN tags.
 pub const ETHERNET_LEN: usize = Ethernet2Header::LEN;
@@ -270,21 +267,12 @@ pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u1
     append_ip_udp(out, flow, id, udp_payload);
 }
 
-/// Appends a complete frame that carries `udp_payload` (BTH to ICRC).
+/// Appends a complete frame that carries `udp_payload` (BTH to ICRC), from the destination and the source in `macs`, with a
+/// VLAN tag if there is one.
 ///
 /// # Panics
 /// As for [`append_ip_udp`].
-pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16, udp_payload: &[u8]) {
-    append_headers(out, dst, src, flow, id, udp_payload.len());
-    out.extend_from_slice(udp_payload);
-}
-
-/// Appends a complete frame like [`append_frame`], from the destination and the source in `macs`, with a VLAN tag if
-/// there is one.
-///
-/// # Panics
-/// As for [`append_ip_udp`].
-pub fn append_tagged_frame(
+pub fn append_frame(
     out: &mut Vec<u8>,
     macs: (Mac, Mac),
     tag: Option<VlanTag>,
@@ -324,36 +312,9 @@ pub fn append_ip_udp(out: &mut Vec<u8>, flow: &Flow, id: u16, udp_payload: usize
     let udp_len = u16::try_from(udp_payload + UdpHeader::LEN).expect("a packet is at most 64 KiB");
     match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let mut ip = Ipv4Header {
-                dscp: IpDscp::try_new(flow.traffic_class >> 2).unwrap_or_default(),
-                ecn: IpEcn::try_new(flow.traffic_class & 3).unwrap_or_default(),
-                total_len: udp_len + Ipv4Header::MIN_LEN_U16,
-                identification: id,
-                dont_fragment: true,
-                more_fragments: false,
-                fragment_offset: IpFragOffset::ZERO,
-                time_to_live: flow.hop_limit,
-                protocol: IpNumber::UDP,
-                header_checksum: 0,
-                source: src.octets(),
-                destination: dst.octets(),
-                options: Default::default(),
-            };
-            ip.header_checksum = ip.calc_header_checksum();
-            out.extend_from_slice(&ip.to_bytes());
+            out.extend_from_slice(&ip::v4_header(flow, src, dst, id, udp_len).to_bytes());
         }
-        (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            let ip = Ipv6Header {
-                traffic_class: flow.traffic_class,
-                flow_label: Ipv6FlowLabel::try_new(flow.flow_label & 0xf_ffff).unwrap_or_default(),
-                payload_length: udp_len,
-                next_header: IpNumber::UDP,
-                hop_limit: flow.hop_limit,
-                source: src.octets(),
-                destination: dst.octets(),
-            };
-            out.extend_from_slice(&ip.to_bytes());
-        }
+        (IpAddr::V6(_), IpAddr::V6(_)) => out.extend_from_slice(&ip::v6_header(flow, udp_len).to_bytes()),
         (src, dst) => panic!("a flow from {src} to {dst} mixes address families"),
     }
     let udp =

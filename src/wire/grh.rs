@@ -3,12 +3,15 @@
 
 use std::net::IpAddr;
 
-use etherparse::{IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header};
+use etherparse::{Ipv4Header, Ipv4HeaderSlice, Ipv6HeaderSlice};
 
-use super::{Flow, Gid};
+use super::{Flow, ip};
 
 /// Length of the GRH area in bytes.
 pub const LEN: usize = 40;
+
+/// Start of an IPv4 header.
+const V4: usize = LEN - Ipv4Header::MIN_LEN;
 
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
@@ -17,35 +20,12 @@ const UDP_LEN: usize = 8;
 /// socket does not expose get the values that most senders use: identification 0, don't-fragment set.
 pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     let mut out = [0; LEN];
-    let payload = (UDP_LEN + len) as u16;
+    let udp_len = (UDP_LEN + len) as u16;
     match (flow.src, flow.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
-            let mut header = Ipv4Header {
-                dscp: (flow.traffic_class >> 2).try_into().unwrap_or_default(),
-                ecn: (flow.traffic_class & 3).try_into().unwrap_or_default(),
-                total_len: payload + Ipv4Header::MIN_LEN as u16,
-                dont_fragment: true,
-                time_to_live: flow.hop_limit,
-                protocol: IpNumber::UDP,
-                source: src.octets(),
-                destination: dst.octets(),
-                ..Ipv4Header::default()
-            };
-            header.header_checksum = header.calc_header_checksum();
-            out[LEN - Ipv4Header::MIN_LEN..].copy_from_slice(&header.to_bytes());
+            out[V4..].copy_from_slice(&ip::v4_header(flow, src, dst, 0, udp_len).to_bytes());
         }
-        (src, dst) => {
-            let header = Ipv6Header {
-                traffic_class: flow.traffic_class,
-                flow_label: Ipv6FlowLabel::try_new(flow.flow_label).unwrap_or_default(),
-                payload_length: payload,
-                next_header: IpNumber::UDP,
-                hop_limit: flow.hop_limit,
-                source: Gid::from(src).0,
-                destination: Gid::from(dst).0,
-            };
-            out.copy_from_slice(&header.to_bytes());
-        }
+        _ => out.copy_from_slice(&ip::v6_header(flow, udp_len).to_bytes()),
     }
     out
 }
@@ -53,21 +33,10 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
 /// Decodes a received packet's flow, except for the source port, from its GRH area. Returns `None` if the
 /// header is neither IPv4 nor IPv6.
 pub fn flow(header: &[u8; LEN]) -> Option<Flow> {
-    if header[0] >> 4 == 6 {
-        let (h, _) = Ipv6Header::from_slice(header).ok()?;
-        return Some(Flow {
-            traffic_class: h.traffic_class,
-            hop_limit: h.hop_limit,
-            flow_label: h.flow_label.value(),
-            ..Flow::new(IpAddr::from(h.source), IpAddr::from(h.destination), 0)
-        });
+    match header[0] >> 4 {
+        6 => Ipv6HeaderSlice::from_slice(header).ok().map(|ip| ip::v6_flow(&ip)),
+        _ => Ipv4HeaderSlice::from_slice(&header[V4..]).ok().map(|ip| ip::v4_flow(&ip)),
     }
-    let (h, _) = Ipv4Header::from_slice(&header[LEN - Ipv4Header::MIN_LEN..]).ok()?;
-    Some(Flow {
-        traffic_class: h.dscp.value() << 2 | h.ecn.value(),
-        hop_limit: h.time_to_live,
-        ..Flow::new(IpAddr::from(h.source), IpAddr::from(h.destination), 0)
-    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! InfiniBand transport headers as plain values, and their encoding.
 
+use super::numbers::codes;
 use super::opcode::HeaderSet;
 use super::{Opcode, PKey, Psn, QKey, Qpn, RKey, RnrTimer};
 
@@ -108,46 +109,21 @@ pub struct AtomicEth {
     pub compare: u64,
 }
 
-/// Code of a negative acknowledgement (IBA 9.7.5.2).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum NakCode {
-    /// A PSN is missing.
-    PsnSequenceError,
-    /// The request is invalid: its sequence, length or opcode is wrong, or it exceeds the responder's
-    /// resources.
-    InvalidRequest,
-    /// The remote key is invalid, or its region or permissions do not allow the access.
-    RemoteAccessError,
-    /// The responder failed to complete the request.
-    RemoteOperationalError,
-    /// Invalid RD request (RD only).
-    InvalidRdRequest,
-    /// Not assigned.
-    Reserved(u8),
-}
-
-impl NakCode {
-    const fn code(self) -> u8 {
-        match self {
-            NakCode::PsnSequenceError => 0,
-            NakCode::InvalidRequest => 1,
-            NakCode::RemoteAccessError => 2,
-            NakCode::RemoteOperationalError => 3,
-            NakCode::InvalidRdRequest => 4,
-            NakCode::Reserved(n) => n & 0x1f,
-        }
-    }
-
-    /// Returns the code for the low five bits of a syndrome.
-    pub const fn from_code(code: u8) -> Self {
-        match code & 0x1f {
-            0 => NakCode::PsnSequenceError,
-            1 => NakCode::InvalidRequest,
-            2 => NakCode::RemoteAccessError,
-            3 => NakCode::RemoteOperationalError,
-            4 => NakCode::InvalidRdRequest,
-            n => NakCode::Reserved(n),
-        }
+codes! {
+    /// Code of a negative acknowledgement (IBA 9.7.5.2).
+    NakCode: u8 {
+        /// A PSN is missing.
+        PsnSequenceError = 0, "PSN Sequence Error";
+        /// The request is invalid: its sequence, length or opcode is wrong, or it exceeds the responder's
+        /// resources.
+        InvalidRequest = 1, "Invalid Request";
+        /// The remote key is invalid, or its region or permissions do not allow the access.
+        RemoteAccessError = 2, "Remote Access Error";
+        /// The responder failed to complete the request.
+        RemoteOperationalError = 3, "Remote Operational Error";
+        /// Invalid RD request (RD only).
+        InvalidRdRequest = 4, "Invalid RD Request";
+        _ = Reserved, "with reserved code {}";
     }
 }
 
@@ -182,7 +158,7 @@ impl Syndrome {
             Syndrome::Ack { credits } => credits & 0x1f,
             Syndrome::RnrNak(timer) => 0x20 | timer.code(),
             Syndrome::Reserved(low) => 0x40 | low & 0x1f,
-            Syndrome::Nak(code) => 0x60 | code.code(),
+            Syndrome::Nak(code) => 0x60 | code.code() & 0x1f,
         }
     }
 
@@ -192,7 +168,7 @@ impl Syndrome {
             0 => Syndrome::Ack { credits: byte & 0x1f },
             1 => Syndrome::RnrNak(RnrTimer::new(byte)),
             2 => Syndrome::Reserved(byte & 0x1f),
-            _ => Syndrome::Nak(NakCode::from_code(byte)),
+            _ => Syndrome::Nak(NakCode::from_code(byte & 0x1f)),
         }
     }
 }

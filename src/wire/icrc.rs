@@ -70,12 +70,6 @@ impl Prefix {
         Prefix { flow: *flow, udp_payload, state: short::update(0, &b[..udp_at + 8]) }
     }
 
-    /// Reports whether the prefix applies to packets of the given flow and length.
-    #[inline]
-    pub fn is_of(&self, flow: &Flow, udp_payload: usize) -> bool {
-        self.udp_payload == udp_payload && self.flow == *flow
-    }
-
     /// Returns the CRC state after a packet's transport headers, which start with the BTH. `id` and `flags`
     /// are used only for IPv4.
     ///
@@ -101,26 +95,18 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Returns the prefix for a flow's packets of `udp_payload` bytes, from the cache if possible.
+    /// Returns the prefix for a flow's packets of `udp_payload` bytes, from the cache if possible. `is_next`: the
+    /// previous call was for the same flow, so that only the length of the last prefix is compared.
     #[inline]
-    pub fn of(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
-        if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
+    pub fn of(&mut self, flow: &Flow, udp_payload: usize, is_next: bool) -> &Prefix {
+        let is_of_flow = |prefix: Prefix| prefix.udp_payload == udp_payload && prefix.flow == *flow;
+        if !self.last.is_some_and(|last| is_next && last.udp_payload == udp_payload || is_of_flow(last)) {
             std::mem::swap(&mut self.last, &mut self.other);
-            if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
+            if !self.last.is_some_and(is_of_flow) {
                 self.last = None;
             }
         }
         self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
-    }
-
-    /// Returns the prefix like [`of`](Self::of), but compares only the length. The previous call must have
-    /// been for the same flow.
-    #[inline]
-    pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
-        if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
-            return self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload));
-        }
-        self.of(flow, udp_payload)
     }
 }
 
@@ -178,13 +164,17 @@ impl Icrc {
 /// Computes the ICRC for a whole UDP payload (BTH to ICRC). The last four bytes, the place of the ICRC
 /// itself, are not read.
 pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
-    compute_behind(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
+    compute_behind::<1>(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
 }
 
+/// Computes the ICRC for a whole UDP payload, which covers the bytes behind the prefix `TIMES` times: first as
+/// specified, and then again with no byte masked.
 #[inline(always)]
-fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
+fn compute_behind<const TIMES: usize>(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
-    prefix.after_headers(id, flags, covered).value()
+    let mut icrc = prefix.after_headers(id, flags, covered);
+    (1..TIMES).for_each(|_| icrc.update(covered));
+    icrc.value()
 }
 
 /// Verifier for the ICRCs of received packets. Packets of the same flow and length share a [`Prefix`].
@@ -207,31 +197,41 @@ impl Verifier {
 
     /// Reports whether a packet's ICRC is correct, like the function [`verify`], but is stricter for flows
     /// from known senders.
-    #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        if ident == IpIdent::Elided {
-            return has_valid_len(udp_payload);
-        }
-        let prefix = self.prefixes.of(flow, udp_payload.len());
-        icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
-            || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
+        self.verify_in_burst(flow, ident, index, udp_payload, false)
     }
 
-    /// Reports whether a packet's ICRC is correct, like [`verify`](Self::verify), but faster. The previous
-    /// packet must have been from the same flow.
+    /// Reports whether a packet's ICRC is correct, like [`verify`](Self::verify), but faster if the previous packet was
+    /// from the same flow (`is_next`).
     #[inline]
-    pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+    pub fn verify_in_burst(
+        &mut self,
+        flow: &Flow,
+        ident: IpIdent,
+        index: u16,
+        udp_payload: &[u8],
+        is_next: bool,
+    ) -> bool {
         if ident == IpIdent::Elided {
             return has_valid_len(udp_payload);
         }
-        let prefix = self.prefixes.of_next(flow, udp_payload.len());
-        icrc_matches(prefix, Some(&mut self.senders), ident, index, udp_payload)
-            || self.flush_twice && flush_twice_matches(prefix, &mut self.senders, ident, index, udp_payload)
+        let prefix = self.prefixes.of(flow, udp_payload.len(), is_next);
+        icrc_matches::<1>(prefix, Some(&mut self.senders), ident, index, udp_payload)
+            || self.flush_twice
+                && is_flush(udp_payload)
+                && icrc_matches::<2>(prefix, Some(&mut self.senders), ident, index, udp_payload)
     }
 }
 
+/// Reports whether a packet is a FLUSH, which has no payload.
+#[cold]
+fn is_flush(udp_payload: &[u8]) -> bool {
+    udp_payload.first() == Some(&Opcode::FLUSH.0) && udp_payload.len() <= MAX_HEADERS_LEN + ICRC_LEN
+}
+
+/// Reports whether the ICRC of a packet is correct, which covers the bytes behind the prefix `TIMES` times.
 #[inline]
-fn icrc_matches(
+fn icrc_matches<const TIMES: usize>(
     prefix: &Prefix,
     senders: Option<&mut Senders>,
     ident: IpIdent,
@@ -242,10 +242,10 @@ fn icrc_matches(
     match ident {
         IpIdent::Elided => true,
         IpIdent::Exact { id, flags } => {
-            received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)
+            received == compute_behind::<TIMES>(prefix, id.wrapping_add(index), flags, udp_payload)
         }
         IpIdent::Unknown => {
-            let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
+            let likely = compute_behind::<TIMES>(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
             if received == likely {
                 // The first packet of a burst says enough of its sender.
                 if let Some(senders) = senders.filter(|_| index == 0) {
@@ -253,45 +253,12 @@ fn icrc_matches(
                 }
                 return true;
             }
-            match (explain(&prefix.flow, received ^ likely, index, udp_payload), senders) {
+            let covered = TIMES * (udp_payload.len() - ICRC_LEN);
+            match (explain(&prefix.flow, received ^ likely, index, covered), senders) {
                 (Some((id, flags)), Some(senders)) => senders.accepts_id(&prefix.flow, id, flags),
                 (None, Some(senders)) => senders.on_corrupt(&prefix.flow),
                 (explained, None) => explained.is_some(),
             }
-        }
-    }
-}
-
-/// Reports whether a packet is a FLUSH (which has no payload) whose ICRC covers its transport headers twice.
-#[cold]
-fn flush_twice_matches(
-    prefix: &Prefix,
-    senders: &mut Senders,
-    ident: IpIdent,
-    index: u16,
-    udp_payload: &[u8],
-) -> bool {
-    let is_flush =
-        |_: &u32| udp_payload[0] == Opcode::FLUSH.0 && udp_payload.len() <= MAX_HEADERS_LEN + ICRC_LEN;
-    let Some(received) = received(udp_payload).filter(is_flush) else { return false };
-    let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
-    let twice = |id, flags| {
-        let mut icrc = prefix.after_headers(id, flags, covered);
-        icrc.update(covered);
-        icrc.value()
-    };
-    match ident {
-        IpIdent::Elided => true,
-        IpIdent::Exact { id, flags } => received == twice(id.wrapping_add(index), flags),
-        IpIdent::Unknown => {
-            let difference = received ^ twice(index, IpIdent::DONT_FRAGMENT);
-            if difference == 0 {
-                senders.on_expected_id(&prefix.flow);
-                return true;
-            }
-            let is_v4 = prefix.flow.dst.is_ipv4();
-            let found = is_v4.then(|| icrc_ident::recover(difference, BEHIND_ID + 2 * covered.len(), index));
-            found.flatten().is_some_and(|(id, flags)| senders.accepts_id(&prefix.flow, id, flags))
         }
     }
 }
@@ -306,7 +273,7 @@ fn flush_twice_matches(
 /// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails. Packets whose ICRCs are
 /// [elided](IpIdent::Elided) pass.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    icrc_matches(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
+    icrc_matches::<1>(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
 /// Reports whether the ICRC of a RoCEv1 packet (GRH to ICRC) is correct. The ICRC covers eight bytes of ones
@@ -334,21 +301,20 @@ pub fn verify_v1(packet: &[u8]) -> bool {
 /// IPv6 has neither field: the result is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
 pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
     let difference = received(udp_payload)? ^ compute(flow, likely, IpIdent::DONT_FRAGMENT, udp_payload);
-    explain(flow, difference, likely, udp_payload)
+    explain(flow, difference, likely, udp_payload.len() - ICRC_LEN)
 }
 
 /// Returns the identification and flags that explain the difference between a packet's ICRC and the one
-/// computed with `likely` and don't-fragment.
+/// computed with `likely` and don't-fragment over `covered` bytes behind the prefix.
 #[inline]
-fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
+fn explain(flow: &Flow, difference: u32, likely: u16, covered: usize) -> Option<(u16, u16)> {
     if difference == 0 {
         return Some((likely, IpIdent::DONT_FRAGMENT));
     }
     if flow.dst.is_ipv6() {
         return None;
     }
-    let covered = BEHIND_ID + udp_payload.len() - ICRC_LEN;
-    icrc_ident::recover(difference, covered, likely)
+    icrc_ident::recover(difference, BEHIND_ID + covered, likely)
 }
 
 /// Returns the ICRC at the end of a packet, or `None` if the payload is too short or too long for a packet.

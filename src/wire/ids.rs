@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use super::numbers::hexadecimal;
+
 /// Queue pair number (QPN), 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Qpn(u32);
@@ -25,16 +27,10 @@ impl Qpn {
     }
 }
 
-impl fmt::Debug for Qpn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "qp {:#x}", self.0)
-    }
-}
-
-impl fmt::Display for Qpn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}", self.0)
-    }
+hexadecimal! {
+    Qpn: "qp {:#x}", "{:#x}";
+    LKey: "LKey({:#x})", "{:#x}";
+    RKey: "RKey({:#x})", "{:#x}";
 }
 
 macro_rules! memory_key {
@@ -57,18 +53,6 @@ macro_rules! memory_key {
             /// current key.
             pub const fn generation(self) -> u8 {
                 self.0 as u8
-            }
-        }
-
-        impl fmt::Debug for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}({:#x})", stringify!($name), self.0)
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{:#x}", self.0)
             }
         }
     };

@@ -1,7 +1,8 @@
 //! Packet sequence numbers.
 
-use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
+
+use super::numbers::hexadecimal;
 
 /// Packet sequence number (PSN): 24 bits, compared as a serial number, so that half of the number space lies
 /// before each PSN (C9-64).
@@ -71,16 +72,8 @@ impl Sub<u32> for Psn {
     }
 }
 
-impl fmt::Debug for Psn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "psn {:#08x}", self.0)
-    }
-}
-
-impl fmt::Display for Psn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#08x}", self.0)
-    }
+hexadecimal! {
+    Psn: "psn {:#08x}", "{:#08x}";
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! immediate variant that of the DCQCN paper (Zhu et al., SIGCOMM 2015, section 3), with the byte counter of the
 //! paper in both.
 
-use urxe::transport::{Congestion, CongestionConfig, CongestionParameter, Controller, Dcqcn, Instant, Rate};
+use urxe::transport::{Congestion, CongestionConfig, CongestionParameter, Instant, QpController, Rate};
 
 const TRACES: u64 = 1000;
 /// Maximum relative difference of the rates.
@@ -213,7 +213,7 @@ fn compare(seed: u64, p: Published, congestion: Congestion, length: u64, seen: &
     let mut random = Random(seed);
     let line = [10e9, 25e9, 40e9, 100e9][random.below(4) as usize];
     let config = CongestionConfig { control: congestion, line_rate: Rate::from_bits_per_second(line) };
-    let (mut reference, mut dcqcn) = (Reference::new(p, line), Dcqcn::default());
+    let (mut reference, mut dcqcn) = (Reference::new(p, line), QpController::new(&config));
     // Some traces have events at whole microseconds only, so that they coincide with the timers.
     let grid = [1, 1000][random.below(2) as usize];
     // CNPs arrive in phases of different density, or not at all, while much or little is sent.

@@ -1,6 +1,6 @@
 //! Helpers for NIC tests: registered memory between guard bytes, and encoded packets.
 
-use urxe::memory::{Access, MrExtent, PdId, RegionInfo, Table};
+use urxe::memory::{Access, Extent, PdId, RegionInfo, Table};
 use urxe::transport::{Sge, TxQueue};
 use urxe::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Packet, icrc, pad_count};
 
@@ -34,7 +34,7 @@ impl Region {
         let addr = base.expose_provenance() + GUARD;
         // SAFETY: the memory is freed only in `drop`, and every test stops using the NIC and the table when
         // it drops the region.
-        let info = unsafe { table.register(pd, MrExtent { addr, len, iova, access }) }.unwrap();
+        let info = unsafe { table.register(pd, Extent { addr, len, iova, access }) }.unwrap();
         let region = Region { base, layout, len, iova, info };
         region.write(0, &(0..len).map(|i| pattern(i as u64)).collect::<Vec<_>>());
         region

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, MrExtent, PdId, RegionInfo, Table, WindowKind};
+use urxe::memory::{Access, AtomicOp, Bind, Buffer, Extent, FastReg, PdId, RegionInfo, Table, WindowKind};
 use urxe::nic::{CqHandle, Nic, NicConfig, NicOutput, Personality, PortAddresses};
 use urxe::transport::state::accepted_attrs;
 use urxe::transport::{
@@ -134,7 +134,7 @@ impl Side {
             let (pd, access) = grants[n];
             // SAFETY: the arena lives as long as the table, and is read only after the last use of the NIC.
             unsafe {
-                memory.register(pd, MrExtent { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
+                memory.register(pd, Extent { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
             }
             .unwrap()
         });

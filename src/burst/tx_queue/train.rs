@@ -1,8 +1,7 @@
 //! Packet trains: packets of equal length in succession that differ only in PSN, address and payload.
 
 use super::{SHORT, TxQueue, emit};
-use crate::burst::copier::Piece;
-use crate::burst::tx_burst::{group_of, is_acknowledged};
+use crate::burst::tx_burst::{Piece, group_of, is_acknowledged};
 use crate::memory::{HostSlice, payload_epoch};
 use crate::wire::{Flow, Headers, ICRC_LEN};
 

@@ -56,7 +56,7 @@ fn drain(s: &mut HostStack) -> Vec<Vec<u8>> {
 
 fn packet(src: &str, dst: &str, to: Mac) -> Vec<u8> {
     let mut out = Vec::new();
-    append_frame(&mut out, to, PEER, &Flow::new(ip(src), ip(dst), 1), 0, &[7; 16]);
+    append_frame(&mut out, (to, PEER), None, &Flow::new(ip(src), ip(dst), 1), 0, &[7; 16]);
     out
 }
 

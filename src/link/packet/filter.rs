@@ -333,8 +333,8 @@ mod tests {
         let mut out = Vec::new();
         append_frame(
             &mut out,
-            to,
-            PEER,
+            (to, PEER),
+            None,
             &Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 7),
             0,
             &[0; 16],

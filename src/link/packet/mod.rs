@@ -426,7 +426,7 @@ impl PacketLink {
     fn keep_back(&mut self, to: Option<Mac>, burst: &TxBurst<'_>) {
         let (flow, macs, tag) = (burst.flow, (to.unwrap_or_default(), self.mac), self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            let write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &flow, id, packet);
             match &mut self.pfc {
                 Some(pfc) if to.is_some() => {
                     self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));

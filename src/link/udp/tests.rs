@@ -12,7 +12,7 @@ use super::cmsg::Control;
 use super::socket::IpFields;
 use super::*;
 use crate::host::socket_calls::set_option;
-use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
+use crate::memory::{Access, Accessor, Extent, HostSlice, PdId, Table};
 use crate::netns::{self, Netns};
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
@@ -62,7 +62,7 @@ fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     // SAFETY: the memory is returned beside the table and lives as long in every test, and nothing writes to
     // it.
     let info =
-        unsafe { table.register(PdId(1), MrExtent { addr, len, iova: addr as u64, access: Access::ALL }) }
+        unsafe { table.register(PdId(1), Extent { addr, len, iova: addr as u64, access: Access::ALL }) }
             .unwrap();
     let slice = table
         .local(

@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::mapping::{CAPACITY, Mapping};
 use super::*;
 use crate::burst::{BurstLimits, TxQueue};
-use crate::memory::{Access, Accessor, HostSlice, MrExtent, PdId, Table};
+use crate::memory::{Access, Accessor, Extent, HostSlice, PdId, Table};
 use crate::sys::rng::SimRng;
 use crate::wire::{Bth, Flow, Headers, IpIdent, Opcode, Psn, Qpn, icrc};
 
@@ -228,7 +228,7 @@ impl UserMemory {
         unsafe { address.cast::<u8>().write_bytes(byte, PAGE) };
         let (pd, addr) = (PdId(1), address.expose_provenance());
         let (mut table, access) = (Table::new(), Access::LOCAL_WRITE);
-        let extent = MrExtent { addr, len: PAGE, iova: 0, access };
+        let extent = Extent { addr, len: PAGE, iova: 0, access };
         // SAFETY: the page is unmapped only in `drop`, after which nothing uses the table or the slice.
         let info = unsafe { table.register(pd, extent) }.unwrap();
         let accessor = Accessor { pd, qpn: Qpn::new(2) };

@@ -6,20 +6,14 @@
 
 use std::time::Duration;
 
-use super::loss_driven::LossDriven;
+use super::CongestionConfig;
 use super::parameters::CongestionParameter::{self, *};
 use super::rate::Rate;
-use super::{CongestionConfig, Controller, PathState};
 use crate::transport::{Instant, earliest};
 
-/// DCQCN controller. Until the first CNP the rate is the maximum.
+/// Rate control. Until the first CNP the rate is the maximum.
 #[derive(Debug, Default)]
-pub struct Dcqcn {
-    /// Window, which losses reduce. A lossless network leaves it at the peer's window.
-    window: LossDriven,
-    /// State of the rate; `None` before the first CNP.
-    reaction_point: Option<ReactionPoint>,
-}
+pub struct Dcqcn(Option<ReactionPoint>);
 
 /// State after the first CNP; rates in bits per second.
 #[derive(Debug)]
@@ -51,39 +45,25 @@ enum Increase {
     ByteCounter,
 }
 
-impl Controller for Dcqcn {
-    fn window(&self, limit: u64) -> u64 {
-        self.window.window(limit)
-    }
-
-    fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
-        self.window.on_ack(acked, path);
-    }
-
-    fn on_single_loss(&mut self, path: &PathState<'_>) {
-        self.window.on_single_loss(path);
-    }
-
-    fn on_loss(&mut self, path: &PathState<'_>) {
-        self.window.on_loss(path);
-    }
-
-    fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) -> bool {
-        match &mut self.reaction_point {
-            None => self.reaction_point = Some(ReactionPoint::new(now, config)),
+impl Dcqcn {
+    /// Handles a congestion notification packet.
+    pub fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) {
+        match &mut self.0 {
+            None => self.0 = Some(ReactionPoint::new(now, config)),
             Some(point) => point.on_cnp(now, config),
         }
-        true
     }
 
-    fn on_sent(&mut self, bytes: u64, now: Instant, config: &CongestionConfig) {
-        if let Some(point) = &mut self.reaction_point {
+    /// Handles the transmission of `bytes`, including headers.
+    pub fn on_sent(&mut self, bytes: u64, now: Instant, config: &CongestionConfig) {
+        if let Some(point) = &mut self.0 {
             point.on_sent(bytes, now, config);
         }
     }
 
-    fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        let rate = match &mut self.reaction_point {
+    /// Returns the rate at `now`; `None` if it is not limited.
+    pub fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
+        let rate = match &mut self.0 {
             None => max_rate(config),
             Some(point) => {
                 point.advance(now, config);
@@ -93,12 +73,9 @@ impl Controller for Dcqcn {
         (rate < config.line_rate.bits_per_second()).then(|| Rate::from_bits_per_second(rate))
     }
 
-    fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        self.rate(now, config)
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.reaction_point.as_ref()?.increase_at
+    /// Returns the time of the next increase by the timer.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.0.as_ref()?.increase_at
     }
 }
 

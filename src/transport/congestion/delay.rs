@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
+use super::PathState;
 use super::cost::packet_cost;
 use super::parameters::CongestionParameter::{self, *};
 use super::rate::Rate;
-use super::{CongestionConfig, Controller, PathState};
 use crate::transport::Instant;
 
 /// Window in packets after the first acknowledgement (RFC 6928).
@@ -36,12 +36,14 @@ impl Default for Delay {
     }
 }
 
-impl Controller for Delay {
-    fn window(&self, limit: u64) -> u64 {
+impl Delay {
+    /// Returns the congestion window, at most `limit`.
+    pub fn window(&self, limit: u64) -> u64 {
         limit.min((self.window.max(1.0) * self.packet as f64) as u64)
     }
 
-    fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
+    /// Handles the acknowledgement of packets with a total flight cost of `acked`.
+    pub fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
         let Some(rtt) = path.rtt else { return };
         let target = rtt.min + 1000 * u64::from(path.config.control.get(DelayTarget));
         self.adopt_limit(path);
@@ -58,7 +60,8 @@ impl Controller for Delay {
         self.settle(path, rtt.latest);
     }
 
-    fn on_loss(&mut self, path: &PathState<'_>) {
+    /// Handles the loss of a packet.
+    pub fn on_loss(&mut self, path: &PathState<'_>) {
         self.adopt_limit(path);
         let rtt = path.rtt.map_or(0, |rtt| rtt.latest);
         if self.may_reduce(path.now, rtt) {
@@ -67,12 +70,11 @@ impl Controller for Delay {
         self.settle(path, rtt);
     }
 
-    fn rate(&mut self, _: Instant, _: &CongestionConfig) -> Option<Rate> {
+    /// Returns the pacing rate; `None` if the window is at least one packet.
+    pub fn rate(&self) -> Option<Rate> {
         self.pace
     }
-}
 
-impl Delay {
     /// Limits the window to that of the link.
     fn adopt_limit(&mut self, path: &PathState<'_>) {
         self.packet = packet_cost(path.mtu.bytes() as u64);
@@ -108,7 +110,7 @@ fn fraction(path: &PathState<'_>, parameter: CongestionParameter) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::congestion::RoundTrip;
+    use crate::transport::congestion::{CongestionConfig, QpController, RoundTrip};
     use crate::wire::Mtu;
 
     const PACKET: u64 = packet_cost(4096);
@@ -169,7 +171,7 @@ mod tests {
 
     #[test]
     fn window_below_one_packet_paces_packets() {
-        let mut delay = Delay::default();
+        let mut delay = QpController::Delay(Delay::default());
         let mut micros = 0;
         let mut rate = None;
         for _ in 0..40 {

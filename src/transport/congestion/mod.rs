@@ -1,9 +1,9 @@
 //! Congestion control: limits how much a requester may have in flight, and how fast a queue pair sends.
 //!
-//! A [`Controller`] learns of acknowledgements, losses and CNPs, and returns a congestion window in flight cost and
+//! A [`QpController`] learns of acknowledgements, losses and CNPs, and returns a congestion window in flight cost and
 //! a sending rate. It sends nothing. The requester compares what it has in flight with the window before each
 //! packet; the queue pair's pacer spaces requests and READ responses according to the rate.
-//! [`Congestion`] selects the algorithm and its parameters, [`QpController`] is the controller of a queue pair.
+//! [`Congestion`] selects the algorithm and its parameters.
 
 mod cost;
 mod dcqcn;
@@ -17,53 +17,10 @@ mod selection;
 use crate::transport::Instant;
 use crate::wire::Mtu;
 pub use cost::packet_cost;
-#[cfg(feature = "unstable-internals")]
-pub use dcqcn::Dcqcn;
 pub use parameters::{CongestionError, CongestionParameter, ParameterSet};
 pub use qp_controller::QpController;
 pub use rate::Rate;
 pub use selection::{Congestion, CongestionAlgorithm};
-
-/// Congestion controller of one queue pair.
-pub trait Controller: std::fmt::Debug {
-    /// Returns the congestion window in flight cost, at most `limit` (the peer's window).
-    fn window(&self, limit: u64) -> u64;
-
-    /// Handles the acknowledgement of packets with a total flight cost of `acked`.
-    fn on_ack(&mut self, acked: u64, path: &PathState<'_>);
-
-    /// Handles the loss of a packet. Called before the packet is retransmitted.
-    fn on_loss(&mut self, path: &PathState<'_>);
-
-    /// Handles the loss of a packet like [`on_loss`](Self::on_loss); only that packet is retransmitted.
-    fn on_single_loss(&mut self, path: &PathState<'_>) {
-        self.on_loss(path);
-    }
-
-    /// Handles a congestion notification packet. Returns false if the controller ignores them.
-    fn on_cnp(&mut self, _now: Instant, _config: &CongestionConfig) -> bool {
-        false
-    }
-
-    /// Handles the transmission of `bytes` of requests or READ responses, including their headers.
-    fn on_sent(&mut self, _bytes: u64, _now: Instant, _config: &CongestionConfig) {}
-
-    /// Returns the sending rate at `now`; `None` if it is not limited.
-    fn rate(&mut self, _now: Instant, _config: &CongestionConfig) -> Option<Rate> {
-        None
-    }
-
-    /// Returns the rate of READ responses at `now`; `None` if it is not limited. A controller that knows only the path
-    /// of requests, by their acknowledgements, does not limit it.
-    fn response_rate(&mut self, _now: Instant, _config: &CongestionConfig) -> Option<Rate> {
-        None
-    }
-
-    /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent earlier.
-    fn deadline(&self) -> Option<Instant> {
-        None
-    }
-}
 
 /// Congestion control of a NIC.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -80,7 +37,7 @@ impl CongestionConfig {
         CongestionConfig { control: Congestion::LOSS_DRIVEN, line_rate: Rate::from_bits_per_second(100e9) };
 }
 
-/// Path state available to a [`Controller`].
+/// Path state available to a [`QpController`].
 #[derive(Clone, Copy, Debug)]
 pub struct PathState<'a> {
     /// Window of the peer in flight cost: the maximum congestion window.

@@ -153,38 +153,18 @@ impl FromStr for CongestionParameter {
     }
 }
 
-/// Values of all parameters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Values([u32; TABLE.len()]);
+/// Values of all parameters, in the order of the table.
+pub(super) type Values = [u32; TABLE.len()];
 
-impl Values {
-    /// Returns the values of a named set.
-    pub const fn of(set: ParameterSet) -> Values {
-        let mut values = [0; TABLE.len()];
-        let mut i = 0;
-        while i < values.len() {
-            values[i] = TABLE[i].defaults[set as usize];
-            i += 1;
-        }
-        Values(values)
+/// Returns the values of a named set.
+pub(super) const fn defaults(set: ParameterSet) -> Values {
+    let mut values = [0; TABLE.len()];
+    let mut i = 0;
+    while i < values.len() {
+        values[i] = TABLE[i].defaults[set as usize];
+        i += 1;
     }
-
-    pub fn get(&self, parameter: CongestionParameter) -> u32 {
-        self.0[parameter as usize]
-    }
-
-    /// Sets a value.
-    ///
-    /// # Errors
-    /// [`CongestionError::Value`] if the value is outside of the parameter's range.
-    pub fn set(&mut self, parameter: CongestionParameter, value: u32) -> Result<(), CongestionError> {
-        let range = parameter.range();
-        if !range.contains(&value) {
-            return Err(CongestionError::Value { parameter, value: value.to_string(), range });
-        }
-        self.0[parameter as usize] = value;
-        Ok(())
-    }
+    values
 }
 
 /// Error in a congestion control or its parameters.
@@ -239,7 +219,7 @@ mod tests {
             assert_eq!(parameter.to_string().parse(), Ok(*parameter), "{parameter}");
             for set in [ParameterSet::ConnectX, ParameterSet::Sigcomm15] {
                 assert!(parameter.range().contains(&parameter.default_in(set)), "{parameter} in {set:?}");
-                assert_eq!(Values::of(set).get(*parameter), parameter.default_in(set));
+                assert_eq!(defaults(set)[*parameter as usize], parameter.default_in(set));
             }
         }
     }

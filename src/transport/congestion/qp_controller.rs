@@ -5,46 +5,20 @@ use super::delay::Delay;
 use super::loss_driven::LossDriven;
 use super::rate::Rate;
 use super::selection::CongestionAlgorithm;
-use super::{CongestionConfig, Controller, PathState};
+use super::{CongestionConfig, PathState};
 use crate::transport::Instant;
 
 /// Congestion controller of a queue pair.
 #[derive(Debug)]
 pub enum QpController {
     /// None: the peer's window limits what is in flight.
-    None(Unlimited),
+    None,
     /// Window that losses reduce.
     LossDriven(LossDriven),
-    /// Rate that CNPs reduce.
-    Dcqcn(Dcqcn),
+    /// Rate that CNPs reduce, and window that losses reduce. A lossless network leaves the window at the peer's.
+    Dcqcn(LossDriven, Dcqcn),
     /// Window that delays reduce.
     Delay(Delay),
-}
-
-/// Controller without a limit of its own.
-#[derive(Debug, Default)]
-pub struct Unlimited;
-
-impl Controller for Unlimited {
-    fn window(&self, limit: u64) -> u64 {
-        limit
-    }
-
-    fn on_ack(&mut self, _: u64, _: &PathState<'_>) {}
-
-    fn on_loss(&mut self, _: &PathState<'_>) {}
-}
-
-impl QpController {
-    /// Returns a new controller of the configured algorithm.
-    pub fn new(config: &CongestionConfig) -> QpController {
-        match config.control.algorithm() {
-            CongestionAlgorithm::None => QpController::None(Unlimited),
-            CongestionAlgorithm::LossDriven => QpController::LossDriven(LossDriven::default()),
-            CongestionAlgorithm::Dcqcn => QpController::Dcqcn(Dcqcn::default()),
-            CongestionAlgorithm::Delay => QpController::Delay(Delay::default()),
-        }
-    }
 }
 
 impl Default for QpController {
@@ -53,58 +27,84 @@ impl Default for QpController {
     }
 }
 
-/// Passes a call on to the controller of the algorithm.
-macro_rules! dispatch {
-    ($self:ident, $controller:ident => $call:expr) => {
-        match $self {
-            QpController::None($controller) => $call,
-            QpController::LossDriven($controller) => $call,
-            QpController::Dcqcn($controller) => $call,
-            QpController::Delay($controller) => $call,
+impl QpController {
+    /// Returns a new controller of the configured algorithm.
+    pub fn new(config: &CongestionConfig) -> QpController {
+        match config.control.algorithm() {
+            CongestionAlgorithm::None => QpController::None,
+            CongestionAlgorithm::LossDriven => QpController::default(),
+            CongestionAlgorithm::Dcqcn => QpController::Dcqcn(LossDriven::default(), Dcqcn::default()),
+            CongestionAlgorithm::Delay => QpController::Delay(Delay::default()),
         }
-    };
-}
+    }
 
-impl Controller for QpController {
+    /// Returns the congestion window in flight cost, at most `limit` (the peer's window).
     #[inline]
-    fn window(&self, limit: u64) -> u64 {
-        dispatch!(self, controller => controller.window(limit))
+    pub fn window(&self, limit: u64) -> u64 {
+        match self {
+            QpController::None => limit,
+            QpController::LossDriven(window) | QpController::Dcqcn(window, _) => window.window(limit),
+            QpController::Delay(delay) => delay.window(limit),
+        }
     }
 
+    /// Handles the acknowledgement of packets with a total flight cost of `acked`.
     #[inline]
-    fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
-        dispatch!(self, controller => controller.on_ack(acked, path));
+    pub fn on_ack(&mut self, acked: u64, path: &PathState<'_>) {
+        match self {
+            QpController::None => {}
+            QpController::LossDriven(window) | QpController::Dcqcn(window, _) => window.on_ack(acked, path),
+            QpController::Delay(delay) => delay.on_ack(acked, path),
+        }
     }
 
-    fn on_loss(&mut self, path: &PathState<'_>) {
-        dispatch!(self, controller => controller.on_loss(path));
+    /// Handles the loss of a packet. `is_selective`: only that packet is retransmitted. Called before the
+    /// retransmission.
+    pub fn on_loss(&mut self, is_selective: bool, path: &PathState<'_>) {
+        match self {
+            QpController::None => {}
+            QpController::LossDriven(window) | QpController::Dcqcn(window, _) => {
+                window.on_loss(is_selective, path);
+            }
+            QpController::Delay(delay) => delay.on_loss(path),
+        }
     }
 
-    fn on_single_loss(&mut self, path: &PathState<'_>) {
-        dispatch!(self, controller => controller.on_single_loss(path));
+    /// Handles a congestion notification packet. Returns false if the algorithm ignores them.
+    pub fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) -> bool {
+        let QpController::Dcqcn(_, dcqcn) = self else { return false };
+        dcqcn.on_cnp(now, config);
+        true
     }
 
-    fn on_cnp(&mut self, now: Instant, config: &CongestionConfig) -> bool {
-        dispatch!(self, controller => controller.on_cnp(now, config))
-    }
-
+    /// Handles the transmission of `bytes` of requests or READ responses, including their headers.
     #[inline]
-    fn on_sent(&mut self, bytes: u64, now: Instant, config: &CongestionConfig) {
-        dispatch!(self, controller => controller.on_sent(bytes, now, config));
+    pub fn on_sent(&mut self, bytes: u64, now: Instant, config: &CongestionConfig) {
+        if let QpController::Dcqcn(_, dcqcn) = self {
+            dcqcn.on_sent(bytes, now, config);
+        }
     }
 
+    /// Returns the sending rate at `now`; `None` if it is not limited.
     #[inline]
-    fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        dispatch!(self, controller => controller.rate(now, config))
+    pub fn rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
+        match self {
+            QpController::None | QpController::LossDriven(_) => None,
+            QpController::Dcqcn(_, dcqcn) => dcqcn.rate(now, config),
+            QpController::Delay(delay) => delay.rate(),
+        }
     }
 
+    /// Returns the rate of READ responses at `now`; `None` if it is not limited. An algorithm that knows only the path
+    /// of requests, by their acknowledgements, does not limit it.
     #[inline]
-    fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
-        dispatch!(self, controller => controller.response_rate(now, config))
+    pub fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
+        if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.rate(now, config) } else { None }
     }
 
+    /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent earlier.
     #[inline]
-    fn deadline(&self) -> Option<Instant> {
-        dispatch!(self, controller => controller.deadline())
+    pub fn deadline(&self) -> Option<Instant> {
+        if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.deadline() } else { None }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::parameters::{CongestionError, CongestionParameter, ParameterSet, Values};
+use super::parameters::{CongestionError, CongestionParameter, ParameterSet, Values, defaults};
 
 /// Congestion control algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -66,7 +66,7 @@ impl Congestion {
     pub const DELAY: Congestion = Congestion::new(CongestionAlgorithm::Delay, ParameterSet::ConnectX);
 
     const fn new(algorithm: CongestionAlgorithm, set: ParameterSet) -> Congestion {
-        Congestion { algorithm, set, values: Values::of(set) }
+        Congestion { algorithm, set, values: defaults(set) }
     }
 
     /// Returns the algorithm.
@@ -86,7 +86,7 @@ impl Congestion {
 
     /// Returns the value of a parameter, in its [unit](CongestionParameter::unit).
     pub fn get(&self, parameter: CongestionParameter) -> u32 {
-        self.values.get(parameter)
+        self.values[parameter as usize]
     }
 
     /// Returns the same control with one parameter changed.
@@ -94,7 +94,11 @@ impl Congestion {
     /// # Errors
     /// [`CongestionError::Value`] if the value is outside of the parameter's range.
     pub fn with(mut self, parameter: CongestionParameter, value: u32) -> Result<Congestion, CongestionError> {
-        self.values.set(parameter, value)?;
+        let range = parameter.range();
+        if !range.contains(&value) {
+            return Err(CongestionError::Value { parameter, value: value.to_string(), range });
+        }
+        self.values[parameter as usize] = value;
         Ok(self)
     }
 

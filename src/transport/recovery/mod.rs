@@ -111,7 +111,7 @@ pub(super) struct Recovery {
     repair: Repair,
     rtt: RttEstimator,
     /// Time of the last advance of `snd_una`.
-    last_progress: Option<Instant>,
+    pub last_progress: Option<Instant>,
     /// PSN of the packet most recently RNR-NAKed by the peer.
     rnr_nakked: Option<Psn>,
     /// PSN of a missing response that has already triggered a retransmission.
@@ -294,7 +294,7 @@ impl Recovery {
 
     /// Handles the expiry of the local ACK timer, which is treated as a loss on the path.
     pub fn on_ack_timeout(&mut self) -> Loss {
-        self.retries.on_ack_timeout();
+        self.retries.ack_timeouts += 1;
         Loss::OnPath
     }
 
@@ -388,7 +388,8 @@ impl Recovery {
         self.timers.stop(Timer::ProbeTimeout);
         self.timers.stop(Timer::AckSilence);
         self.prober = Prober { timeouts: self.prober.timeouts, ..Prober::default() };
-        self.repair.on_go_back_n();
+        // The go-back hides the outcome of the last attempt.
+        self.repair.last = None;
         self.rtt.discard_sample();
     }
 
@@ -479,19 +480,9 @@ impl Recovery {
         }
     }
 
-    /// Returns the number of transport retries left.
-    pub fn retries_left(&self) -> u8 {
-        self.retries.left()
-    }
-
     /// Returns the numbers of transport retries and of RNR retries left.
     pub fn retries(&self) -> (u8, u8) {
-        (self.retries.left(), self.retries.rnr_left())
-    }
-
-    /// Returns the time of the last advance of `snd_una`; `None` if there was none since RTS.
-    pub fn last_progress(&self) -> Option<Instant> {
-        self.last_progress
+        (self.retries.transport, self.retries.rnr)
     }
 
     /// Returns the round-trip time statistics; `None` before the first sample.

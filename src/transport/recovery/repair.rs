@@ -14,7 +14,7 @@ const MAX_DOUBLINGS: u32 = 6;
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Repair {
     /// Packet retransmitted alone, until the peer acknowledges more than this one.
-    last: Option<Psn>,
+    pub last: Option<Psn>,
     /// Number of failures in sequence.
     failures: u32,
     /// Number of losses until the next attempt.
@@ -55,11 +55,6 @@ impl Repair {
         if self.last.is_some_and(|last| snd_una.is_after(last.next())) {
             (self.last, self.failures) = (None, 0);
         }
-    }
-
-    /// Handles a go-back-N, which hides the outcome of the last attempt.
-    pub fn on_go_back_n(&mut self) {
-        self.last = None;
     }
 }
 
@@ -103,7 +98,7 @@ mod tests {
     fn packet_reported_twice_is_not_retransmitted_alone_again() {
         let mut repair = Repair::default();
         assert_eq!([5, 5, 5].map(|psn| repair.attempts(Psn::new(psn))), [true, false, true]);
-        repair.on_go_back_n();
+        repair.last = None;
         assert!(!repair.has_failed(Psn::new(6)));
     }
 }

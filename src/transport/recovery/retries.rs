@@ -10,10 +10,10 @@ const INFINITE_RNR_RETRIES: u8 = 7;
 /// Retries left before a work request fails. Each acknowledgement of a new packet restores them.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Retries {
-    transport: u8,
-    rnr: u8,
+    pub transport: u8,
+    pub rnr: u8,
     /// Consecutive local ACK timeouts.
-    ack_timeouts: u32,
+    pub ack_timeouts: u32,
 }
 
 impl Retries {
@@ -25,20 +25,6 @@ impl Retries {
     /// arrived.
     pub fn on_arrival(&mut self, conn: &Connection) {
         *self = Retries { rnr: self.rnr, ..Retries::new(conn) };
-    }
-
-    pub fn on_ack_timeout(&mut self) {
-        self.ack_timeouts += 1;
-    }
-
-    /// Returns the number of transport retries left.
-    pub fn left(&self) -> u8 {
-        self.transport
-    }
-
-    /// Returns the number of RNR retries left.
-    pub fn rnr_left(&self) -> u8 {
-        self.rnr
     }
 
     /// Uses up one transport retry, and returns false if none was left.

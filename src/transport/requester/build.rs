@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::{Cursor, Requester, ack_request};
-use crate::memory::AtomicOp;
-use crate::transport::congestion::{Controller, packet_cost};
+use crate::memory::{AtomicOp, Faulted};
+use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::Probe;
-use crate::transport::send_queue::SendWqe;
+use crate::transport::send_queue::{SendWqe, is_train};
 use crate::transport::{AckRequests, Env, Output, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
@@ -299,16 +299,13 @@ impl Requester {
             return Ok(());
         }
         env.bytes.clear();
-        env.scratch.clear();
         if self.queue.inline_data(wqe, offset, len, env.bytes) {
             env.tx.push(flow, headers, env.bytes);
         } else {
-            self.queue
-                .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
-                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
-            env.tx
-                .push_host(flow, &headers, env.scratch)
-                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
+            let gathered = self.queue.gather(wqe, offset, len, conn.accessor(), env);
+            gathered
+                .and_then(|()| env.tx.push_host(flow, &headers, env.scratch))
+                .map_err(|Faulted| Blocked::Failed(WcStatus::LocProtErr))?;
         }
         Ok(())
     }
@@ -344,7 +341,7 @@ pub(super) fn request_headers(
     len: u32,
 ) -> Headers {
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
-    let is_train = position != Position::Only && wqe.is_train(conn);
+    let is_train = position != Position::Only && is_train(&wqe.op, conn);
     let mut h = conn.headers(operation, if is_train { Position::Only } else { position }, extra, psn);
     match wqe.op {
         WrOp::Send | WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => {}

@@ -4,7 +4,7 @@
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ack_request};
 use crate::transport::Env;
-use crate::transport::congestion::{Controller, packet_cost};
+use crate::transport::congestion::packet_cost;
 use crate::transport::connection::Connection;
 use crate::wire::Position;
 
@@ -52,8 +52,7 @@ impl Requester {
         let count = count as u32;
         let (at, len) = (packet * mtu as u32, count * mtu as u32);
         let headers = request_headers(conn, wqe, wqe.op.on_wire()?, Position::Middle, psn, at, mtu as u32);
-        env.scratch.clear();
-        let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
+        let found = self.queue.gather(wqe, at, len, conn.accessor(), env);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.data_flow) else { return None };
         // If memory is not readable, the packets before are sent, and `send_one` fails the next one.
         let count = env.tx.push_train(flow, headers, *data, mtu) as u32;

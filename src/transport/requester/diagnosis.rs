@@ -37,7 +37,7 @@ impl Requester {
         let ago = |at| env.now.since(at);
         let recovery = &self.recovery;
         failure.last_ack =
-            recovery.last_progress().map(|at| LastAck { psn: self.snd_una.prev(), ago: ago(at) });
+            recovery.last_progress.map(|at| LastAck { psn: self.snd_una.prev(), ago: ago(at) });
         let was_sent = self.snd_una.is_before(self.snd_max);
         if was_sent {
             failure.transmissions = transmissions(&failure.events, self.snd_una);

@@ -3,7 +3,7 @@
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
 //! local operations, [`ack_request`] requests acknowledgements, [`diagnosis`] records failures, [`response`] processes acknowledgements, NAKs
 //! and response data. When a packet is retransmitted is decided by [`recovery`](super::recovery) and carried
-//! out by [`retransmit`]. The congestion window is that of a [`Controller`](super::congestion::Controller).
+//! out by [`retransmit`]. The congestion window is that of a [`QpController`].
 //! `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the highest PSN
 //! sent plus one.
 
@@ -21,10 +21,10 @@ use super::congestion::{PathState, QpController};
 use super::connection::{Connection, Fatal};
 use super::credits::CreditLimit;
 use super::recovery::Recovery;
-use super::send_queue::{Datagram, Mark, SendQueue};
+use super::send_queue::{Datagram, SendQueue};
 use super::{
-    Completion, CountedOps, Destination, Env, Instant, Output, PolledSends, PostError, QpState, Quirks,
-    SendCaps, SendWr, WcStatus,
+    Completion, CountedOps, Destination, Env, Output, PolledSends, PostError, QpState, Quirks, SendCaps,
+    SendWr, WcStatus,
 };
 use crate::memory::withdraw_payloads;
 use crate::wire::{Flow, Mtu, Psn};
@@ -33,15 +33,15 @@ use crate::wire::{Flow, Mtu, Psn};
 const BATCH_COST: u64 = 128 << 10;
 
 /// Position of a packet: the index of its work request, and its own index within that work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Cursor {
     wqe: u64,
     packet: u32,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Requester {
-    queue: SendQueue,
+    pub(super) queue: SendQueue,
     /// Next packet to send.
     snd_nxt: Cursor,
     /// Oldest unacknowledged PSN; for a READ, the PSN of the next response packet.
@@ -50,14 +50,14 @@ pub(super) struct Requester {
     snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
-    recovery: Recovery,
+    pub(super) recovery: Recovery,
     pub(super) congestion: QpController,
     /// Total flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// Whether `snd_una` has advanced since [`on_progress`](Self::on_progress).
     has_advanced: bool,
     /// Whether the per-peer window blocked the last turn because other queue pairs had used it up.
-    is_blocked_by_peer_window: bool,
+    pub(super) is_blocked_by_peer_window: bool,
     /// Index and status of a work request that failed locally; it is completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
     /// Index after the newest executed local operation, so that a go-back does not execute local operations
@@ -65,32 +65,16 @@ pub(super) struct Requester {
     local_ops_done: u64,
     /// Whether the queued work requests are held back until the next post, because they were posted before
     /// RTS.
-    is_held: bool,
+    pub(super) is_held: bool,
     /// Whether the queue pair must migrate: the retries are used up, and an alternate path is armed.
-    take_path_failed: bool,
+    pub(super) path_failed: bool,
     /// End-to-end credit limit advertised by the peer.
     credit: CreditLimit,
 }
 
 impl Requester {
     pub fn new(caps: SendCaps, quirks: &Quirks) -> Requester {
-        Requester {
-            queue: SendQueue::new(caps, quirks),
-            snd_nxt: Cursor { wqe: 0, packet: 0 },
-            snd_una: Psn::default(),
-            snd_max: Psn::default(),
-            reads: VecDeque::new(),
-            recovery: Recovery::default(),
-            congestion: QpController::default(),
-            acked_cost: 0,
-            has_advanced: false,
-            is_blocked_by_peer_window: false,
-            failed: None,
-            local_ops_done: 0,
-            is_held: false,
-            take_path_failed: false,
-            credit: CreditLimit::default(),
-        }
+        Requester { queue: SendQueue::new(caps, quirks), ..Requester::default() }
     }
 
     /// Starts sending with PSN `conn.sq_psn` (transition to RTS).
@@ -104,7 +88,7 @@ impl Requester {
 
     /// Returns the counter of polled completions, if they free the slots of the send queue.
     pub fn polled_sends(&self) -> Option<&PolledSends> {
-        self.queue.slots.as_ref().map(|slots| slots.polled())
+        self.queue.slots.as_ref().map(|slots| &slots.polled)
     }
 
     /// Queues a work request.
@@ -134,21 +118,6 @@ impl Requester {
         self.queue.post(wr, None, true, conn)?;
         self.is_held = false;
         Ok(())
-    }
-
-    /// Holds back all queued work requests until the next post.
-    pub fn hold(&mut self) {
-        self.is_held = true;
-    }
-
-    /// Returns the current end of the send queue, for use with [`roll_back`](Self::roll_back).
-    pub fn mark(&self) -> Mark {
-        self.queue.mark()
-    }
-
-    /// Removes all work requests posted since `mark`, none of which may have been sent.
-    pub fn roll_back(&mut self, mark: &Mark) {
-        self.queue.roll_back(mark);
     }
 
     /// Reports whether posted packets, retransmissions or a probe are waiting to be sent.
@@ -182,11 +151,6 @@ impl Requester {
             && unsent < BATCH_COST
     }
 
-    /// Reports whether the per-peer window blocked the last turn.
-    pub fn is_blocked_by_peer_window(&self) -> bool {
-        self.is_blocked_by_peer_window
-    }
-
     /// Returns the path state for the congestion controller.
     fn path_state<'e>(&self, conn: &Connection, env: &Env<'e>) -> PathState<'e> {
         PathState {
@@ -209,11 +173,6 @@ impl Requester {
             Some(wqe) => wqe.first_psn + self.snd_nxt.packet,
             None => self.queue.next_psn,
         }
-    }
-
-    /// Returns the earliest expiry time among the RNR wait, the local ACK timeout and the probe timers.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.recovery.next_deadline()
     }
 
     /// Completes all work requests with WR_FLUSH_ERR, in order.

@@ -2,7 +2,6 @@
 
 use super::{Cursor, Fatal, Requester};
 use crate::burst::{PayloadRun, ReceivedPayload};
-use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
 use crate::transport::recovery::Action;
@@ -86,18 +85,12 @@ impl Requester {
                 self.snd_una = last.next();
                 break;
             }
-            self.complete_oldest(conn, env);
+            self.retire(conn, Output::Sent, env);
         }
         if self.snd_una != before {
             self.on_progress(conn, env);
         }
         Ok(acked)
-    }
-
-    /// Completes the oldest work request successfully.
-    #[inline(always)]
-    fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        self.retire(conn, Output::Sent, env);
     }
 
     /// Retires the oldest work request and the local operations behind it that have already been executed.
@@ -218,7 +211,7 @@ impl Requester {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         if psn.next() == wqe.end_psn() {
-            self.complete_oldest(conn, env);
+            self.retire(conn, Output::Sent, env);
             self.on_progress(conn, env);
         } else {
             self.snd_una = psn.next();
@@ -252,9 +245,7 @@ impl Requester {
         if most == 0 {
             return 0;
         }
-        env.scratch.clear();
-        let by = conn.accessor();
-        let found = self.queue.gather(wqe, at as u32, (most * each) as u32, by, env.memory, env.scratch);
+        let found = self.queue.gather(wqe, at as u32, (most * each) as u32, conn.accessor(), env);
         let (Ok(()), [first, ..]) = (found, &env.scratch[..]) else { return 0 };
         let count = first.len() / each;
         if count == 0 || run.store_to(first.split_at(count * each).0, each).is_err() {
@@ -283,7 +274,7 @@ impl Requester {
         if self.queue.scatter(wqe, 0, ReceivedPayload::of(&bytes), conn.accessor(), env).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
-        self.complete_oldest(conn, env);
+        self.retire(conn, Output::Sent, env);
         self.on_progress(conn, env);
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! Retransmission: carries out the decisions of [loss recovery](crate::transport::recovery).
 
 use super::{Fatal, Requester};
-use crate::transport::congestion::Controller;
 use crate::transport::connection::Connection;
 use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
 use crate::transport::slow_event::EventKind;
@@ -17,10 +16,8 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        match loss {
-            Loss::OnPath => self.congestion.on_loss(&self.path_state(conn, env)),
-            Loss::Single => self.congestion.on_single_loss(&self.path_state(conn, env)),
-            Loss::BehindNak => {}
+        if loss != Loss::BehindNak {
+            self.congestion.on_loss(loss == Loss::Single, &self.path_state(conn, env));
         }
         let action = self.recovery.on_loss(loss, conn);
         self.carry_out(action, cause, conn, env)
@@ -41,7 +38,7 @@ impl Requester {
                 self.record_retransmission(cause, self.snd_una.next(), conn, env);
                 self.recovery.on_repair(conn, env.now, env.tuning);
             }
-            Action::FailPath => self.take_path_failed = true,
+            Action::FailPath => self.path_failed = true,
             Action::Fail(status) => {
                 let (qpn, psn) = (conn.qpn, self.snd_una);
                 trace_event!(DEBUG, "urxe::recovery", "retries exhausted", qpn = %qpn, cause = cause, psn = %psn, status = %status);
@@ -66,15 +63,10 @@ impl Requester {
 
     /// Records that the packets from `snd_una` to `end` are about to be retransmitted.
     fn record_retransmission(&self, cause: &'static str, end: Psn, conn: &Connection, env: &mut Env<'_>) {
-        let (qpn, psn, left) = (conn.qpn, self.snd_una, self.recovery.retries_left());
+        let (qpn, psn, left) = (conn.qpn, self.snd_una, self.recovery.retries().0);
         trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = left);
         env.counters.requester_retry += 1;
         conn.history.record(env.now, psn, None, EventKind::Resent { cause, end, left });
-    }
-
-    /// Reports whether the queue pair must migrate, and clears the flag.
-    pub fn take_path_failed(&mut self) -> bool {
-        std::mem::take(&mut self.take_path_failed)
     }
 
     /// Retransmits all unacknowledged packets on the alternate path, with the retries restored.

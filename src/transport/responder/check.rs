@@ -3,10 +3,10 @@
 
 use super::nak_reason::NakReason;
 use super::{Message, Reply, Responder, accessor};
-use crate::memory::{Access, Accessor, HostSlice};
+use crate::memory::{Access, AccessError, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
-use crate::wire::{Operation, Packet, Position, Reth};
+use crate::wire::{Operation, Packet, Position};
 
 type Verdict = Result<(), NakReason>;
 
@@ -22,11 +22,11 @@ impl Responder {
     ) -> Result<HostSlice, NakReason> {
         check_psn(ahead)?;
         self.check_sequence(packet)?;
-        check_opcode(packet, conn)?;
+        let needed = check_opcode(packet, conn)?;
         self.check_srq(packet, conn, env)?;
         self.check_resources(packet, conn, env)?;
         self.check_length(packet, conn, env)?;
-        check_access(packet, conn, env)
+        named_memory(packet, needed, conn, env).map_err(|_| NakReason::Access)
     }
 
     /// Checks the opcode sequence: First and Only are valid only if no message is open, Middle and Last only
@@ -77,19 +77,18 @@ impl Responder {
         if !(row.payload.allows(len, conn.mtu.bytes()) || lax && row.position.starts()) {
             return Err(NakReason::InvalidRequest);
         }
-        match row.operation {
+        let is_valid = match row.operation {
             Operation::Send => {
                 let received = match self.message {
                     Some(Message::Send { received }) => received,
                     _ => 0,
                 };
                 let total = received as u64 + len as u64;
-                if total > MAX_MESSAGE {
-                    return Err(NakReason::InvalidRequest);
-                }
-                if self.receives.len_of_next(env).is_some_and(|room| total > room) {
+                let is_within = self.receives.len_of_next(env).is_none_or(|room| total <= room);
+                if total <= MAX_MESSAGE && !is_within {
                     return Err(NakReason::LengthError);
                 }
+                total <= MAX_MESSAGE
             }
             Operation::Write => {
                 let (announced, received) = match (packet.reth(), self.message) {
@@ -102,28 +101,18 @@ impl Responder {
                     Position::First | Position::Middle => total < announced as u64,
                     Position::Last | Position::Only => total == announced as u64,
                 };
-                if !fits || announced as u64 > MAX_MESSAGE {
-                    return Err(NakReason::InvalidRequest);
-                }
+                fits && announced as u64 <= MAX_MESSAGE
             }
-            Operation::ReadRequest if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) => {
-                return Err(NakReason::InvalidRequest);
-            }
+            Operation::ReadRequest => packet.reth().is_none_or(|r| r.dma_len as u64 <= MAX_MESSAGE),
             // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
-            Operation::CompareSwap | Operation::FetchAdd
-                if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) =>
-            {
-                return Err(NakReason::InvalidRequest);
+            Operation::CompareSwap | Operation::FetchAdd => {
+                packet.atomic().is_none_or(|a| a.va.is_multiple_of(8))
             }
-            Operation::AtomicWrite
-                if packet.reth().is_some_and(|r| !r.va.is_multiple_of(8) || r.dma_len != 8) =>
-            {
-                return Err(NakReason::InvalidRequest);
-            }
-            Operation::Flush if flush_of(packet).is_none() => return Err(NakReason::InvalidRequest),
-            _ => {}
-        }
-        Ok(())
+            Operation::AtomicWrite => packet.reth().is_none_or(|r| r.va.is_multiple_of(8) && r.dma_len == 8),
+            Operation::Flush => flush_of(packet).is_some(),
+            _ => true,
+        };
+        is_valid.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 }
 
@@ -131,39 +120,40 @@ fn check_psn(ahead: i32) -> Verdict {
     if ahead > 0 { Err(NakReason::OutOfSequence) } else { Ok(()) }
 }
 
-/// Checks that the service supports the operation and the QP permits it. If not, the request is invalid (IBA
-/// table 58, "unsupported").
-fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
-    let needed = match packet.row().operation {
+/// Checks that the service supports the operation and the QP permits it, and returns the access that it needs. If not, the
+/// request is invalid (IBA table 58, "unsupported").
+fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Result<Access, NakReason> {
+    needed_access(packet).filter(|needed| conn.access.allows(*needed)).ok_or(NakReason::InvalidRequest)
+}
+
+/// Returns the access that a request needs, or `None` if a responder executes no such request.
+pub(super) fn needed_access(packet: &Packet<'_>) -> Option<Access> {
+    Some(match packet.row().operation {
         Operation::Send => Access::LOCAL_READ,
         Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
         Operation::ReadRequest => Access::REMOTE_READ,
         Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
-        Operation::Flush => flush_of(packet).ok_or(NakReason::InvalidRequest)?.0.access(),
-        _ => return Err(NakReason::InvalidRequest),
-    };
-    conn.access.allows(needed).then_some(()).ok_or(NakReason::InvalidRequest)
+        Operation::Flush => flush_of(packet)?.0.access(),
+        _ => return None,
+    })
 }
 
-/// Checks access to the entire range that a request announces, before any of it is accessed.
-fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, NakReason> {
+/// Returns the entire range that a request announces, before any of it is accessed. It is empty if the packet has neither a
+/// RETH nor an AtomicETH.
+pub(super) fn named_memory(
+    packet: &Packet<'_>,
+    needed: Access,
+    conn: &Connection,
+    env: &Env<'_>,
+) -> Result<HostSlice, AccessError> {
     let by = accessor(conn, env);
-    let range =
-        |rkey, va, len, access| env.memory.remote(by, rkey, va, len, access).map_err(|_| NakReason::Access);
-    if let Some((placement, whole_region)) = flush_of(packet) {
-        let Some(reth) = packet.reth() else { return Err(NakReason::InvalidRequest) };
-        return flush_range(env, by, &reth, placement, whole_region).ok_or(NakReason::Access);
-    }
-    if let Some(reth) = packet.reth() {
-        let access = match packet.row().operation {
-            Operation::ReadRequest => Access::REMOTE_READ,
-            _ => Access::REMOTE_WRITE,
-        };
-        return range(reth.rkey, reth.va, reth.dma_len, access);
-    }
-    match packet.atomic() {
-        Some(atomic) => range(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC),
-        None => Ok(HostSlice::EMPTY),
+    match (packet.reth(), packet.atomic()) {
+        (Some(reth), _) if flush_of(packet).is_some_and(|(_, whole_region)| whole_region) => {
+            env.memory.remote_all(by, reth.rkey, needed)
+        }
+        (Some(reth), _) => env.memory.remote(by, reth.rkey, reth.va, reth.dma_len, needed),
+        (None, Some(atomic)) => env.memory.remote(by, atomic.rkey, atomic.va, 8, needed),
+        (None, None) => Ok(HostSlice::EMPTY),
     }
 }
 
@@ -173,20 +163,4 @@ pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
     let feth = packet.feth()?;
     let placement = Placement::from_bits(feth.placement()).filter(|placement| !placement.is_empty())?;
     Some((placement, feth.whole_region()?))
-}
-
-/// Returns the memory covered by a FLUSH, or `None` if the peer may not flush it.
-pub(super) fn flush_range(
-    env: &Env<'_>,
-    by: Accessor,
-    reth: &Reth,
-    placement: Placement,
-    whole_region: bool,
-) -> Option<HostSlice> {
-    let found = if whole_region {
-        env.memory.remote_all(by, reth.rkey, placement.access())
-    } else {
-        env.memory.remote(by, reth.rkey, reth.va, reth.dma_len, placement.access())
-    };
-    found.ok()
 }

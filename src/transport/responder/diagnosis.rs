@@ -1,6 +1,6 @@
 //! Diagnosis of refused requests: NAKs in the history of the queue pair, and the record of its failure.
 
-use super::check::flush_of;
+use super::check::{named_memory, needed_access};
 use super::nak_reason::NakReason;
 use super::{Message, NakOutstanding, Responder, accessor};
 use crate::memory::{Access, AccessError};
@@ -8,7 +8,7 @@ use crate::transport::Env;
 use crate::transport::connection::Connection;
 use crate::transport::failure::{FailureCause, Refusal};
 use crate::transport::slow_event::EventKind;
-use crate::wire::{Operation, Packet, Syndrome};
+use crate::wire::{Packet, Syndrome};
 
 impl Responder {
     /// Records the refusal of a request and, if it is fatal, the failure of the queue pair.
@@ -47,18 +47,12 @@ impl Responder {
     /// Repeats the check of the memory that a request refers to, and returns the reason for which access is
     /// denied.
     fn denied(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Option<AccessError> {
-        let needed = match packet.row().operation {
-            Operation::ReadRequest => Access::REMOTE_READ,
-            Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
-            Operation::Flush => flush_of(packet)?.0.access(),
-            _ => Access::REMOTE_WRITE,
-        };
-        let (rkey, va, len) = match (packet.reth(), packet.atomic(), self.message) {
-            (Some(reth), _, _) => (reth.rkey, reth.va, reth.dma_len),
-            (_, Some(atomic), _) => (atomic.rkey, atomic.va, 8),
-            (_, _, Some(Message::Write { reth, .. })) => (reth.rkey, reth.va, reth.dma_len),
-            _ => return None,
-        };
-        env.memory.remote(accessor(conn, env), rkey, va, len, needed).err()
+        match self.message {
+            Some(Message::Write { reth, .. }) if packet.reth().is_none() => {
+                let by = accessor(conn, env);
+                env.memory.remote(by, reth.rkey, reth.va, reth.dma_len, Access::REMOTE_WRITE).err()
+            }
+            _ => named_memory(packet, needed_access(packet)?, conn, env).err(),
+        }
     }
 }

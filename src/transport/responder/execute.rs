@@ -1,13 +1,13 @@
 //! Execution of requests that have passed the checks.
 
-use super::check::{flush_of, flush_range};
+use super::check::flush_of;
 use super::nak_reason::NakReason;
 use super::{Message, NakOutstanding, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::burst::PayloadRun;
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Completion, CountedOps, Env, MAX_MESSAGE, Placement, QpType, WcOpcode, WcStatus};
-use crate::wire::{Operation, Packet, Position, Reth};
+use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
     /// Executes a middle packet of a WRITE on a fast path, which most packets of long messages take. If any
@@ -68,8 +68,13 @@ impl Responder {
         let len = run.count() * each;
         // If `packet` was a duplicate, it may not be of the message that is in progress.
         let target = match (packet.row().operation, self.message) {
-            (Operation::Write, Some(Message::Write { reth, received })) => {
-                self.rest_of_write(reth, received, len, each, conn, env)
+            (Operation::Write, Some(Message::Write { reth, received }))
+                if conn.access.allows(Access::REMOTE_WRITE) =>
+            {
+                // At least one byte is left for the last packet.
+                let left = (reth.dma_len - received).saturating_sub(1) as usize;
+                let (va, len) = (reth.va.wrapping_add(received.into()), len.min(left) / each * each);
+                env.memory.remote(conn.accessor(), reth.rkey, va, len as u32, Access::REMOTE_WRITE).ok()
             }
             (Operation::Send, Some(Message::Send { received })) => {
                 let max = len.min((MAX_MESSAGE - u64::from(received)) as usize) as u32;
@@ -90,26 +95,6 @@ impl Responder {
         count
     }
 
-    /// Returns the target of the next middle packets of a WRITE, each of `each` bytes: at most `max` bytes. Returns `None` if
-    /// access is denied.
-    fn rest_of_write(
-        &self,
-        reth: Reth,
-        received: u32,
-        max: usize,
-        each: usize,
-        conn: &Connection,
-        env: &Env<'_>,
-    ) -> Option<HostSlice> {
-        // At least one byte is left for the last packet.
-        let left = (reth.dma_len - received).saturating_sub(1) as usize;
-        let len = (max.min(left) / each * each) as u32;
-        let va = reth.va.wrapping_add(received.into());
-        let may_write = conn.access.allows(Access::REMOTE_WRITE);
-        may_write
-            .then(|| env.memory.remote(conn.accessor(), reth.rkey, va, len, Access::REMOTE_WRITE).ok())?
-    }
-
     /// Executes a request that has passed [`check`](Self::check); `named` is the memory that the check
     /// returned. Returns the reason for a NAK if execution fails, for example because the memory is no longer
     /// accessible.
@@ -123,11 +108,11 @@ impl Responder {
         match packet.row().operation {
             Operation::Send => self.execute_send(packet, conn, env)?,
             Operation::Write => self.execute_write(packet, named, conn, env)?,
-            Operation::ReadRequest => return self.execute_read(packet, conn, env),
-            Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(packet, conn, env),
-            Operation::AtomicWrite => return self.execute_atomic_write(packet, conn, env),
-            Operation::Flush => return self.execute_flush(packet, conn, env),
-            _ => return Err(NakReason::InvalidRequest),
+            _ => {
+                let kind = result_of(packet, named, conn, env)?;
+                self.respond(packet, kind, conn, env);
+                return Ok(());
+            }
         }
         self.expected = packet.bth().psn.next();
         if packet.bth().ack_req && conn.qp_type.is_reliable() {
@@ -156,7 +141,8 @@ impl Responder {
         if packet.row().position.ends() {
             self.message = None;
             self.finish_message(env);
-            self.complete_receive(packet, WcOpcode::Recv, received, conn, env);
+            let completion = Completion { byte_len: received, ..self.received(packet, WcOpcode::Recv, conn) };
+            self.receives.complete(completion, conn, env);
         } else {
             self.message = Some(Message::Send { received });
         }
@@ -192,84 +178,12 @@ impl Responder {
             self.finish_message(env);
             conn.op_counters.completed(CountedOps::REMOTE_WRITE, received);
             if packet.imm().is_some() {
-                self.complete_receive(packet, WcOpcode::RecvRdmaWithImm, received, conn, env);
+                let completion = self.received(packet, WcOpcode::RecvRdmaWithImm, conn);
+                self.receives.complete(Completion { byte_len: received, ..completion }, conn, env);
             }
         } else {
             self.message = Some(Message::Write { reth, received });
         }
-        Ok(())
-    }
-
-    fn execute_read(
-        &mut self,
-        packet: &Packet<'_>,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) -> Result<(), NakReason> {
-        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
-        env.counters.rx_read_requests += 1;
-        self.respond(packet, ResourceKind::Read(reth, accessor(conn, env).pd), conn, env);
-        Ok(())
-    }
-
-    fn execute_atomic(
-        &mut self,
-        packet: &Packet<'_>,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) -> Result<(), NakReason> {
-        let atomic = packet.atomic().ok_or(NakReason::InvalidRequest)?;
-        let word = env
-            .memory
-            .remote_word(accessor(conn, env), atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)
-            .map_err(|_| NakReason::Access)?
-            .ok_or(NakReason::RemoteOperational)?;
-        let op = match packet.row().operation {
-            Operation::CompareSwap => {
-                AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
-            }
-            _ => AtomicOp::FetchAdd(atomic.swap_or_add),
-        };
-        let original = word.atomic(op).map_err(|_| NakReason::RemoteOperational)?;
-        env.counters.rx_atomic_requests += 1;
-        self.respond(packet, ResourceKind::Atomic(original), conn, env);
-        Ok(())
-    }
-
-    fn execute_atomic_write(
-        &mut self,
-        packet: &Packet<'_>,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) -> Result<(), NakReason> {
-        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
-        let word = env
-            .memory
-            .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
-            .map_err(|_| NakReason::Access)?
-            .ok_or(NakReason::RemoteOperational)?;
-        env.payload_of(packet).store_to(word).map_err(|_| NakReason::RemoteOperational)?;
-        env.counters.rx_write_requests += 1;
-        self.respond(packet, ResourceKind::EmptyRead, conn, env);
-        Ok(())
-    }
-
-    /// Executes a FLUSH. A WRITE is globally visible as soon as it is executed, so only persistence requires
-    /// any work.
-    fn execute_flush(
-        &mut self,
-        packet: &Packet<'_>,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) -> Result<(), NakReason> {
-        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
-        let (placement, whole_region) = flush_of(packet).ok_or(NakReason::InvalidRequest)?;
-        let range =
-            flush_range(env, accessor(conn, env), &reth, placement, whole_region).ok_or(NakReason::Access)?;
-        if placement.contains(Placement::PERSISTENT) && !range.persist() {
-            return Err(NakReason::RemoteOperational);
-        }
-        self.respond(packet, ResourceKind::EmptyRead, conn, env);
         Ok(())
     }
 
@@ -291,18 +205,6 @@ impl Responder {
         env.counters.rdma_recvs += 1;
     }
 
-    fn complete_receive(
-        &mut self,
-        packet: &Packet<'_>,
-        opcode: WcOpcode,
-        byte_len: u32,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) {
-        let completion = Completion { byte_len, ..self.received(packet, opcode, conn) };
-        self.receives.complete(completion, conn, env);
-    }
-
     /// Returns a receive completion, with the fields that the last packet of the message determines.
     pub(super) fn received(&self, packet: &Packet<'_>, opcode: WcOpcode, conn: &Connection) -> Completion {
         Completion {
@@ -315,4 +217,44 @@ impl Responder {
             ..conn.completion(0, WcStatus::Success)
         }
     }
+}
+
+/// Executes a request whose response is kept for repetitions. Returns its result.
+fn result_of(
+    packet: &Packet<'_>,
+    named: HostSlice,
+    conn: &Connection,
+    env: &mut Env<'_>,
+) -> Result<ResourceKind, NakReason> {
+    let word = || named.is_word().then_some(named).ok_or(NakReason::RemoteOperational);
+    Ok(match (packet.row().operation, packet.reth(), packet.atomic()) {
+        (Operation::ReadRequest, Some(reth), _) => {
+            env.counters.rx_read_requests += 1;
+            ResourceKind::Read(reth, accessor(conn, env).pd)
+        }
+        (operation @ (Operation::CompareSwap | Operation::FetchAdd), _, Some(atomic)) => {
+            let op = match operation {
+                Operation::CompareSwap => {
+                    AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
+                }
+                _ => AtomicOp::FetchAdd(atomic.swap_or_add),
+            };
+            let original = word()?.atomic(op).map_err(|_| NakReason::RemoteOperational)?;
+            env.counters.rx_atomic_requests += 1;
+            ResourceKind::Atomic(original)
+        }
+        (Operation::AtomicWrite, ..) => {
+            env.payload_of(packet).store_to(word()?).map_err(|_| NakReason::RemoteOperational)?;
+            env.counters.rx_write_requests += 1;
+            ResourceKind::EmptyRead
+        }
+        (Operation::Flush, ..) => {
+            let (placement, _) = flush_of(packet).ok_or(NakReason::InvalidRequest)?;
+            if placement.contains(Placement::PERSISTENT) && !named.persist() {
+                return Err(NakReason::RemoteOperational);
+            }
+            ResourceKind::EmptyRead
+        }
+        _ => return Err(NakReason::InvalidRequest),
+    })
 }

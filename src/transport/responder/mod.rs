@@ -17,7 +17,7 @@ mod unreliable;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::{Env, Output, PostError, QpState, QpType, RecvCaps, RecvWr, SrqId};
+use super::{Env, Output, QpState, QpType, RecvCaps, SrqId};
 use crate::burst::PayloadSource;
 use crate::memory::{Accessor, CopySource, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
@@ -112,8 +112,9 @@ impl Reply {
 }
 
 /// NAK that was sent for the expected PSN. Later requests are not NAKed (C9-113).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum NakOutstanding {
+    #[default]
     No,
     /// A sequence error NAK: later requests may be kept.
     Gap,
@@ -121,11 +122,11 @@ enum NakOutstanding {
     Refusal,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Responder {
-    receives: RecvSource,
+    pub(super) receives: RecvSource,
     /// Expected PSN: the next one in order.
-    expected: Psn,
+    pub(super) expected: Psn,
     /// Message sequence number (MSN): the number of executed messages, modulo 2^24.
     msn: u32,
     message: Option<Message>,
@@ -149,33 +150,13 @@ const MAX_SPARE: usize = 256;
 
 impl Responder {
     pub fn new(caps: RecvCaps, shared: bool) -> Responder {
-        Responder {
-            receives: RecvSource::new(caps, shared),
-            expected: Psn::default(),
-            msn: 0,
-            message: None,
-            message_srq: None,
-            nak_outstanding: NakOutstanding::No,
-            kept: Kept::default(),
-            last_ahead: Psn::default(),
-            resources: VecDeque::new(),
-            replies: VecDeque::new(),
-        }
+        Responder { receives: RecvSource::new(caps, shared), ..Responder::default() }
     }
 
     /// Starts receiving with the expected PSN `conn.rq_psn` (transition to RTR).
     pub fn start(&mut self, conn: &Connection) {
         self.expected = conn.rq_psn;
         self.msn = 0;
-    }
-
-    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.receives.post(wr)
-    }
-
-    /// Reports whether the queue pair has a receive queue of its own to which nothing has ever been posted.
-    pub fn has_never_had_receives(&self) -> bool {
-        self.receives.has_never_had_any()
     }
 
     pub fn has_replies(&self) -> bool {
@@ -199,11 +180,6 @@ impl Responder {
     /// Reports whether READ responses are pending.
     pub fn has_read_replies(&self) -> bool {
         self.replies.iter().any(|reply| reply.as_read().is_some())
-    }
-
-    /// Returns the expected PSN: the next one in order.
-    pub fn expected(&self) -> Psn {
-        self.expected
     }
 
     /// Completes all receives with WR_FLUSH_ERR, in order. Pending replies are still sent.
@@ -418,17 +394,13 @@ impl Responder {
                     Reply::Acknowledge { .. } => false,
                 });
                 if !due {
-                    self.forget_replies_from(psn, conn);
+                    // Pending replies from `psn` on would otherwise be sent twice: the requester went back to `psn` and
+                    // retransmits everything from there.
+                    self.replies.retain(|r| r.psn(conn).is_before(psn));
                     self.replies.push_back(Reply::Result { of: replay, next: 0, is_replay: true });
                 }
             }
         }
-    }
-
-    /// Drops pending replies from `psn` on, which would otherwise be sent twice: the requester went back to
-    /// `psn` and retransmits everything from there.
-    fn forget_replies_from(&mut self, psn: Psn, conn: &Connection) {
-        self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
     /// Queues an acknowledgement of everything up to `psn`, or merges it with one not yet sent.

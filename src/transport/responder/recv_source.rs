@@ -9,8 +9,8 @@ use crate::transport::{
     AsyncEvent, Completion, CountedOps, Env, Output, PostError, RecvCaps, RecvWr, SrqId, WcOpcode, WcStatus,
 };
 
-#[derive(Debug)]
-pub(super) struct RecvSource {
+#[derive(Debug, Default)]
+pub(in crate::transport) struct RecvSource {
     own: RecvQueue,
     /// Whether receives are taken from a shared receive queue ([`Env::srq`]).
     shared: bool,
@@ -26,13 +26,7 @@ pub(super) struct RecvSource {
 
 impl RecvSource {
     pub fn new(caps: RecvCaps, shared: bool) -> RecvSource {
-        RecvSource {
-            own: RecvQueue::new(caps),
-            shared,
-            current: Receive::default(),
-            from: None,
-            has_current: false,
-        }
+        RecvSource { own: RecvQueue::new(caps), shared, ..RecvSource::default() }
     }
 
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {

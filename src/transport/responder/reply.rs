@@ -32,7 +32,8 @@ impl Responder {
             let (of, next, is_replay) = match reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
                     let syndrome = if *syndrome == Syndrome::ACK { ack } else { *syndrome };
-                    let h = answer(conn, Operation::Acknowledge, Position::Only, *psn, syndrome, *msn);
+                    let aeth = Aeth { syndrome, msn: *msn };
+                    let h = answer(conn, Operation::Acknowledge, Position::Only, *psn, aeth);
                     env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                     if env.last_acks.is_some() && self.replies.is_empty() {
@@ -42,22 +43,22 @@ impl Responder {
                 }
                 Reply::Result { of, next, is_replay } => (*of, next, *is_replay),
             };
-            let (psn, msn) = (of.first + *next, of.msn);
+            let (psn, aeth) = (of.first + *next, Aeth { syndrome: ack, msn: of.msn });
             match of.kind {
                 ResourceKind::Atomic(original) => {
-                    let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, ack, msn);
+                    let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, aeth);
                     env.tx.push(flow, Headers { atomic_ack: AtomicAckEth { original }, ..h }, &[]);
                     self.replies.pop_front();
                 }
                 ResourceKind::EmptyRead => {
-                    let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
+                    let h = answer(conn, Operation::ReadResponse, Position::Only, psn, aeth);
                     env.tx.push(flow, h, &[]);
                     self.replies.pop_front();
                 }
                 ResourceKind::Read(reth, pd) => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
+                    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, aeth);
                     if let Err(nak_reason) = push_part(conn, &h, pd, &reth, at, env) {
                         // A replay may no longer be expected: the application may invalidate the key once its
                         // READs are complete, while a duplicate request is still in flight. Only requests
@@ -71,7 +72,7 @@ impl Responder {
                         (self.expected, self.nak_outstanding) = (psn, NakOutstanding::No);
                         self.kept.clear();
                         // The READ counts as not executed; a SEND that has begun since is not affected.
-                        (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
+                        (self.msn, self.message) = (of.msn.wrapping_sub(1) & 0xff_ffff, None);
                         return self.refuse(nak_reason, false, conn, env).map(|()| false);
                     }
                     if at + 1 == count {
@@ -98,17 +99,8 @@ impl Responder {
     }
 }
 
-fn answer(
-    conn: &Connection,
-    operation: Operation,
-    position: Position,
-    psn: Psn,
-    syndrome: Syndrome,
-    msn: u32,
-) -> Headers {
-    let mut h = conn.headers(operation, position, HeaderSet::NONE, psn);
-    h.aeth = Aeth { syndrome, msn };
-    h
+fn answer(conn: &Connection, operation: Operation, position: Position, psn: Psn, aeth: Aeth) -> Headers {
+    Headers { aeth, ..conn.headers(operation, position, HeaderSet::NONE, psn) }
 }
 
 /// Queues the response packet with the index `at` of a READ.

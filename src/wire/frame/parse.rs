@@ -19,6 +19,7 @@ use super::{
     Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, IpIdent, Mac, NeighborAdvert,
     NeighborSolicit, PauseFrame, ROCE_PORT, RoceFrame,
 };
+use crate::wire::ip::{v4_flow, v6_flow};
 use crate::wire::{Flow, grh, icrc};
 
 /// EtherType of RoCEv1 (annex A16).
@@ -112,11 +113,7 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     if ip.is_fragmenting_payload() {
         return Err(FrameError::Fragment);
     }
-    let flow = Flow {
-        traffic_class: bytes[1],
-        hop_limit: ip.ttl(),
-        ..Flow::new(ip.source_addr().into(), ip.destination_addr().into(), 0)
-    };
+    let flow = v4_flow(&ip);
     let inner = at + Ipv4Header::MIN_LEN..at + total;
     if protocol == IpNumber::ICMP {
         return icmpv4(frame, inner, &flow, checksums);
@@ -171,12 +168,7 @@ fn ipv6(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     if bytes.len() < Ipv6Header::LEN + len {
         return Err(truncated("IPv6", Ipv6Header::LEN + len, bytes.len()));
     }
-    let flow = Flow {
-        traffic_class: ip.traffic_class(),
-        hop_limit: ip.hop_limit(),
-        flow_label: ip.flow_label().value(),
-        ..Flow::new(ip.source_addr().into(), ip.destination_addr().into(), 0)
-    };
+    let flow = v6_flow(&ip);
     let inner = at + Ipv6Header::LEN..at + Ipv6Header::LEN + len;
     match ip.next_header() {
         IpNumber::UDP => udp(frame, inner, flow, IpIdent::Unknown, checksums),

@@ -1,5 +1,6 @@
 //! Tests of the frame codec against frames captured from Linux.
 
+use etherparse::Ipv4Header;
 use proptest::prelude::*;
 
 use super::*;
@@ -74,7 +75,7 @@ fn encoded_frames_equal_those_of_linux() {
             Content::NeighborAdvert(na) => append_neighbor_advert(&mut out, frame.dst, frame.src, na),
             Content::Roce(r) => {
                 let id = if let IpIdent::Exact { id, .. } = r.ident { id } else { 0 };
-                append_frame(&mut out, frame.dst, frame.src, &r.flow, id, &bytes[r.payload.clone()]);
+                append_frame(&mut out, (frame.dst, frame.src), None, &r.flow, id, &bytes[r.payload.clone()]);
             }
             other => panic!("{other:?}"),
         }
@@ -154,7 +155,7 @@ fn tag_has_the_priority_of_the_flow_if_it_demands_one() {
     let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 4000);
     for (vlan_priority, first) in [(None, 0x40), (Some(6), 0xc0)] {
         let (mut out, tag) = (Vec::new(), VlanTag { id: 5, priority: 2 });
-        append_tagged_frame(&mut out, (A, B), Some(tag), &Flow { vlan_priority, ..flow }, 0, &[0; 16]);
+        append_frame(&mut out, (A, B), Some(tag), &Flow { vlan_priority, ..flow }, 0, &[0; 16]);
         assert_eq!(out[12..16], [0x81, 0x00, first, 5]);
         assert_eq!(read(&out).unwrap().vlan, [Some(5), None]);
     }
@@ -318,7 +319,7 @@ proptest! {
         let flow_label = if v6 { label } else { 0 };
         let flow = Flow { traffic_class, hop_limit, flow_label, ..Flow::new(ip(src), ip(dst), src_port) };
         let mut out = Vec::new();
-        append_frame(&mut out, A, B, &flow, id, &payload);
+        append_frame(&mut out, (A, B), None, &flow, id, &payload);
         let r = roce(&out);
         prop_assert_eq!(r.flow, flow);
         prop_assert_eq!(&out[r.payload], &payload[..]);

@@ -1,39 +1,15 @@
 //! Identifiers and codes in communication manager messages.
 
-use std::fmt;
+use crate::wire::numbers::{codes, hexadecimal};
 
 /// Communication ID of a connection. Each end chooses one, and the other end's messages use it to identify
 /// the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CommId(pub u32);
 
-impl fmt::Debug for CommId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "comm id {:#010x}", self.0)
-    }
-}
-
-impl fmt::Display for CommId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#010x}", self.0)
-    }
-}
-
 /// Service ID, which identifies a service to clients: a generalisation of a port number (IBA A3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ServiceId(pub u64);
-
-impl fmt::Debug for ServiceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "service {:#018x}", self.0)
-    }
-}
-
-impl fmt::Display for ServiceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#018x}", self.0)
-    }
-}
 
 /// Enhanced connection establishment (ECE): vendor-specific options that the two ends negotiate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -44,46 +20,9 @@ pub struct Ece {
     pub options: u32,
 }
 
-macro_rules! codes {
-    ($(#[$doc:meta])* $name:ident: $repr:ty { $($(#[$vdoc:meta])* $variant:ident = $code:literal, $text:literal;)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum $name {
-            $($(#[$vdoc])* $variant,)*
-            /// Unassigned code.
-            Other($repr),
-        }
-
-        impl $name {
-            /// All assigned codes.
-            pub const ALL: &'static [$name] = &[$($name::$variant),*];
-
-            /// Returns the value on the wire.
-            pub const fn code(self) -> $repr {
-                match self {
-                    $($name::$variant => $code,)*
-                    $name::Other(code) => code,
-                }
-            }
-
-            /// Returns the variant for a value on the wire.
-            pub const fn from_code(code: $repr) -> $name {
-                match code {
-                    $($code => $name::$variant,)*
-                    code => $name::Other(code),
-                }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self {
-                    $($name::$variant => f.write_str($text),)*
-                    $name::Other(code) => write!(f, "unassigned code {code}"),
-                }
-            }
-        }
-    };
+hexadecimal! {
+    CommId: "comm id {:#010x}", "{:#010x}";
+    ServiceId: "service {:#018x}", "{:#018x}";
 }
 
 codes! {
@@ -159,6 +98,7 @@ codes! {
         AlternateFlowLabel = 33, "invalid alternate flow label";
         /// The vendor-specific options are not supported.
         VendorOption = 35, "vendor option not supported";
+        _ = Other, "unassigned code {}";
     }
 }
 
@@ -177,6 +117,7 @@ codes! {
         Redirected = 4, "request should be redirected";
         /// The management class version is not supported.
         UnsupportedVersion = 5, "version not supported";
+        _ = Other, "unassigned code {}";
     }
 }
 
@@ -211,6 +152,7 @@ codes! {
         InvalidRate = 12, "alternate packet rate rejected";
         /// The service level is rejected.
         InvalidSl = 13, "alternate SL rejected";
+        _ = Other, "unassigned code {}";
     }
 }
 
@@ -223,6 +165,7 @@ codes! {
         Rep = 1, "REP";
         /// No message: the sender abandons the connection of its own accord.
         None = 2, "no message";
+        _ = Other, "unassigned code {}";
     }
 }
 
@@ -235,6 +178,7 @@ codes! {
         Rep = 1, "REP";
         /// A LAP.
         Lap = 2, "LAP";
+        _ = Other, "unassigned code {}";
     }
 }
 
@@ -249,5 +193,6 @@ codes! {
         Rd = 2, "reliable datagram";
         /// An extended transport, specified by another field.
         Extended = 3, "extended transport";
+        _ = Other, "unassigned code {}";
     }
 }

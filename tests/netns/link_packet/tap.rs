@@ -185,14 +185,14 @@ fn tap_with_udp_segmentation_exchanges_gso_packets() {
         let mut all = Vec::new();
         burst.copy_to(&mut all);
         let mut super_packet = head.to_vec();
-        frame::append_frame(&mut super_packet, own, PEER, &back, 0, &all);
+        frame::append_frame(&mut super_packet, (own, PEER), None, &back, 0, &all);
         let sum = frame::udp_pseudo_sum(&back, all.len() as u16 + 8);
         super_packet[VNET_LEN + usize::from(headers) - 2..][..2].copy_from_slice(&sum.to_be_bytes());
         tap.file.write_all(&super_packet).unwrap();
         assert_eq!(expect_from_peer(&mut link, &back, &LENS), [LENS.len()]);
         for (i, packet) in all.chunks(burst.segment).enumerate() {
             let mut single = vec![0; VNET_LEN];
-            frame::append_frame(&mut single, own, PEER, &back, i as u16, packet);
+            frame::append_frame(&mut single, (own, PEER), None, &back, i as u16, packet);
             tap.file.write_all(&single).unwrap();
         }
         assert_eq!(expect_from_peer(&mut link, &back, &LENS), [1; LENS.len()]);

@@ -499,7 +499,7 @@ impl Bench {
 
     /// Returns the packets that the NIC sends in one transmit turn to a link with room for certain priorities.
     pub fn turn_within(&mut self, room: EgressRoom) -> Vec<Pkt> {
-        self.nic.transmit_within(self.now, room, false, &self.memory, &mut self.tx);
+        self.nic.transmit_within(self.now, Some(room), false, &self.memory, &mut self.tx);
         self.drain()
     }
 

@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use urxe::memory::{Access, Accessor, HostSlice, MrExtent, RegionInfo, Table, install_fault_handler};
+use urxe::memory::{Access, Accessor, Extent, HostSlice, RegionInfo, Table, install_fault_handler};
 use urxe::nic::Personality;
 use urxe::transport::{QpType, Quirks, RecvWr, SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{Flow, IpIdent, Mtu, NakCode, Qpn, RKey};
@@ -38,7 +38,7 @@ impl SenderMemory {
         }
         let mut table = Table::new();
         let extent =
-            MrExtent { addr: map.expose_provenance().get(), len: Self::LEN, iova: 0, access: Access::ALL };
+            Extent { addr: map.expose_provenance().get(), len: Self::LEN, iova: 0, access: Access::ALL };
         // SAFETY: the mapping outlives the slices that the tests take, and accesses of protected memory fail without a fault
         // of the process.
         let region = unsafe { table.register(PD, extent) }.unwrap();

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::*;
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::link::{Link, LinkInfo};
-use crate::memory::{Access, Accessor, Buffer, MrExtent, PdId, Table, withdraw_payloads};
+use crate::memory::{Access, Accessor, Buffer, Extent, PdId, Table, withdraw_payloads};
 use crate::rings::memory::{CAPACITY, RingError, RingReader, RingWriter};
 use crate::sys::rng::SimRng;
 use crate::transport::Instant;
@@ -38,7 +38,7 @@ impl UserMemory {
         let bytes: Vec<u8> = (0..buffer.len()).map(|_| rng.below(256) as u8).collect();
         buffer.write(0, &bytes).unwrap();
         let (pd, mut table, len) = (PdId(1), Table::new(), buffer.len());
-        let extent = MrExtent { addr: buffer.addr(), len, iova: 0, access: Access::LOCAL_WRITE };
+        let extent = Extent { addr: buffer.addr(), len, iova: 0, access: Access::LOCAL_WRITE };
         // SAFETY: the buffer lives as long as the table and the slice.
         let info = unsafe { table.register(pd, extent) }.unwrap();
         let accessor = Accessor { pd, qpn: Qpn::new(2) };

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::transport::{AddressError, AddressVector};
+use super::{AddressError, AddressVector};
 use crate::wire::{Flow, Gid, Qpn};
 
 /// Addresses of a NIC's port.
@@ -20,7 +20,7 @@ const DYNAMIC_PORTS: u32 = 0xc000;
 impl PortAddresses {
     /// Replaces the GIDs with `gids`. GIDs that remain keep their indices; removed ones leave empty entries,
     /// which new ones fill first. Returns whether the table has changed.
-    pub(super) fn replace_gids(&mut self, gids: &[Gid]) -> bool {
+    pub(crate) fn replace_gids(&mut self, gids: &[Gid]) -> bool {
         let before = self.gids.clone();
         for ours in self.gids.iter_mut().filter(|ours| !gids.contains(ours)) {
             *ours = Gid::default();

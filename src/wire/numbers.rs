@@ -1,0 +1,66 @@
+//! Macros for numbers that have types: their hexadecimal text, and codes with names.
+
+/// Implements `Debug` and `Display` of types around a number, with the two formats.
+macro_rules! hexadecimal {
+    ($($name:ident: $debug:literal, $display:literal;)*) => {
+        $(impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, $debug, self.0)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, $display, self.0)
+            }
+        })*
+    };
+}
+
+/// Defines an enum of the codes in a field, whose last variant holds the values without a name.
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident: $repr:ty {
+        $($(#[$vdoc:meta])* $variant:ident = $code:literal, $text:literal;)*
+        _ = $other:ident, $other_text:literal;
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum $name {
+            $($(#[$vdoc])* $variant,)*
+            /// Unassigned code.
+            $other($repr),
+        }
+
+        impl $name {
+            /// All assigned codes.
+            pub const ALL: &'static [$name] = &[$($name::$variant),*];
+
+            /// Returns the value on the wire.
+            pub const fn code(self) -> $repr {
+                match self {
+                    $($name::$variant => $code,)*
+                    $name::$other(code) => code,
+                }
+            }
+
+            /// Returns the variant for a value on the wire.
+            pub const fn from_code(code: $repr) -> $name {
+                match code {
+                    $($code => $name::$variant,)*
+                    code => $name::$other(code),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $($name::$variant => f.write_str($text),)*
+                    $name::$other(code) => write!(f, $other_text, code),
+                }
+            }
+        }
+    };
+}
+
+pub(in crate::wire) use {codes, hexadecimal};
