@@ -44,7 +44,6 @@ struct World {
     cm: Cm,
     now: Instant,
     ids: Vec<ConnId>,
-    listener: Option<ListenerId>,
     /// Most recent messages sent by the connection manager, oldest first. The peer may send the newest one
     /// back.
     recent: Vec<[u8; MAD_LEN]>,
@@ -153,10 +152,11 @@ impl World {
                 };
                 self.ids.extend(cm.sidr_request(now, &request));
             }
-            (2, _) => match self.listener.take() {
-                Some(listener) => cm.unlisten(now, listener),
-                None => self.listener = cm.listen(SERVICE, u64::MAX, usize::from(input.u8() % 8)).ok(),
-            },
+            (2, _) => {
+                if cm.listen(SERVICE).is_err() {
+                    cm.unlisten(now, SERVICE);
+                }
+            }
             (3 | 4, Some(id)) => {
                 let reply = Reply {
                     qp,
@@ -185,7 +185,6 @@ impl World {
                     cm.sidr_reply(now, id, &SidrReply { status, qpn, qkey, ece, info, private_data: data });
             }
             (15, Some(id)) => {
-                cm.dequeue_request(id);
                 // The attributes for RTR and those for RTS are available together.
                 assert_eq!(cm.rtr(id).is_ok(), cm.rts(id).is_ok());
             }
@@ -238,9 +237,8 @@ fuzz_target!(|data: &[u8]| {
         max_queued_responses: 32,
         ..CmConfig::new(1, vec![gid(1)])
     };
-    let mut world =
-        World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], listener: None, recent: vec![] };
-    world.listener = world.cm.listen(SERVICE, u64::MAX, 8).ok();
+    let mut world = World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], recent: vec![] };
+    world.cm.listen(SERVICE).expect("nothing listens yet");
     let mut input = Input(data);
     while !input.0.is_empty() {
         match input.u8() % 8 {
@@ -254,9 +252,7 @@ fuzz_target!(|data: &[u8]| {
         world.collect();
     }
     // The listener is removed first: otherwise no program would respond to its pending requests.
-    if let Some(listener) = world.listener.take() {
-        world.cm.unlisten(world.now, listener);
-    }
+    world.cm.unlisten(world.now, SERVICE);
     world.collect();
     for id in std::mem::take(&mut world.ids) {
         world.cm.release(world.now, id);

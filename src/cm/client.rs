@@ -82,7 +82,7 @@ impl Cm {
         if request.peer_to_peer {
             self.peer_to_peer.insert((request.service, request.path.av.dgid, id));
             // The peer's request may have arrived first, and wait for a listener.
-            self.pending_listeners.end_grace_period(|service| service == request.service);
+            self.pending_listeners.end_grace_period(request.service);
         }
         self.send_request(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
         Ok(ConnId(id))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{ListenerId, LocalQp, Path, State};
+use super::{LocalQp, Path, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
@@ -17,8 +17,6 @@ pub(super) struct Connection {
     pub state: State,
     /// Whether the program has released the connection, so that no more events are reported.
     pub released: bool,
-    /// The listener whose backlog holds this request.
-    pub backlog_of: Option<ListenerId>,
     pub service: ServiceId,
     /// Address vector to the peer; messages from other GIDs are dropped.
     pub to: AddressVector,
@@ -149,7 +147,6 @@ impl Connection {
         Connection {
             state,
             released: false,
-            backlog_of: None,
             service: ServiceId::default(),
             to,
             remote: CommId(0),

@@ -133,7 +133,6 @@ impl Cm {
     /// Removes a connection from all tables.
     pub(super) fn remove_connection(&mut self, id: CommId) {
         self.stop_retransmission(id);
-        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.remove(&id) else { return };
         trace_event!(DEBUG, "urxe::cm", "connection closed", id = ?id, state = %conn.state);
@@ -149,20 +148,10 @@ impl Cm {
         }
     }
 
-    /// Removes a request from its listener's backlog; called once the program has responded to it or dequeued
-    /// it, or it has ended.
-    pub(super) fn remove_from_backlog(&mut self, id: CommId) {
-        let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting -= 1;
-        }
-    }
-
     /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, and for
     /// at least the duration `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.stop_retransmission(id);
-        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.enter(id, State::TimeWait);

@@ -1,6 +1,6 @@
 //! Events that the connection manager reports to the program.
 
-use super::{ListenerId, Path};
+use super::Path;
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{AprStatus, Ece, RejReason, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
@@ -67,9 +67,9 @@ pub enum Event {
 /// A connection request, as received by the server.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// The listener that received the request; `None` if the request has crossed our own peer-to-peer request
-    /// and takes its place.
-    pub listener: Option<ListenerId>,
+    /// Whether the request has crossed our own peer-to-peer request and takes its place. Other requests are for a
+    /// listener.
+    pub is_peer_to_peer: bool,
     /// Requested service.
     pub service: ServiceId,
     /// Transport service of the queue pairs.
@@ -145,8 +145,6 @@ pub struct Rejection {
 /// A request for the queue pair of a datagram service (SIDR_REQ).
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrRequested {
-    /// The listener.
-    pub listener: ListenerId,
     /// Requested service.
     pub service: ServiceId,
     /// Partition key that the client requests.

@@ -37,7 +37,6 @@ mod error;
 mod event;
 mod handles;
 mod ids;
-mod listener;
 mod peer_to_peer;
 mod pending_listener;
 mod queued_requests;
@@ -58,13 +57,12 @@ pub use counters::CmCounters;
 pub use envelope::{MadSource, OutgoingMad};
 pub use error::CmError;
 pub use event::{Accepted, Event, Rejection, Requested, SidrRequested, SidrResponse};
-pub use handles::{ConnId, ListenerId};
+pub use handles::ConnId;
 pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
 pub use state::State;
 
 use connection::{Connection, Peer};
 use ids::IdPool;
-use listener::Listener;
 use pending_listener::PendingListeners;
 
 use crate::transport::Instant;
@@ -87,12 +85,8 @@ pub struct Cm {
     by_sidr_request: BTreeMap<(Gid, CommId), CommId>,
     /// Our outstanding peer-to-peer requests, each of which may cross one from the peer (IBA 12.10.4).
     peer_to_peer: BTreeSet<(ServiceId, Gid, CommId)>,
-    listeners: BTreeMap<ListenerId, Listener>,
-    /// Listeners for a single service ID.
-    services: BTreeMap<ServiceId, ListenerId>,
-    /// Listeners for a range of service IDs.
-    masked: Vec<ListenerId>,
-    last_listener: u64,
+    /// Services that have a listener.
+    listeners: BTreeSet<ServiceId>,
     pending_listeners: PendingListeners,
     timers: BTreeSet<(Instant, CommId)>,
     /// One deadline for each connection in time-wait.
@@ -117,10 +111,7 @@ impl Cm {
             by_qpn: BTreeMap::new(),
             by_sidr_request: BTreeMap::new(),
             peer_to_peer: BTreeSet::new(),
-            listeners: BTreeMap::new(),
-            services: BTreeMap::new(),
-            masked: Vec::new(),
-            last_listener: 0,
+            listeners: BTreeSet::new(),
             pending_listeners: PendingListeners::default(),
             timers: BTreeSet::new(),
             time_waits: BTreeSet::new(),

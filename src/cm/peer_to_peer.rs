@@ -42,7 +42,7 @@ impl Cm {
                 self.connections.insert(id, conn);
                 self.by_remote.insert(((req.ca_guid, source.from.dgid), req.local), id);
                 self.link_qp(id);
-                self.report_request(id, None, mad, req);
+                self.report_request(id, true, mad, req);
             }
         }
     }

@@ -45,11 +45,11 @@ impl PendingListeners {
         }
     }
 
-    /// Ends the grace period of the services that `is_served` selects, which now have a listener or a
-    /// peer-to-peer request; their queued requests become due.
-    pub fn end_grace_period(&mut self, is_served: impl Fn(ServiceId) -> bool) {
-        self.until.retain(|service, _| !is_served(*service));
-        self.queued.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
+    /// Ends the grace period of a service, which now has a listener or a peer-to-peer request; its queued
+    /// requests become due.
+    pub fn end_grace_period(&mut self, service: ServiceId) {
+        self.until.remove(&service);
+        self.queued.iter_mut().filter(|w| w.service == service).for_each(|w| w.until = Instant(0));
     }
 
     /// Queues a request unless it is a retransmission of a queued one. Returns `false` if the service is not

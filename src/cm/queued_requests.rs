@@ -8,7 +8,7 @@ use crate::wire::mad::{Mad, Message, Req, ServiceId};
 impl Cm {
     /// Starts the grace period of a service: a program has bound its port, and is likely to listen soon.
     pub fn expect_listener(&mut self, now: Instant, service: ServiceId) {
-        if self.find_listener(service).is_none() {
+        if !self.listeners.contains(&service) {
             self.pending_listeners.start_grace_period(now, service);
         }
     }
@@ -35,7 +35,7 @@ impl Cm {
             let matches_peer_to_peer = |req: &Req| self.find_peer_to_peer(req, &source).is_some();
             let is_peer_to_peer = matches!(&mad.message, Message::Req(req) if matches_peer_to_peer(req));
             match &mad.message {
-                _ if self.find_listener(service).is_none() && !is_peer_to_peer => {
+                _ if !self.listeners.contains(&service) && !is_peer_to_peer => {
                     self.reject_no_service(&source, &mad)
                 }
                 Message::Req(req) => self.on_req(now, &source, &mad, req),

@@ -2,8 +2,7 @@
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
-use super::listener::Listener;
-use super::{Cm, CmError, ConnId, Event, ListenerId, MadSource, Path, Reply, Requested, State};
+use super::{Cm, CmError, ConnId, Event, MadSource, Path, Reply, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -27,71 +26,43 @@ pub(super) fn build_rej(
 }
 
 impl Cm {
-    /// Listens for connection requests and service ID resolutions for `service`. Service ID bits that are
-    /// clear in `mask` are ignored.
-    ///
-    /// `backlog` is the maximum number of requests without a response that are not
-    /// [dequeued](Self::dequeue_request).
+    /// Listens for connection requests and service ID resolutions for `service`.
     ///
     /// # Errors
-    /// [`CmError::InUse`] if another listener here serves an overlapping range.
-    pub fn listen(&mut self, service: ServiceId, mask: u64, backlog: usize) -> Result<ListenerId, CmError> {
-        let overlaps = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
-        let in_use = match mask {
-            u64::MAX => self.find_listener(service).is_some(),
-            _ => self.listeners.values().any(overlaps),
-        };
-        if in_use {
+    /// [`CmError::InUse`] if the service has a listener already.
+    pub fn listen(&mut self, service: ServiceId) -> Result<(), CmError> {
+        if !self.listeners.insert(service) {
             return Err(CmError::InUse(service));
         }
-        self.last_listener += 1;
-        let id = ListenerId(self.last_listener);
-        let backlog = backlog.min(self.config.max_backlog);
-        self.listeners.insert(id, Listener { service, mask, backlog, waiting: 0 });
-        match mask {
-            u64::MAX => drop(self.services.insert(service, id)),
-            _ => self.masked.push(id),
-        }
-        self.pending_listeners.end_grace_period(|pending| (pending.0 ^ service.0) & mask == 0);
-        Ok(id)
+        self.pending_listeners.end_grace_period(service);
+        Ok(())
     }
 
-    /// Ends a listener. Requests whose event has not yet been polled are rejected; the others remain. If the
-    /// listener was for a single service, the service has a grace period of one second: requests that arrive
-    /// during this period are queued until another listener takes them or the period ends.
-    pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
-        let Some(ended) = self.listeners.remove(&listener) else { return };
-        self.masked.retain(|l| *l != listener);
-        if ended.mask == u64::MAX {
-            self.services.remove(&ended.service);
-            ended.service.of_same_port().for_each(|service| self.expect_listener(now, service));
+    /// Ends the listener of a service. Requests whose event has not yet been polled are rejected; the others
+    /// remain. The service has a grace period of one second: requests that arrive during this period are queued
+    /// until another listener takes them or the period ends.
+    pub fn unlisten(&mut self, now: Instant, service: ServiceId) {
+        if !self.listeners.remove(&service) {
+            return;
         }
-        let is_ours = |event: &Event| match event {
-            Event::Requested(r) => r.listener == Some(listener),
-            Event::SidrRequested(r) => r.listener == listener,
+        service.of_same_port().for_each(|service| self.expect_listener(now, service));
+        let is_for_listener = |event: &Event| match event {
+            Event::Requested(r) => r.service == service && !r.is_peer_to_peer,
+            Event::SidrRequested(r) => r.service == service,
             _ => false,
         };
         let waiting: Vec<ConnId> =
-            self.events.iter().filter(|(_, e)| is_ours(e)).map(|(id, _)| *id).collect();
+            self.events.iter().filter(|(_, e)| is_for_listener(e)).map(|(id, _)| *id).collect();
         for id in waiting {
             self.release(now, id);
         }
     }
 
-    pub(super) fn find_listener(&self, service: ServiceId) -> Option<ListenerId> {
-        let masked =
-            || self.masked.iter().copied().find(|l| self.listeners.get(l).is_some_and(|l| l.serves(service)));
-        self.services.get(&service).copied().or_else(masked)
-    }
-
-    /// Reports whether a listener's backlog and the connection table have room for another request; otherwise
-    /// increments the counter for the reason.
-    pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
-        let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
-        let too_many = self.live_count() >= self.config.max_connections;
-        self.counters.backlog_full += u64::from(full);
-        self.counters.too_many += u64::from(too_many && !full);
-        !full && !too_many
+    /// Reports whether the connection table has room for another request, and counts the request otherwise.
+    pub(super) fn has_room(&mut self) -> bool {
+        let has_room = self.check_capacity().is_ok();
+        self.counters.too_many += u64::from(!has_room);
+        has_room
     }
 
     /// Handles a connection request (REQ).
@@ -111,9 +82,9 @@ impl Cm {
             self.counters.stale += 1;
             return refuse(self, RejReason::StaleConnection, &[]);
         }
-        let Some(listener) = self.find_listener(req.service) else {
+        if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
-        };
+        }
         let conn = match self.check_req(source, mad, req) {
             Ok(conn) => conn,
             Err((reason, info)) => {
@@ -122,18 +93,15 @@ impl Cm {
             }
         };
         // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM):
-        // a retransmission of the client finds room once the program has taken earlier requests.
-        if !self.has_room(listener) {
+        // a retransmission of the client finds room once other connections have ended.
+        if !self.has_room() {
             return;
         }
         let id = self.new_id();
-        self.connections.insert(id, Connection { backlog_of: Some(listener), ..conn });
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting += 1;
-        }
+        self.connections.insert(id, conn);
         self.by_remote.insert((peer, req.local), id);
         self.link_qp(id);
-        self.report_request(id, Some(listener), mad, req);
+        self.report_request(id, false, mad, req);
     }
 
     /// Handles a REQ whose communication ID is already known: a retransmission, or a reuse of the ID.
@@ -243,10 +211,10 @@ impl Cm {
         }
     }
 
-    pub(super) fn report_request(&mut self, id: CommId, listener: Option<ListenerId>, mad: &Mad, req: &Req) {
+    pub(super) fn report_request(&mut self, id: CommId, is_peer_to_peer: bool, mad: &Mad, req: &Req) {
         let Some(qp_params) = self.connections.get(&id).map(|c| c.qp_params) else { return };
         let requested = Requested {
-            listener,
+            is_peer_to_peer,
             service: req.service,
             qp_type: qp_params.qp_type,
             remote_qpn: req.qpn,
@@ -264,12 +232,6 @@ impl Cm {
             private_data: req.private_data,
         };
         self.push_event(id, Event::Requested(Box::new(requested)));
-    }
-
-    /// Removes a request from its listener's backlog, because the program has dequeued it but not yet
-    /// responded.
-    pub fn dequeue_request(&mut self, id: ConnId) {
-        self.remove_from_backlog(id.0);
     }
 
     /// Drops a request without a response, as if it had been lost, so that a retransmission of it is a new request. No further
@@ -326,7 +288,6 @@ impl Cm {
         let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
         conn.cached_response =
             Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
-        self.remove_from_backlog(id.0);
         self.send_request(now, id.0, &mad);
         Ok(())
     }

@@ -53,29 +53,24 @@ impl Cm {
             let rep = SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
             cm.send_uncached_response(source.from, mad.transaction, rep);
         };
-        let Some(listener) = self.find_listener(req.service) else {
+        if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
-        };
-        if !self.has_room(listener) {
+        }
+        if !self.has_room() {
             // The status that Linux sends.
             return refuse(self, SidrStatus::Rejected);
         }
         let id = self.new_id();
         let path = Path { pkey: req.pkey, ..Path::to(source.from, self.config.max_mtu) };
         let conn = Connection {
-            backlog_of: Some(listener),
             service: req.service,
             remote: req.request,
             transaction: mad.transaction,
             ..Connection::new(State::SidrReqRcvd, source.from, QpParams::of(path))
         };
         self.connections.insert(id, conn);
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting += 1;
-        }
         self.by_sidr_request.insert(key, id);
         let requested = SidrRequested {
-            listener,
             service: req.service,
             pkey: req.pkey,
             from: source.from,

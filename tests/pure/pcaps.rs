@@ -206,7 +206,7 @@ fn urxe_sends_the_same_cm_messages_as_the_kernel() {
 
         // The server.
         let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
-        cm.listen(req.service, u64::MAX, 1).unwrap();
+        cm.listen(req.service).unwrap();
         let arrival = MadSource { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
         cm.handle_mad(Instant(0), &arrival, &recorded[0].1.bytes());
         let Some((id, Event::Requested(requested))) = cm.poll_event() else {

@@ -232,24 +232,16 @@ fn mra_sent_for_a_delay_is_sent_again_for_a_duplicate_req() {
 }
 
 #[test]
-fn overlapping_listeners_are_rejected() {
+fn service_has_at_most_one_listener() {
     let mut bench = Bench::listening();
-    assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::InUse(SERVICE)));
-    let range = ServiceId(0x0106_2000);
-    let many = bench.cm.listen(range, !0xff, 1).unwrap();
-    assert_eq!(
-        bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1),
-        Err(CmError::InUse(ServiceId(0x0106_2007)))
-    );
-    assert_eq!(
-        bench.cm.listen(ServiceId(0x0106_0000), !0xffff, 1),
-        Err(CmError::InUse(ServiceId(0x0106_0000)))
-    );
-    bench.inject(Req { service: ServiceId(0x0106_20ab), ..req() });
+    assert_eq!(bench.cm.listen(SERVICE), Err(CmError::InUse(SERVICE)));
+    let other = ServiceId(0x0106_2007);
+    bench.cm.listen(other).unwrap();
+    bench.inject(Req { service: other, ..req() });
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!((requested.listener, requested.service), (Some(many), ServiceId(0x0106_20ab)));
-    bench.cm.unlisten(bench.now, many);
-    bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1).unwrap();
+    assert_eq!((requested.is_peer_to_peer, requested.service), (false, other));
+    bench.cm.unlisten(bench.now, other);
+    bench.cm.listen(other).unwrap();
 }
 
 #[test]

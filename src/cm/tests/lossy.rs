@@ -222,7 +222,7 @@ impl World {
 fn play(seed: u64, faults: Faults, connections: usize) -> World {
     let mut world = World::new(seed, faults);
     for cm in &mut world.cms {
-        cm.listen(SERVICE, u64::MAX, 1000).unwrap();
+        cm.listen(SERVICE).unwrap();
     }
     for i in 0..connections {
         world.connect(i % 2);

@@ -18,7 +18,7 @@ fn side_with_the_smaller_ca_guid_becomes_the_server() {
     let (mut bench, id) = req_sent(config());
     bench.inject(req());
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!((of, requested.listener), (id, None));
+    assert_eq!((of, requested.is_peer_to_peer), (id, true));
     assert_eq!(bench.cm.poll_timeout(), None, "the own request is withdrawn");
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
     assert!(matches!(bench.sent_one(), Message::Rep(rep) if rep.local == id.0));

@@ -86,7 +86,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
 #[test]
 fn reused_request_id_for_another_service_is_treated_as_a_new_request() {
     let mut bench = Bench::listening();
-    bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
+    bench.cm.listen(ServiceId(5)).unwrap();
     bench.inject(sidr_req());
     bench.inject(SidrReq { service: ServiceId(5), ..sidr_req() });
     assert_eq!(bench.events().len(), 2);
@@ -110,16 +110,16 @@ fn sidr_request_without_listener_or_released_by_the_program_is_rejected() {
 }
 
 #[test]
-fn sidr_requests_count_towards_the_backlog() {
-    let mut bench = Bench::new();
-    let listener = bench.cm.listen(SERVICE, u64::MAX, 2).unwrap();
+fn sidr_requests_beyond_the_maximum_of_connections_are_rejected() {
+    let mut bench = Bench::with(CmConfig { max_connections: 2, ..config() });
+    bench.cm.listen(SERVICE).unwrap();
     for i in 0..3 {
         bench.inject(SidrReq { request: CommId(i), ..sidr_req() });
     }
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
     assert_eq!((rep.status, rep.request), (SidrStatus::Rejected, CommId(2)));
     // The queued requests are not polled yet, so they are rejected with their listener.
-    bench.cm.unlisten(bench.now, listener);
+    bench.cm.unlisten(bench.now, SERVICE);
     assert_eq!(bench.sent().len(), 2);
     assert_eq!(bench.events(), []);
     bench.advance(Duration::from_secs(3));

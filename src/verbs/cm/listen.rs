@@ -8,7 +8,7 @@ use super::channel::{BacklogEntry, QueuedEvent, Subject};
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, CmId, ConnectionInfo, EventParam, IdError};
-use crate::cm::{ConnId, ListenerId, Requested};
+use crate::cm::{ConnId, Requested};
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId};
@@ -16,12 +16,6 @@ use crate::wire::mad::{RejReason, ServiceId};
 /// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
 /// not specify a backlog.
 const MAX_BACKLOG: usize = 1024;
-
-/// A service, and the ids in this process that listen for it, each at a different address.
-pub(super) struct Service {
-    listener: ListenerId,
-    members: Vec<u64>,
-}
 
 /// Backlog of a listening id: its limit, and the number of waiting requests.
 #[derive(Clone)]
@@ -113,24 +107,21 @@ impl State {
 
     fn register(&mut self, device: usize, service: ServiceId, number: u64) -> Result<(), IdError> {
         let device = &mut self.devices[device];
-        if let Some(found) = device.services.get_mut(&service) {
-            found.members.push(number);
-            return Ok(());
+        let listeners = device.listeners.entry(service).or_default();
+        if listeners.is_empty() {
+            device.cm.listen(service)?;
         }
-        // The backlog is limited per id, not per service.
-        let listener = device.cm.listen(service, u64::MAX, usize::MAX)?;
-        device.services.insert(service, Service { listener, members: vec![number] });
+        listeners.push(number);
         Ok(())
     }
 
     fn unregister(&mut self, service: ServiceId, number: u64) {
         for device in &mut self.devices {
-            let Some(found) = device.services.get_mut(&service) else { continue };
-            found.members.retain(|member| *member != number);
-            if found.members.is_empty() {
-                let now = device.now();
-                let listener = device.services.remove(&service).map(|service| service.listener);
-                listener.into_iter().for_each(|listener| device.cm.unlisten(now, listener));
+            let Some(listeners) = device.listeners.get_mut(&service) else { continue };
+            listeners.retain(|listener| *listener != number);
+            if listeners.is_empty() {
+                device.listeners.remove(&service);
+                device.cm.unlisten(device.now(), service);
             }
         }
     }
@@ -169,8 +160,8 @@ impl State {
         let listens_at = |id: &Id| {
             initiator_type(id.qp_type) == initiator_type(qp_type) && id.listens_at(requested, received_at)
         };
-        let members = &self.devices[device].services.get(&service)?.members;
-        members.iter().copied().find(|member| self.id(*member).is_ok_and(listens_at))
+        let listeners = self.devices[device].listeners.get(&service)?;
+        listeners.iter().copied().find(|listener| self.id(*listener).is_ok_and(listens_at))
     }
 
     pub fn on_request(&mut self, device: usize, connection: ConnId, request: &Requested) {
@@ -235,8 +226,6 @@ impl State {
             id.psn = psn;
         }
         self.devices[device].ids.insert(connection, new.number());
-        // The backlog is limited per id, not per service.
-        self.devices[device].cm.dequeue_request(connection);
         Ok((new, waiting, listener))
     }
 

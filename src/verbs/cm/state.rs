@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::channel::{QueuedEvent, Subject};
 use super::id::WeakId;
-use super::listen::{Listening, Service};
+use super::listen::Listening;
 use super::manager::Owner;
 use super::multicast::Group;
 use super::peer_to_peer::PeerToPeer;
@@ -43,7 +43,8 @@ pub(super) struct Device {
     pub is_lost: bool,
     /// Number of the id that owns each connection.
     pub ids: HashMap<ConnId, u64>,
-    pub services: HashMap<ServiceId, Service>,
+    /// Ids that listen for each service, each at a different address.
+    pub listeners: HashMap<ServiceId, Vec<u64>>,
     /// Services claimed by this process. Ids that share a port share its claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
     /// Whether the last turn stopped at [`MADS_PER_TURN`], so that more MADs may be queued.
@@ -182,8 +183,8 @@ impl Device {
             ..CmConfig::new(ca_guid, gids.clone())
         };
         let cm = Cm::new(config, context.next_random());
-        let (ids, services, claims) = Default::default();
-        Device { context, port, cm, gids, is_lost: false, ids, services, claims, may_have_more_mads: false }
+        let (ids, listeners, claims) = Default::default();
+        Device { context, port, cm, gids, is_lost: false, ids, listeners, claims, may_have_more_mads: false }
     }
 
     pub fn now(&self) -> Instant {
@@ -397,7 +398,7 @@ impl State {
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
         match (event, self.devices[device].ids.get(&connection).copied()) {
-            (Event::Requested(request), _) if request.listener.is_none() => {
+            (Event::Requested(request), _) if request.is_peer_to_peer => {
                 self.on_peer_to_peer_request(device, connection, &request);
             }
             (Event::Requested(request), _) => self.on_request(device, connection, &request),
