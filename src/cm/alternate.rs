@@ -1,6 +1,6 @@
 //! Alternate paths (IBA 12.8): LAP offers a path, APR accepts or rejects it.
 
-use super::connection::{Offer, timeout_duration};
+use super::connection::Offer;
 use super::engine::{information, padded};
 use super::request::RESPONSE_TIMEOUT;
 use super::{Cm, CmError, ConnId, Event, MadSource, Path, State};
@@ -120,21 +120,6 @@ impl Cm {
         let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
         self.send_cached_response(id.0, MessageKind::Lap, transaction, apr);
         Ok(())
-    }
-
-    /// Handles an MRA: the peer requests more time to respond to our offer. Only the first MRA extends the
-    /// timeout.
-    pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
-        let service_timeout = self.clamp_timeout(mra.service_timeout);
-        let Some(conn) = self.connections.get_mut(&id) else { return };
-        match &mut conn.offer {
-            Offer::Sent { delayed, .. } if !*delayed && mra.message == Acknowledged::Lap => *delayed = true,
-            _ => return self.counters.unexpected += 1,
-        }
-        let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
-        self.arm(id, Some(now + wait));
-        let private_data = Box::new(mra.private_data);
-        self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
     }
 
     /// Handles an APR: the peer responds to our offer.

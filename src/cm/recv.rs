@@ -1,8 +1,7 @@
-//! Received messages: finds the connection that a message is for, and executes the step given by the state
-//! table.
+//! Received messages: finds the connection that a message is for, and selects the handler by the state of the
+//! connection.
 
-use super::connection::CachedResponse;
-use super::state::{Step, step};
+use super::connection::{CachedResponse, Offer, timeout_duration};
 use super::{Cm, Event, MadSource, Rejection, State, unmatched};
 use crate::transport::Instant;
 use crate::wire::Qpn;
@@ -35,7 +34,7 @@ impl Cm {
                     self.respond_to_unknown_connection(source, &mad);
                 }
                 Some(id) if !self.is_from_peer(id, source, message) => self.counters.wrong_peer += 1,
-                Some(id) => self.execute_step(now, id, source, &mad),
+                Some(id) => self.on_message(now, id, source, &mad),
             },
         }
     }
@@ -90,39 +89,49 @@ impl Cm {
         }
     }
 
-    /// Executes the step that the state table gives for the message in the connection's current state.
-    pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
+    /// Handles a message for a connection in the connection's current state (IBA 12.9.7). A message that is late or
+    /// unexpected in this state is counted and ignored.
+    pub(super) fn on_message(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
+        use Message as M;
+        use State as S;
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
-        let Some(step) = step(state, mad.message.kind()) else {
-            self.counters.unexpected += 1;
-            return;
-        };
-        match (step, &mad.message) {
-            (Step::Duplicate, message) => self.on_duplicate(id, mad.transaction, message),
-            (Step::RecvRep, Message::Rep(rep)) => self.on_rep(now, id, source, mad, rep),
-            (Step::RecvRtu, Message::Rtu(rtu)) => self.on_rtu(id, rtu),
-            (Step::RecvMra, Message::Mra(mra)) => self.on_mra(now, id, mra),
-            (Step::End, Message::Rej(rej)) => {
+        match (state, &mad.message) {
+            (S::ReqSent | S::ReqDelayed, M::Rep(rep)) => self.on_rep(now, id, source, mad, rep),
+            // Only one MRA counts; otherwise a peer could extend the wait forever.
+            (S::ReqSent | S::RepSent | S::Established, M::Mra(mra)) => self.on_mra(now, id, mra),
+            // No data could flow yet, so there is no time-wait.
+            (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej(rej))
+            | (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej(rej)) => {
                 self.close_connection(id, Event::Rejected(Box::new(Rejection::from(rej))))
             }
-            (Step::EnterTimeWait, Message::Drep(drep)) => {
-                self.finish_disconnect(now, id, Some(Box::new(drep.private_data)))
+
+            (S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed, M::Req(_))
+            | (S::RepRcvd | S::DelayingRep, M::Rep(_))
+            | (S::Established, M::Req(_) | M::Rep(_))
+            | (S::TimeWait, M::Req(_) | M::Rep(_) | M::Dreq(_) | M::SidrReq(_))
+            | (S::SidrReqRcvd, M::SidrReq(_)) => self.on_duplicate(id, mad.transaction, &mad.message),
+            (S::RepSent | S::RepDelayed, M::Rtu(rtu)) => self.on_rtu(id, rtu),
+
+            // Also before the RTU, which may be lost: a client that disconnects was ready.
+            (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq(dreq)) => {
+                self.on_dreq(id, mad.transaction, dreq)
             }
-            (Step::EnterTimeWait, _) => self.finish_disconnect(now, id, None),
-            (Step::EnterTimeWaitIfProbed, Message::Drep(_)) => {
-                self.on_probe_answered(now, id, mad.transaction)
-            }
-            (Step::RecvDreq, Message::Dreq(dreq)) => self.on_dreq(id, mad.transaction, dreq),
-            (Step::SimultaneousDreq, Message::Dreq(dreq)) => {
+            // The DREQs of both ends have crossed.
+            (S::DreqSent, M::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
                 self.send_uncached_response(source.from, mad.transaction, drep);
                 self.finish_disconnect(now, id, None);
             }
-            (Step::RecvLap, Message::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
-            (Step::RecvMraOfLap, Message::Mra(mra)) => self.on_mra_of_lap(now, id, mra),
-            (Step::RecvApr, Message::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
-            (Step::RecvSidrRep, Message::SidrRep(rep)) => self.on_sidr_rep(id, mad, rep),
-            (_, _) => self.counters.unexpected += 1,
+            (S::DreqSent, M::Drep(drep)) => {
+                self.finish_disconnect(now, id, Some(Box::new(drep.private_data)))
+            }
+            (S::Established, M::Drep(_)) => self.on_probe_answered(now, id, mad.transaction),
+            (S::Established | S::DreqSent, M::Rej(_)) => self.finish_disconnect(now, id, None),
+
+            (S::Established, M::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
+            (S::Established, M::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
+            (S::SidrReqSent, M::SidrRep(rep)) => self.on_sidr_rep(id, mad, rep),
+            _ => self.counters.unexpected += 1,
         }
     }
 
@@ -168,21 +177,26 @@ impl Cm {
         }
     }
 
-    /// Handles an MRA: the peer has received our request or reply, and requests more time to respond.
+    /// Handles an MRA: the peer has received our request, our reply or our offer of an alternate path, and requests
+    /// more time to respond. Only the first MRA extends the timeout.
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let state = match (conn.state, mra.message) {
-            (State::ReqSent, Acknowledged::Req) => State::ReqDelayed,
-            (State::RepSent, Acknowledged::Rep) => State::RepDelayed,
-            _ => {
-                self.counters.unexpected += 1;
-                return;
+        match (conn.state, mra.message, &mut conn.offer) {
+            (State::ReqSent, Acknowledged::Req, _) => {
+                conn.enter(id, State::ReqDelayed);
+                conn.remote = mra.local;
             }
-        };
-        conn.enter(id, state);
-        conn.remote = mra.local;
-        let wait = super::connection::timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
+            (State::RepSent, Acknowledged::Rep, _) => {
+                conn.enter(id, State::RepDelayed);
+                conn.remote = mra.local;
+            }
+            (State::Established, Acknowledged::Lap, Offer::Sent { delayed, .. }) if !*delayed => {
+                *delayed = true
+            }
+            _ => return self.counters.unexpected += 1,
+        }
+        let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
         self.arm(id, Some(now + wait));
         let private_data = Box::new(mra.private_data);
         self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });

@@ -113,7 +113,7 @@ impl Cm {
             let rej = build_rej(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
             self.send_uncached_response(source.from, mad.transaction, rej);
         } else {
-            self.execute_step(now, id, source, mad);
+            self.on_message(now, id, source, mad);
         }
     }
 

@@ -44,7 +44,7 @@ impl Cm {
         let key = (source.from.dgid, req.request);
         if let Some(id) = self.by_sidr_request.get(&key).copied() {
             if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
-                return self.execute_step(now, id, source, mad);
+                return self.on_message(now, id, source, mad);
             }
             // The requester has reused its request ID for another service.
             self.by_sidr_request.remove(&key);

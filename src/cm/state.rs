@@ -1,8 +1,6 @@
-//! Connection states, and the table that maps a state and a message to the step to take (IBA 12.9.7).
+//! Connection states.
 
 use std::fmt;
-
-use crate::wire::mad::MessageKind;
 
 /// State of a connection (IBA 12.9.7) or of a service ID resolution (12.11).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -63,75 +61,4 @@ impl fmt::Display for State {
             State::SidrReqRcvd => "SIDR_REQ received",
         })
     }
-}
-
-/// Action to take on a message from the peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Step {
-    /// The message is a retransmission: our response is replayed, or more time is requested (MRA).
-    Duplicate,
-    /// The server accepts (REP).
-    RecvRep,
-    /// The client is ready (RTU).
-    RecvRtu,
-    /// The peer requests more time to respond to our request or reply (MRA).
-    RecvMra,
-    /// The peer has rejected the connection or given up before any data could flow: the connection ends
-    /// without time-wait.
-    End,
-    /// The peer has ended a connection that may have carried data: the connection enters time-wait.
-    EnterTimeWait,
-    /// The peer requests a disconnect (DREQ).
-    RecvDreq,
-    /// An unsolicited DREP: if it answers a [probe](super::Cm::probe), the peer no longer knows the
-    /// connection, and time-wait begins.
-    EnterTimeWaitIfProbed,
-    /// The DREQs of both ends have crossed: the connection enters time-wait.
-    SimultaneousDreq,
-    /// The peer offers an alternate path (LAP).
-    RecvLap,
-    /// The peer requests more time (MRA) to respond to the alternate path that we offered.
-    RecvMraOfLap,
-    /// The peer responds (APR) to the alternate path that we offered.
-    RecvApr,
-    /// The peer responds to our service ID resolution (SIDR_REP).
-    RecvSidrRep,
-}
-
-/// Returns the step to take when `message` arrives in `state`, or `None` if the message is late or unexpected
-/// and is ignored.
-pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
-    use MessageKind as M;
-    use State as S;
-    Some(match (state, message) {
-        (S::ReqSent | S::ReqDelayed, M::Rep) => Step::RecvRep,
-        // Only one MRA counts; otherwise a peer could extend the wait forever.
-        (S::ReqSent | S::RepSent, M::Mra) => Step::RecvMra,
-        (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej) => Step::End,
-        (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej) => Step::End,
-
-        (S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed | S::Established | S::TimeWait, M::Req) => {
-            Step::Duplicate
-        }
-        (S::RepSent | S::RepDelayed, M::Rtu) => Step::RecvRtu,
-        (S::RepRcvd | S::DelayingRep | S::Established | S::TimeWait, M::Rep) => Step::Duplicate,
-
-        // Also before the RTU, which may be lost: a client that disconnects was ready.
-        (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq) => {
-            Step::RecvDreq
-        }
-        (S::DreqSent, M::Dreq) => Step::SimultaneousDreq,
-        (S::DreqSent, M::Drep) => Step::EnterTimeWait,
-        (S::Established, M::Drep) => Step::EnterTimeWaitIfProbed,
-        (S::Established | S::DreqSent, M::Rej) => Step::EnterTimeWait,
-        (S::TimeWait, M::Dreq) => Step::Duplicate,
-
-        (S::Established, M::Lap) => Step::RecvLap,
-        (S::Established, M::Mra) => Step::RecvMraOfLap,
-        (S::Established, M::Apr) => Step::RecvApr,
-
-        (S::SidrReqSent, M::SidrRep) => Step::RecvSidrRep,
-        (S::SidrReqRcvd | S::TimeWait, M::SidrReq) => Step::Duplicate,
-        _ => return None,
-    })
 }
