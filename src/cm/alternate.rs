@@ -130,7 +130,6 @@ impl Cm {
             _ => return self.counters.unexpected += 1,
         }
         self.stop_retransmission(id);
-        let (info, private_data) = (apr.info().into(), Box::new(apr.private_data));
-        self.push_event(id, Event::AlternateResponse { status: apr.status, info, private_data });
+        self.push_event(id, Event::AlternateResponse(Box::new(*apr)));
     }
 }

@@ -2,11 +2,11 @@
 
 use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout, timeout_duration};
 use super::engine::padded;
-use super::{Accepted, Cm, CmError, ConnId, Event, MadSource, Path, Rejection, Request, State};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Request, State};
 use crate::transport::{Instant, QpType};
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    CommId, Ece, Mad, MessageKind, PathInfo, RejReason, Rejected, Rep, Req, Rtu, TransportService,
+    CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, TransportService,
 };
 
 /// Value of the LID fields on RoCE, which has no LIDs (IBA A16.4.3).
@@ -126,7 +126,7 @@ impl Cm {
                 mad.transaction,
                 super::server::build_rej(id, rep.local, Rejected::Rep, reason, &[]),
             );
-            let rejection = Rejection { reason, info: Box::default(), private_data: [0; 148] };
+            let rejection = Rej { reason, ..Rej::default() };
             return self.close_connection(id, Event::Rejected(Box::new(rejection)));
         }
         self.stop_retransmission(id);
@@ -140,26 +140,23 @@ impl Cm {
             (rep.initiator_depth, rep.responder_resources);
         qp_params.rnr_retry_count = rep.rnr_retry_count;
         qp_params.ack_timeout = ack_timeout(qp_params.path.packet_life, rep.target_ack_delay);
-        let failover = qp_params.alternate.is_some() && rep.failover == 0;
-        if !failover {
+        if rep.failover != 0 {
             qp_params.alternate = None;
         }
         self.by_remote.insert(((rep.ca_guid, source.from.dgid), rep.local), id);
         self.link_qp(id);
-        let accepted = Accepted {
-            remote_qpn: rep.qpn,
-            remote_psn: rep.psn,
-            srq: rep.srq,
+        let info = ConnectionInfo {
+            private_data: rep.private_data.to_vec(),
             responder_resources: rep.initiator_depth,
             initiator_depth: rep.responder_resources,
             flow_control: rep.flow_control,
+            retry_count: 0,
             rnr_retry_count: rep.rnr_retry_count,
-            failover,
-            ca_guid: rep.ca_guid,
-            ece: Ece { vendor_id: rep.vendor_id, options: mad.modifier },
-            private_data: rep.private_data,
+            srq: rep.srq,
+            qp_num: rep.qpn,
         };
-        self.push_event(id, Event::Accepted(Box::new(accepted)));
+        let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
+        self.push_event(id, Event::Accepted { info, ece });
     }
 
     /// Validates a REP: its queue pair number must not be reserved, and neither the queue pair nor the

@@ -56,7 +56,7 @@ pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
 pub use envelope::{MadSource, OutgoingMad};
 pub use error::CmError;
-pub use event::{Accepted, Event, Rejection, Requested, SidrRequested, SidrResponse};
+pub use event::{ConnectionInfo, Event, Requested};
 pub use handles::ConnId;
 pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
 pub use state::State;

@@ -2,11 +2,11 @@
 //! connection.
 
 use super::connection::{CachedResponse, Offer, timeout_duration};
-use super::{Cm, Event, MadSource, Rejection, State, unmatched};
+use super::{Cm, Event, MadSource, State, unmatched};
 use crate::transport::Instant;
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, Rej, RejReason,
+    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, RejReason,
     Rejected,
 };
 
@@ -102,7 +102,7 @@ impl Cm {
             // No data could flow yet, so there is no time-wait.
             (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej(rej))
             | (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej(rej)) => {
-                self.close_connection(id, Event::Rejected(Box::new(Rejection::from(rej))))
+                self.close_connection(id, Event::Rejected(Box::new(*rej)))
             }
 
             (S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed, M::Req(_))
@@ -198,13 +198,6 @@ impl Cm {
         }
         let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
         self.arm(id, Some(now + wait));
-        let private_data = Box::new(mra.private_data);
-        self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
-    }
-}
-
-impl From<&Rej> for Rejection {
-    fn from(rej: &Rej) -> Rejection {
-        Rejection { reason: rej.reason, info: rej.info().into(), private_data: rej.private_data }
+        self.push_event(id, Event::Delayed(Box::new(*mra)));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
-use super::{Cm, CmError, ConnId, Event, MadSource, Path, Reply, Requested, State};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Reply, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -46,11 +46,7 @@ impl Cm {
             return;
         }
         service.of_same_port().for_each(|service| self.expect_listener(now, service));
-        let is_for_listener = |event: &Event| match event {
-            Event::Requested(r) => r.service == service && !r.is_peer_to_peer,
-            Event::SidrRequested(r) => r.service == service,
-            _ => false,
-        };
+        let is_for_listener = |event: &Event| matches!(event, Event::Requested(r) if r.service == service && !r.is_peer_to_peer);
         let waiting: Vec<ConnId> =
             self.events.iter().filter(|(_, e)| is_for_listener(e)).map(|(id, _)| *id).collect();
         for id in waiting {
@@ -217,19 +213,18 @@ impl Cm {
             is_peer_to_peer,
             service: req.service,
             qp_type: qp_params.qp_type,
-            remote_qpn: req.qpn,
-            remote_psn: req.psn,
-            srq: req.srq,
             path: qp_params.path,
-            alternate: qp_params.alternate,
-            responder_resources: qp_params.responder_resources,
-            initiator_depth: qp_params.initiator_depth,
-            flow_control: req.flow_control,
-            retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
-            ca_guid: req.ca_guid,
             ece: Ece { vendor_id: req.vendor_id, options: mad.modifier },
-            private_data: req.private_data,
+            info: ConnectionInfo {
+                private_data: req.private_data.to_vec(),
+                responder_resources: qp_params.responder_resources,
+                initiator_depth: qp_params.initiator_depth,
+                flow_control: req.flow_control,
+                retry_count: req.retry_count,
+                rnr_retry_count: req.rnr_retry_count,
+                srq: req.srq,
+                qp_num: req.qpn,
+            },
         };
         self.push_event(id, Event::Requested(Box::new(requested)));
     }

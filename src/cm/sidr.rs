@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::connection::{Connection, QpParams, RetryPolicy, timeout_duration};
 use super::engine::{information, padded};
 use super::{
-    Cm, CmError, ConnId, Event, MadSource, Path, SidrReply, SidrRequest, SidrRequested, SidrResponse, State,
+    Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Requested, SidrReply, SidrRequest, State,
 };
-use crate::transport::Instant;
+use crate::transport::{Instant, QpType};
 use crate::wire::mad::{CommId, Ece, Mad, MessageKind, SidrRep, SidrReq, SidrStatus};
 
 impl Cm {
@@ -70,13 +70,15 @@ impl Cm {
         };
         self.connections.insert(id, conn);
         self.by_sidr_request.insert(key, id);
-        let requested = SidrRequested {
+        let requested = Requested {
+            is_peer_to_peer: false,
             service: req.service,
-            pkey: req.pkey,
-            from: source.from,
-            private_data: req.private_data,
+            qp_type: QpType::Ud,
+            path,
+            ece: Ece::default(),
+            info: ConnectionInfo { private_data: req.private_data.to_vec(), ..ConnectionInfo::default() },
         };
-        self.push_event(id, Event::SidrRequested(Box::new(requested)));
+        self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
     /// Responds to a SIDR_REQ with a SIDR_REP. No further events are reported.
@@ -116,14 +118,7 @@ impl Cm {
 
     /// Handles a SIDR_REP to our request.
     pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
-        let response = SidrResponse {
-            status: rep.status,
-            qpn: rep.qpn,
-            qkey: rep.qkey,
-            ece: Ece { vendor_id: rep.vendor_id, options: mad.modifier },
-            info: rep.info().into(),
-            private_data: rep.private_data,
-        };
-        self.close_connection(id, Event::SidrResponse(Box::new(response)));
+        let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
+        self.close_connection(id, Event::SidrResponse { rep: Box::new(*rep), ece });
     }
 }

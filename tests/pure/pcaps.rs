@@ -212,7 +212,7 @@ fn urxe_sends_the_same_cm_messages_as_the_kernel() {
         let Some((id, Event::Requested(requested))) = cm.poll_event() else {
             panic!("{name}: no connection request")
         };
-        assert_eq!((requested.remote_qpn, requested.path.packet_life.code()), (req.qpn, 18));
+        assert_eq!((requested.info.qp_num, requested.path.packet_life.code()), (req.qpn, 18));
         let reply = Reply {
             qp: LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq },
             responder_resources: rep.responder_resources,

@@ -43,8 +43,8 @@ fn only_an_apr_with_the_transaction_id_of_the_lap_completes_it() {
     bench.inject_as(&source(), sent[0].transaction + 1, apr);
     bench.assert_quiet();
     bench.inject_as(&source(), sent[0].transaction, apr);
-    let (_, Event::AlternateResponse { status, info, .. }) = bench.event() else { panic!() };
-    assert_eq!((status, info.len()), (AprStatus::InvalidLid, 3));
+    let (_, Event::AlternateResponse(apr)) = bench.event() else { panic!() };
+    assert_eq!((apr.status, apr.info().len()), (AprStatus::InvalidLid, 3));
     assert_eq!(bench.cm.poll_timeout(), None);
 }
 

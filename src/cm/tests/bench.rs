@@ -215,7 +215,7 @@ impl Bench {
     pub fn client(&mut self) -> ConnId {
         let id = self.req_sent();
         self.inject(rep(id));
-        assert!(matches!(self.event(), (_, Event::Accepted(_))));
+        assert!(matches!(self.event(), (_, Event::Accepted { .. })));
         self.cm.ready(self.now, id, b"").unwrap();
         assert!(matches!(self.sent_one(), Message::Rtu(_)));
         id

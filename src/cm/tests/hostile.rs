@@ -86,7 +86,7 @@ fn retransmission_of_a_dropped_request_is_a_new_request() {
     assert_eq!((bench.cm.counters().too_many, bench.cm.counters().backlog_full), (1, 2));
     bench.inject(other);
     let (id, event) = bench.event();
-    assert!(matches!(event, Event::Requested(request) if request.remote_qpn == other.qpn));
+    assert!(matches!(event, Event::Requested(request) if request.info.qp_num == other.qpn));
     bench.assert_quiet();
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
     bench.cm.drop_request(id);

@@ -158,8 +158,8 @@ impl World {
                 let reply = Reply { qp: self.qp(), ..super::bench::reply(b"granted") };
                 self.cms[side].accept(now, id, &reply).unwrap();
             }
-            Event::Accepted(accepted) => {
-                assert_eq!(&accepted.private_data[..7], b"granted");
+            Event::Accepted { info, .. } => {
+                assert_eq!(&info.private_data[..7], b"granted");
                 progress.established = true;
                 self.cms[side].ready(now, id, b"").unwrap();
                 self.schedule_disconnect(side, id);

@@ -33,7 +33,7 @@ fn side_with_the_larger_ca_guid_remains_the_client() {
     bench.inject(req());
     bench.assert_quiet();
     bench.inject(rep(id));
-    assert!(matches!(bench.event(), (_, Event::Accepted(_))));
+    assert!(matches!(bench.event(), (_, Event::Accepted { .. })));
     bench.cm.ready(bench.now, id, b"").unwrap();
     assert!(matches!(bench.sent_one(), Message::Rtu(_)));
     // The losing request arrives late.

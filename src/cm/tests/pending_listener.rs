@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::bench::*;
 use crate::cm::Event;
+use crate::transport::QpType;
 use crate::wire::Qpn;
 use crate::wire::mad::{CommId, Message, Rej, RejReason, Req, ServiceId, SidrReq, SidrStatus};
 
@@ -30,11 +31,11 @@ fn request_that_arrives_between_two_listeners_is_served_by_the_second() {
     bench.cm.listen(SERVICE).unwrap();
     bench.advance(Duration::ZERO);
     let events: Vec<_> = std::iter::from_fn(|| bench.cm.poll_event()).collect();
-    let [(id, Event::Requested(requested)), (sidr_id, Event::SidrRequested(sidr))] = &events[..] else {
+    let [(id, Event::Requested(requested)), (sidr_id, Event::Requested(sidr))] = &events[..] else {
         panic!("{events:?}")
     };
-    assert_eq!((requested.service, requested.remote_qpn), (SERVICE, PEER_QPN));
-    assert_eq!(sidr.service, SERVICE);
+    assert_eq!((requested.service, requested.info.qp_num), (SERVICE, PEER_QPN));
+    assert_eq!((sidr.service, sidr.qp_type), (SERVICE, QpType::Ud));
     assert_eq!(bench.sent(), []);
     bench.cm.release(bench.now, *id);
     bench.cm.release(bench.now, *sidr_id);

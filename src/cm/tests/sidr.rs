@@ -48,9 +48,9 @@ fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
     bench.inject_as(&source_from(gid(9)), 1, rep);
     bench.assert_quiet();
     bench.inject(rep);
-    let (of, Event::SidrResponse(response)) = bench.event() else { panic!() };
+    let (of, Event::SidrResponse { rep: response, .. }) = bench.event() else { panic!() };
     assert_eq!((of, response.status, response.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
-    assert_eq!((response.qkey, &response.info[..]), (QKey(0x0123_4567), &[4][..]));
+    assert_eq!((response.qkey, response.info()), (QKey(0x0123_4567), &[4][..]));
     bench.assert_empty();
     bench.inject(rep);
     bench.assert_quiet();
@@ -60,9 +60,9 @@ fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
 fn duplicate_sidr_request_gets_the_same_response() {
     let mut bench = Bench::listening();
     bench.inject_as(&source(), 0x9, sidr_req());
-    let (id, Event::SidrRequested(requested)) = bench.event() else { panic!() };
+    let (id, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!(
-        (requested.service, requested.from.dgid, requested.private_data[215]),
+        (requested.service, requested.path.av.dgid, requested.info.private_data[215]),
         (SERVICE, peer_gid(), 1)
     );
     bench.inject_as(&source(), 0x9, sidr_req());

@@ -1,13 +1,12 @@
 //! Connections: the handshake on either side, and the disconnect.
 
-use super::event::ConnectionInfo;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
-use super::{CmEventKind, EventParam, IdError};
-use crate::cm::{Accepted, CmError, ConnId, LocalQp, Rejection, Reply, Request};
+use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
+use crate::cm::{CmError, ConnId, LocalQp, Reply, Request};
 use crate::transport::AsyncEvent;
-use crate::wire::mad::RejReason;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
+use crate::wire::mad::{Rej, RejReason};
 
 /// Size of the private data field of a REQ, in bytes.
 const REQ_DATA: usize = 92;
@@ -189,19 +188,10 @@ impl State {
     }
 
     /// Handles the peer's acceptance.
-    pub fn on_accepted(&mut self, number: u64, accepted: &Accepted) {
+    pub fn on_accepted(&mut self, number: u64, info: ConnectionInfo, ece: Ece) {
         let Ok(id) = self.id_mut(number) else { return };
-        id.remote_ece = accepted.ece;
-        let param = EventParam::Connection(ConnectionInfo {
-            private_data: accepted.private_data.to_vec(),
-            responder_resources: accepted.responder_resources,
-            initiator_depth: accepted.initiator_depth,
-            flow_control: accepted.flow_control,
-            retry_count: 0,
-            rnr_retry_count: accepted.rnr_retry_count,
-            srq: accepted.srq,
-            qp_num: accepted.remote_qpn,
-        });
+        id.remote_ece = ece;
+        let param = EventParam::Connection(info);
         if id.qp.is_none() {
             id.state = IdState::Responded;
             return id.report(CmEventKind::ConnectResponse, 0, param);
@@ -252,18 +242,13 @@ impl State {
     }
 
     /// Handles a rejection by the peer, which may be due to a timeout there.
-    pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
-        let connection =
-            ConnectionInfo { private_data: rejection.private_data.to_vec(), ..ConnectionInfo::default() };
-        let status = rejection.reason.code().into();
-        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(connection));
+    pub fn on_rejected(&mut self, number: u64, rej: &Rej) {
+        let info = ConnectionInfo { private_data: rej.private_data.to_vec(), ..ConnectionInfo::default() };
+        let status = rej.reason.code().into();
+        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(info));
     }
 
-    /// Handles the absence of a response from the peer.
-    pub fn on_unreachable(&mut self, number: u64) {
-        self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
-    }
-
+    /// Ends an id whose connection was not established, and reports the failure.
     pub fn on_failed(&mut self, number: u64, kind: CmEventKind, status: i32, param: EventParam) {
         let Ok(id) = self.id_mut(number) else { return };
         id.end();

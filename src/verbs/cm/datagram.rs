@@ -1,13 +1,12 @@
 //! Datagram services: both sides of service ID resolution (SIDR).
 
 use super::event::Datagram;
-use super::listen::{IncomingRequest, Refusal, split_private_data};
 use super::param::{ConnParam, UDP_QKEY};
 use super::state::{IdState, State};
-use super::{CmEventKind, EventParam, IdError};
-use crate::cm::{ConnId, SidrReply, SidrRequest, SidrRequested, SidrResponse};
-use crate::transport::{AddressVector, QpType};
-use crate::wire::mad::SidrStatus;
+use super::{CmEventKind, Ece, EventParam, IdError};
+use crate::cm::{SidrReply, SidrRequest};
+use crate::transport::AddressVector;
+use crate::wire::mad::{SidrRep, SidrStatus};
 use crate::wire::{QKey, Qpn};
 
 impl State {
@@ -25,27 +24,6 @@ impl State {
         let id = self.id_mut(number)?;
         (id.connection, id.state) = (Some(connection), IdState::Connecting);
         Ok(())
-    }
-
-    /// Handles a peer's request for the queue pair that receives a port's datagrams.
-    pub fn on_sidr_request(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
-        let (header, data) = split_private_data(&request.private_data);
-        let (service, av) = (request.service, request.from);
-        let requested = IncomingRequest { device, connection, service, av, header, qp_type: QpType::Ud };
-        let param = EventParam::Datagram(Datagram::at(av, data));
-        match self.create_request_id(&requested) {
-            Ok((new, waiting, listener)) => self.report_request(new, waiting, listener, param),
-            Err(refusal) => {
-                let status = match refusal {
-                    Refusal::NoListener => SidrStatus::Unsupported,
-                    Refusal::BacklogFull => SidrStatus::Rejected,
-                };
-                let sidr_rejection = sidr_rejection(status, &[]);
-                let device = &mut self.devices[device];
-                // Fails if the request no longer exists, because the peer has aborted it.
-                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection);
-            }
-        }
     }
 
     /// Answers a request with the id's queue pair.
@@ -81,7 +59,7 @@ impl State {
     }
 
     /// Handles the response to this side's request.
-    pub fn on_sidr_response(&mut self, number: u64, response: &SidrResponse) {
+    pub fn on_sidr_response(&mut self, number: u64, response: &SidrRep, ece: Ece) {
         self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };
         if response.status != SidrStatus::Valid {
@@ -91,7 +69,7 @@ impl State {
             let status = response.status.code().into();
             return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(param));
         }
-        id.remote_ece = response.ece;
+        id.remote_ece = ece;
         id.state = IdState::Connected;
         let Some(to) = id.to else { return };
         let destination = Datagram::at(AddressVector { traffic_class: id.tos, ..to }, &response.private_data);
@@ -100,7 +78,8 @@ impl State {
     }
 }
 
-fn sidr_rejection(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
+/// Returns the response that rejects a request.
+pub(super) fn sidr_rejection(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
     let (qpn, qkey) = (Qpn::default(), QKey::default());
-    SidrReply { status, qpn, qkey, ece: Default::default(), info: &[], private_data }
+    SidrReply { status, qpn, qkey, ece: Ece::default(), info: &[], private_data }
 }

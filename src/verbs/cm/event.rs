@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::CmId;
+use super::{CmId, ConnectionInfo};
 use crate::transport::AddressVector;
 use crate::wire::{QKey, Qpn};
 
@@ -130,29 +130,6 @@ impl EventParam {
             EventParam::None | EventParam::User(_) => &[],
         }
     }
-}
-
-/// Connection parameters requested or granted by the peer, as seen from this side, so that they can be
-/// returned unchanged when accepting.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct ConnectionInfo {
-    /// Private data from the peer's program, zero-padded to the size of the message field.
-    pub private_data: Vec<u8>,
-    /// Maximum number of the peer's READs and atomics in flight.
-    pub responder_resources: u8,
-    /// Maximum number of this side's READs and atomics in flight.
-    pub initiator_depth: u8,
-    /// Whether end-to-end flow control is in use.
-    pub flow_control: bool,
-    /// Number of retries after a timeout.
-    pub retry_count: u8,
-    /// Number of retries after an RNR NAK.
-    pub rnr_retry_count: u8,
-    /// Whether the peer takes receives from a shared receive queue.
-    pub srq: bool,
-    /// Peer's queue pair number.
-    pub qp_num: Qpn,
 }
 
 /// Destination for datagrams: a peer or a multicast group.

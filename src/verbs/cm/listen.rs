@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use super::channel::{BacklogEntry, QueuedEvent, Subject};
+use super::datagram::sidr_rejection;
+use super::event::Datagram;
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, CmId, ConnectionInfo, EventParam, IdError};
 use crate::cm::{ConnId, Requested};
-use crate::transport::{AddressVector, QpType};
+use crate::transport::QpType;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
-use crate::wire::mad::{RejReason, ServiceId};
+use crate::wire::mad::{RejReason, ServiceId, SidrStatus};
 
 /// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
 /// not specify a backlog.
@@ -164,53 +166,53 @@ impl State {
         listeners.iter().copied().find(|listener| self.id(*listener).is_ok_and(listens_at))
     }
 
-    pub fn on_request(&mut self, device: usize, connection: ConnId, request: &Requested) {
-        let (header, data) = split_private_data(&request.private_data);
-        let requested = IncomingRequest {
-            device,
-            connection,
-            service: request.service,
-            av: request.path.av,
-            header,
-            qp_type: request.qp_type,
-        };
-        let param = EventParam::Connection(ConnectionInfo {
-            private_data: data.to_vec(),
-            responder_resources: request.responder_resources,
-            initiator_depth: request.initiator_depth,
-            flow_control: request.flow_control,
-            retry_count: request.retry_count,
-            rnr_retry_count: request.rnr_retry_count,
-            srq: request.srq,
-            qp_num: request.remote_qpn,
-        });
-        match self.create_request_id(&requested) {
+    /// Creates an id for a peer's request, and reports it on the listener's channel.
+    pub fn on_request(&mut self, device: usize, connection: ConnId, request: Requested) {
+        let refusal = match self.create_request_id(device, connection, &request) {
             Ok((new, waiting, listener)) => {
-                if let Ok(id) = self.id_mut(new.number()) {
-                    id.requested_depths = (request.responder_resources, request.initiator_depth);
-                    id.remote_ece = request.ece;
-                }
-                self.report_request(new, waiting, listener, param);
+                let data = split_private_data(&request.info.private_data).1;
+                let param = match request.qp_type {
+                    QpType::Ud => EventParam::Datagram(Datagram::at(request.path.av, data)),
+                    _ => {
+                        let private_data = data.to_vec();
+                        EventParam::Connection(ConnectionInfo { private_data, ..request.info })
+                    }
+                };
+                return self.report_request(new, waiting, listener, param);
             }
-            Err(Refusal::NoListener) => {
-                self.devices[device].send_reject(connection, RejReason::InvalidServiceId);
+            Err(refusal) => refusal,
+        };
+        let device = &mut self.devices[device];
+        let sidr_status = match refusal {
+            Refusal::NoListener => SidrStatus::Unsupported,
+            Refusal::BacklogFull => SidrStatus::Rejected,
+        };
+        match (request.qp_type, refusal) {
+            (QpType::Ud, _) => {
+                // Fails if the request no longer exists, because the peer has aborted it.
+                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection(sidr_status, &[]));
             }
-            Err(Refusal::BacklogFull) => self.devices[device].cm.drop_request(connection),
+            (_, Refusal::NoListener) => device.send_reject(connection, RejReason::InvalidServiceId),
+            (_, Refusal::BacklogFull) => device.cm.drop_request(connection),
         }
     }
 
     /// Creates an id for a request.
-    pub fn create_request_id(
+    fn create_request_id(
         &mut self,
-        requested: &IncomingRequest,
+        device: usize,
+        connection: ConnId,
+        request: &Requested,
     ) -> Result<(CmId, BacklogEntry, u64), Refusal> {
-        let &IncomingRequest { device, connection, service, av, ref header, qp_type } = requested;
+        let (av, qp_type) = (request.path.av, request.qp_type);
+        let header = split_private_data(&request.info.private_data).0;
         let received_at = self.devices[device].gid(av.sgid_index).ip();
-        let port = service.ip_port().map_or(0, |(_, port)| port);
+        let port = request.service.ip_port().map_or(0, |(_, port)| port);
         let destination = header.map_or(received_at, |header| header.destination.to_canonical());
         let source = header.map_or(SocketAddr::new(av.dgid.ip(), 0), |header| header.source);
-        let listener =
-            self.listener(device, service, qp_type, destination, received_at).ok_or(Refusal::NoListener)?;
+        let listener = self
+            .listener(device, request.service, qp_type, destination, received_at)
+            .ok_or(Refusal::NoListener)?;
         let of = self.id(listener).ok().and_then(|id| id.listening.clone());
         let of = of.ok_or(Refusal::NoListener)?;
         let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(Refusal::BacklogFull)?;
@@ -224,13 +226,15 @@ impl State {
             id.peer = Some(source);
             id.tos = tos.max(av.traffic_class);
             id.psn = psn;
+            id.requested_depths = (request.info.responder_resources, request.info.initiator_depth);
+            id.remote_ece = request.ece;
         }
         self.devices[device].ids.insert(connection, new.number());
         Ok((new, waiting, listener))
     }
 
     /// Reports a new id for a request on the listener's channel.
-    pub fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
+    fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
         let Ok(listener) = self.id(listener) else { return };
         listener.channel.push(QueuedEvent {
             id: Subject::New(new),
@@ -250,21 +254,11 @@ fn initiator_type(qp_type: QpType) -> QpType {
 
 /// Why a request gets no id.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Refusal {
+enum Refusal {
     /// No id listens at the requested address.
     NoListener,
     /// As many requests as the listener's backlog wait already.
     BacklogFull,
-}
-
-/// The fields common to connection requests and service ID resolution requests.
-pub(super) struct IncomingRequest {
-    pub device: usize,
-    pub connection: ConnId,
-    pub service: ServiceId,
-    pub av: AddressVector,
-    pub header: Option<IpHeader>,
-    pub qp_type: QpType,
 }
 
 /// Splits a request's private data into the IP addressing header and the program's data. Without a valid

@@ -401,13 +401,14 @@ impl State {
             (Event::Requested(request), _) if request.is_peer_to_peer => {
                 self.on_peer_to_peer_request(device, connection, &request);
             }
-            (Event::Requested(request), _) => self.on_request(device, connection, &request),
-            (Event::SidrRequested(request), _) => self.on_sidr_request(device, connection, &request),
+            (Event::Requested(request), _) => self.on_request(device, connection, *request),
             (_, None) => {}
-            (Event::Accepted(accepted), Some(number)) => self.on_accepted(number, &accepted),
+            (Event::Accepted { info, ece }, Some(number)) => self.on_accepted(number, info, ece),
             (Event::Established(_), Some(number)) => self.on_established(number),
-            (Event::Rejected(rejection), Some(number)) => self.on_rejected(number, &rejection),
-            (Event::Unreachable, Some(number)) => self.on_unreachable(number),
+            (Event::Rejected(rej), Some(number)) => self.on_rejected(number, &rej),
+            (Event::Unreachable, Some(number)) => {
+                self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
+            }
             (Event::DisconnectRequested(_) | Event::Disconnected { .. }, Some(number)) => {
                 self.on_disconnected(number);
             }
@@ -415,13 +416,13 @@ impl State {
             (Event::AlternateOffered { path, .. }, Some(number)) => {
                 self.on_alternate_offered(number, device, connection, &path);
             }
-            (Event::AlternateResponse { status, .. }, Some(number)) => {
-                self.on_alternate_response(number, Some(status));
+            (Event::AlternateResponse(apr), Some(number)) => {
+                self.on_alternate_response(number, Some(apr.status));
             }
             (Event::AlternateTimeout, Some(number)) => self.on_alternate_response(number, None),
-            (Event::SidrResponse(response), Some(number)) => self.on_sidr_response(number, &response),
+            (Event::SidrResponse { rep, ece }, Some(number)) => self.on_sidr_response(number, &rep, ece),
             // The connection manager extends the response timeout on its own.
-            (Event::Delayed { .. }, Some(_)) => {}
+            (Event::Delayed(_), Some(_)) => {}
         }
     }
 
