@@ -2,15 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use super::channel::{BacklogEntry, QueuedEvent, Subject};
+use super::channel::{QueuedEvent, Subject};
 use super::datagram::sidr_rejection;
 use super::event::Datagram;
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
-use super::{CmEventKind, CmId, ConnectionInfo, EventParam, IdError};
-use crate::cm::{ConnId, Requested};
+use super::{CmEventKind, ConnectionInfo, EventParam, IdError};
+use crate::cm::{self, ConnId, Requested};
 use crate::transport::QpType;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId, SidrStatus};
@@ -18,13 +17,6 @@ use crate::wire::mad::{RejReason, ServiceId, SidrStatus};
 /// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
 /// not specify a backlog.
 const MAX_BACKLOG: usize = 1024;
-
-/// Backlog of a listening id: its limit, and the number of waiting requests.
-#[derive(Clone)]
-pub(super) struct Listening {
-    backlog: usize,
-    waiting: Arc<AtomicUsize>,
-}
 
 impl Id {
     /// Returns the service to which the id is bound.
@@ -101,8 +93,7 @@ impl State {
             }
         }
         let id = self.id_mut(number)?;
-        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
-        id.listening = Some(Listening { backlog, waiting: Arc::default() });
+        id.backlog = Some(if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) });
         id.state = IdState::Listening;
         Ok(())
     }
@@ -142,7 +133,7 @@ impl State {
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();
         for number in found {
             let claimed = self.claim_on(number, device).is_ok();
-            let listening = self.id(number).ok().filter(|id| id.listening.is_some());
+            let listening = self.id(number).ok().filter(|id| id.backlog.is_some());
             if let (true, Some(service)) = (claimed, listening.and_then(Id::service)) {
                 // The new device has no listeners yet that could conflict.
                 let _ = self.register(device, service, number);
@@ -158,92 +149,78 @@ impl State {
         qp_type: QpType,
         requested: IpAddr,
         received_at: IpAddr,
-    ) -> Option<u64> {
-        let listens_at = |id: &Id| {
+    ) -> Option<&Id> {
+        let listens_at = |id: &&Id| {
             initiator_type(id.qp_type) == initiator_type(qp_type) && id.listens_at(requested, received_at)
         };
         let listeners = self.devices[device].listeners.get(&service)?;
-        listeners.iter().copied().find(|listener| self.id(*listener).is_ok_and(listens_at))
+        listeners.iter().filter_map(|listener| self.id(*listener).ok()).find(listens_at)
     }
 
-    /// Creates an id for a peer's request, and reports it on the listener's channel.
-    pub fn on_request(&mut self, device: usize, connection: ConnId, request: Requested) {
-        let refusal = match self.create_request_id(device, connection, &request) {
-            Ok((new, waiting, listener)) => {
-                let data = split_private_data(&request.info.private_data).1;
-                let param = match request.qp_type {
-                    QpType::Ud => EventParam::Datagram(Datagram::at(request.path.av, data)),
-                    _ => {
-                        let private_data = data.to_vec();
-                        EventParam::Connection(ConnectionInfo { private_data, ..request.info })
-                    }
-                };
-                return self.report_request(new, waiting, listener, param);
-            }
-            Err(refusal) => refusal,
-        };
+    /// Creates an id for a peer's request and reports it, or refuses the request.
+    pub fn on_request(&mut self, device: usize, connection: ConnId, request: &Requested) {
+        let Err(refusal) = self.create_request_id(device, connection, request) else { return };
         let device = &mut self.devices[device];
-        let sidr_status = match refusal {
-            Refusal::NoListener => SidrStatus::Unsupported,
-            Refusal::BacklogFull => SidrStatus::Rejected,
-        };
         match (request.qp_type, refusal) {
             (QpType::Ud, _) => {
+                let status = match refusal {
+                    Refusal::NoListener => SidrStatus::Unsupported,
+                    Refusal::BacklogFull => SidrStatus::Rejected,
+                };
                 // Fails if the request no longer exists, because the peer has aborted it.
-                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection(sidr_status, &[]));
+                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection(status, &[]));
             }
             (_, Refusal::NoListener) => device.send_reject(connection, RejReason::InvalidServiceId),
             (_, Refusal::BacklogFull) => device.cm.drop_request(connection),
         }
     }
 
-    /// Creates an id for a request.
+    /// Creates an id for a request, and reports it on the listener's channel.
     fn create_request_id(
         &mut self,
-        device: usize,
+        index: usize,
         connection: ConnId,
         request: &Requested,
-    ) -> Result<(CmId, BacklogEntry, u64), Refusal> {
-        let (av, qp_type) = (request.path.av, request.qp_type);
-        let header = split_private_data(&request.info.private_data).0;
-        let received_at = self.devices[device].gid(av.sgid_index).ip();
-        let port = request.service.ip_port().map_or(0, |(_, port)| port);
+    ) -> Result<(), Refusal> {
+        let &Requested { service, qp_type, path: cm::Path { av, .. }, ref info, ece, .. } = request;
+        let (header, data) = split_private_data(&info.private_data);
+        let received_at = self.devices[index].gid(av.sgid_index).ip();
+        let port = service.ip_port().map_or(0, |(_, port)| port);
         let destination = header.map_or(received_at, |header| header.destination.to_canonical());
         let source = header.map_or(SocketAddr::new(av.dgid.ip(), 0), |header| header.source);
-        let listener = self
-            .listener(device, request.service, qp_type, destination, received_at)
-            .ok_or(Refusal::NoListener)?;
-        let of = self.id(listener).ok().and_then(|id| id.listening.clone());
-        let of = of.ok_or(Refusal::NoListener)?;
-        let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(Refusal::BacklogFull)?;
-        let psn = self.devices[device].random_psn();
-        let new = self.create_for(listener, qp_type).ok_or(Refusal::NoListener)?;
-        let tos = self.id(listener).map_or(0, |id| id.tos);
+        let listener =
+            self.listener(index, service, qp_type, destination, received_at).ok_or(Refusal::NoListener)?;
+        let (channel, handle) = (listener.channel.clone(), listener.handle.clone());
+        if channel.requests(handle.number()) >= listener.backlog.unwrap_or_default() {
+            return Err(Refusal::BacklogFull);
+        }
+        let (space, tos) = (listener.space, listener.tos.max(av.traffic_class));
+        let psn = self.devices[index].random_psn();
+        let manager = self.manager.upgrade().ok_or(Refusal::NoListener)?;
+        let new = self.create(&manager, &channel, space, qp_type);
         if let Ok(id) = self.id_mut(new.number()) {
             id.state = IdState::Requested;
-            (id.device, id.connection, id.to) = (Some(device), Some(connection), Some(av));
+            (id.device, id.connection, id.to) = (Some(index), Some(connection), Some(av));
             id.local = Some(SocketAddr::new(destination, port));
             id.peer = Some(source);
-            id.tos = tos.max(av.traffic_class);
+            id.tos = tos;
             id.psn = psn;
-            id.requested_depths = (request.info.responder_resources, request.info.initiator_depth);
-            id.remote_ece = request.ece;
+            id.requested_depths = (info.responder_resources, info.initiator_depth);
+            id.remote_ece = ece;
         }
-        self.devices[device].ids.insert(connection, new.number());
-        Ok((new, waiting, listener))
-    }
-
-    /// Reports a new id for a request on the listener's channel.
-    fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
-        let Ok(listener) = self.id(listener) else { return };
-        listener.channel.push(QueuedEvent {
+        self.devices[index].ids.insert(connection, new.number());
+        let param = match qp_type {
+            QpType::Ud => EventParam::Datagram(Datagram::at(av, data)),
+            _ => EventParam::Connection(ConnectionInfo { private_data: data.to_vec(), ..info.clone() }),
+        };
+        channel.push(QueuedEvent {
             id: Subject::New(new),
-            listen_id: Some(listener.handle.clone()),
+            listen_id: Some(handle),
             kind: CmEventKind::ConnectRequest,
             status: 0,
             param,
-            waiting: Some(waiting),
         });
+        Ok(())
     }
 }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::channel::{QueuedEvent, Subject};
 use super::id::WeakId;
-use super::listen::Listening;
 use super::manager::Owner;
 use super::multicast::Group;
 use super::peer_to_peer::PeerToPeer;
@@ -23,7 +22,7 @@ use crate::wire::{AckTimeout, Gid, Mtu, Psn};
 
 /// Devices, ids and ports of a connection manager.
 pub(super) struct State {
-    manager: Weak<Owner>,
+    pub manager: Weak<Owner>,
     pub devices: Vec<Device>,
     ids: HashMap<u64, Id>,
     last: u64,
@@ -114,7 +113,8 @@ pub(super) struct Id {
     /// Path MTU and packet lifetime that the program has set for the path.
     pub path_override: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
-    pub listening: Option<Listening>,
+    /// Maximum number of requests that wait on the channel; `None` unless the id listens.
+    pub backlog: Option<usize>,
     pub groups: Vec<Group>,
     pub qp: Option<QpRemote>,
     /// Starting PSN of the peer's send queue.
@@ -155,7 +155,7 @@ impl Id {
     /// Queues an event on the id's channel.
     pub fn report(&self, kind: CmEventKind, status: i32, param: EventParam) {
         let id = Subject::Known(self.handle.clone());
-        self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param, waiting: None });
+        self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param });
     }
 
     /// Returns the id's device index and connection, or an error that names `call` if it has no connection.
@@ -297,7 +297,7 @@ impl State {
             to: None,
             path_override: None,
             connection: None,
-            listening: None,
+            backlog: None,
             groups: Vec::new(),
             qp: None,
             psn: Psn::default(),
@@ -315,14 +315,6 @@ impl State {
         };
         self.ids.insert(self.last, id);
         handle
-    }
-
-    /// Creates an id for a connection request to `listener`, with the listener's event channel and port
-    /// space.
-    pub fn create_for(&mut self, listener: u64, qp_type: QpType) -> Option<CmId> {
-        let manager = self.manager.upgrade()?;
-        let (channel, space) = self.ids.get(&listener).map(|id| (id.channel.clone(), id.space))?;
-        Some(self.create(&manager, &channel, space, qp_type))
     }
 
     pub fn id(&self, number: u64) -> Result<&Id, IdError> {
@@ -343,7 +335,7 @@ impl State {
         if let (Some(device), Some(connection)) = (id.device, id.connection) {
             self.devices[device].release(connection);
         }
-        if id.listening.is_some() {
+        if id.backlog.is_some() {
             self.unlisten(number, &id);
         }
         if let (true, Some(local)) = (id.owns_port, id.local) {
@@ -401,7 +393,7 @@ impl State {
             (Event::Requested(request), _) if request.is_peer_to_peer => {
                 self.on_peer_to_peer_request(device, connection, &request);
             }
-            (Event::Requested(request), _) => self.on_request(device, connection, *request),
+            (Event::Requested(request), _) => self.on_request(device, connection, &request),
             (_, None) => {}
             (Event::Accepted { info, ece }, Some(number)) => self.on_accepted(number, info, ece),
             (Event::Established(_), Some(number)) => self.on_established(number),
