@@ -172,7 +172,6 @@ impl World {
             }
             (5, Some(id)) => drop(cm.reject(now, id, RejReason::Consumer, &data[..data.len().min(80)], data)),
             (6 | 7, Some(id)) => drop(cm.ready(now, id, data)),
-            (8, Some(id)) => drop(cm.delay(now, id, AckTimeout::new(16), data)),
             (9, Some(id)) => drop(cm.establish(now, id)),
             (10, Some(id)) => drop(cm.disconnect(now, id, data)),
             (11, Some(id)) => cm.release(now, id),

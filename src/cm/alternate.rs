@@ -60,15 +60,14 @@ impl Cm {
             cm.send_uncached_response(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
         };
         match conn.offer {
-            // Both ends offer at the same time: each waits for the response to its own offer.
-            Offer::Sent { .. } => return self.counters.unexpected += 1,
             Offer::Received { transaction: of } if of == transaction => {
                 let message = Acknowledged::Lap;
                 let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
                 self.counters.duplicates += 1;
                 return self.send_uncached_response(to, transaction, mra);
             }
-            Offer::Received { .. } => return self.counters.unexpected += 1,
+            // If both ends offer at the same time, each waits for the response to its own offer.
+            Offer::Sent { .. } | Offer::Received { .. } => return self.counters.unexpected += 1,
             Offer::None => {}
         }
         if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)

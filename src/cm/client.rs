@@ -1,6 +1,6 @@
 //! Client side of the handshake: sends REQ, receives REP, sends RTU.
 
-use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout, timeout_duration};
+use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout};
 use super::engine::padded;
 use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Request, State};
 use crate::transport::{Instant, QpType};
@@ -60,11 +60,11 @@ impl Cm {
         let conn = Connection {
             service: request.service,
             transaction,
-            retry_policy: RetryPolicy {
-                response_timeout: timeout_duration(request.response_timeout)
-                    + 2 * timeout_duration(request.path.packet_life),
-                retries: request.max_cm_retries.min(15),
-            },
+            retry_policy: RetryPolicy::new(
+                request.response_timeout,
+                request.path.packet_life,
+                request.max_cm_retries.min(15),
+            ),
             qp_params: QpParams {
                 qp_type: request.qp_type,
                 qp: Some(request.qp),

@@ -68,6 +68,14 @@ pub(super) struct RetryPolicy {
     pub retries: u8,
 }
 
+impl RetryPolicy {
+    /// Creates the policy of the side that sends messages with the given timeout over the given path.
+    pub fn new(response_timeout: AckTimeout, packet_life: AckTimeout, retries: u8) -> RetryPolicy {
+        let response_timeout = timeout_duration(response_timeout) + 2 * timeout_duration(packet_life);
+        RetryPolicy { response_timeout, retries }
+    }
+}
+
 /// A message awaiting its response, retransmitted after each timeout.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
@@ -165,16 +173,6 @@ impl Connection {
     /// Returns the peer's identity, which is meaningful only once its CA GUID is known.
     pub fn peer(&self) -> Peer {
         (self.remote_guid, self.to.dgid)
-    }
-
-    /// Reports whether the connection is in time-wait, waiting for packets still in flight to expire.
-    pub fn is_in_time_wait(&self) -> bool {
-        self.state == State::TimeWait
-    }
-
-    /// Returns how long the connection's packets may remain in flight after the last transmission.
-    pub fn time_wait(&self) -> Duration {
-        timeout_duration(self.qp_params.ack_timeout)
     }
 }
 

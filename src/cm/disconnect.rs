@@ -5,10 +5,8 @@ use std::time::Duration;
 use super::engine::{information, padded};
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::Instant;
-use crate::wire::mad::{
-    Acknowledged, CommId, Drep, Dreq, Mad, MessageKind, Mra, Rej, RejReason, Rejected, SidrStatus,
-};
-use crate::wire::{AckTimeout, Qpn};
+use crate::wire::Qpn;
+use crate::wire::mad::{CommId, Drep, Dreq, Mad, MessageKind, Rej, RejReason, Rejected, SidrStatus};
 
 use super::connection::{Offer, Probe};
 
@@ -181,47 +179,6 @@ impl Cm {
         let rej = super::server::build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
         let mad = Mad { transaction, modifier: 0, message: rej.into() };
         self.send(to, mad.bytes(), MessageKind::Rej);
-    }
-
-    /// Requests more time (MRA) to respond to the peer's request, reply or offer of an alternate path.
-    ///
-    /// # Errors
-    /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
-    pub fn delay(
-        &mut self,
-        _now: Instant,
-        id: ConnId,
-        service_timeout: AckTimeout,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        use State as S;
-        let private_data = padded(private_data)?;
-        let action = "request more time";
-        let states = [S::ReqRcvd, S::DelayingReq, S::RepRcvd, S::DelayingRep, S::Established];
-        let conn = self.conn(id, &states, action)?;
-        let mut transaction = conn.transaction;
-        let (message, request_kind) = match (conn.state, conn.offer) {
-            (S::ReqRcvd | S::DelayingReq, _) => {
-                conn.enter(id.0, S::DelayingReq);
-                (Acknowledged::Req, MessageKind::Req)
-            }
-            (S::RepRcvd | S::DelayingRep, _) => {
-                conn.enter(id.0, S::DelayingRep);
-                (Acknowledged::Rep, MessageKind::Rep)
-            }
-            (_, Offer::Received { transaction: of }) => {
-                transaction = of;
-                (Acknowledged::Lap, MessageKind::Lap)
-            }
-            (state, _) => return Err(CmError::State { connection: id, state, action }),
-        };
-        let mra = Mra { local: id.0, remote: conn.remote, message, service_timeout, private_data };
-        self.send_cached_response(id.0, request_kind, transaction, mra);
-        Ok(())
     }
 
     /// Releases a connection that the program no longer needs, and notifies the peer with the message that

@@ -108,7 +108,7 @@ impl Cm {
     /// Sets or clears the connection's deadline.
     pub(super) fn arm(&mut self, id: CommId, deadline: Option<Instant>) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let timers = if conn.is_in_time_wait() { &mut self.time_waits } else { &mut self.timers };
+        let timers = if conn.state == State::TimeWait { &mut self.time_waits } else { &mut self.timers };
         if let Some(old) = std::mem::replace(&mut conn.deadline, deadline) {
             timers.remove(&(old, id));
         }
@@ -156,7 +156,9 @@ impl Cm {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.enter(id, State::TimeWait);
         let max_wait = timeout_duration(self.config.max_timeout);
-        let wait = conn.time_wait().min(max_wait).max(at_least).max(self.config.min_time_wait);
+        // Packets of the connection may be in flight for this time after the last transmission.
+        let in_flight = timeout_duration(conn.qp_params.ack_timeout);
+        let wait = in_flight.min(max_wait).max(at_least).max(self.config.min_time_wait);
         let peer_to_peer = (conn.service, conn.to.dgid, id);
         self.peer_to_peer.remove(&peer_to_peer);
         self.arm(id, Some(now + wait));

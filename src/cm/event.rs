@@ -8,8 +8,8 @@ use crate::wire::mad::{Apr, Ece, Mra, Rej, ServiceId, SidrRep};
 /// An event on a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A client requests a connection (REQ), to which the program responds with `accept`, `reject` or `delay`, or
-    /// the queue pair of a datagram service (SIDR_REQ), to which the program responds with `sidr_reply`.
+    /// A client requests a connection (REQ), to which the program responds with `accept` or `reject`, or the
+    /// queue pair of a datagram service (SIDR_REQ), to which the program responds with `sidr_reply`.
     Requested(Box<Requested>),
     /// The server has accepted the request. The program moves the queue pair to RTS (`rtr`, `rts`) and calls
     /// `ready`, or calls `reject`.

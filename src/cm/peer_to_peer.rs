@@ -1,9 +1,8 @@
 //! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ends that request the same service from each other
 //! at the same time establish one connection.
 
-use super::server::build_rej;
 use super::{Cm, MadSource};
-use crate::wire::mad::{CommId, Mad, Rejected, Req};
+use crate::wire::mad::{CommId, Mad, Req};
 
 impl Cm {
     /// Finds our own outstanding request for the same service to the same peer, which `req` has crossed.
@@ -31,11 +30,7 @@ impl Cm {
             return;
         }
         match self.check_req(source, mad, req) {
-            Err((reason, info)) => {
-                self.counters.refused += 1;
-                let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, &info);
-                self.send_uncached_response(source.from, mad.transaction, rej);
-            }
+            Err(cause) => self.refuse(source, mad, req, cause),
             Ok(conn) => {
                 self.stop_retransmission(id);
                 self.peer_to_peer.remove(&(req.service, source.from.dgid, id));

@@ -1,6 +1,6 @@
 //! Server side of the handshake: receives REQ, sends REP, receives RTU.
 
-use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
+use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy};
 use super::engine::{information, padded};
 use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Reply, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
@@ -70,23 +70,15 @@ impl Cm {
         if let Some(id) = self.find_peer_to_peer(req, source) {
             return self.on_peer_to_peer_req(id, source, mad, req);
         }
-        let refuse = |cm: &mut Cm, reason, info: &[u8]| {
-            let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, info);
-            cm.send_uncached_response(source.from, mad.transaction, rej);
-        };
         if self.is_stale(now, peer, req.qpn) {
-            self.counters.stale += 1;
-            return refuse(self, RejReason::StaleConnection, &[]);
+            return self.refuse(source, mad, req, (RejReason::StaleConnection, vec![]));
         }
         if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
         }
         let conn = match self.check_req(source, mad, req) {
             Ok(conn) => conn,
-            Err((reason, info)) => {
-                self.counters.refused += 1;
-                return refuse(self, reason, &info);
-            }
+            Err(cause) => return self.refuse(source, mad, req, cause),
         };
         // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM):
         // a retransmission of the client finds room once other connections have ended.
@@ -100,14 +92,22 @@ impl Cm {
         self.report_request(id, false, mad, req);
     }
 
+    /// Rejects a request, and counts it.
+    pub(super) fn refuse(&mut self, source: &MadSource, mad: &Mad, req: &Req, (reason, info): RejCause) {
+        match reason {
+            RejReason::StaleConnection => self.counters.stale += 1,
+            _ => self.counters.refused += 1,
+        }
+        let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, &info);
+        self.send_uncached_response(source.from, mad.transaction, rej);
+    }
+
     /// Handles a REQ whose communication ID is already known: a retransmission, or a reuse of the ID.
     fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
             // Not a duplicate: the peer has reused its ID before the first connection was removed here.
-            self.counters.stale += 1;
-            let rej = build_rej(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
-            self.send_uncached_response(source.from, mad.transaction, rej);
+            self.refuse(source, mad, req, (RejReason::StaleConnection, vec![]));
         } else {
             self.on_message(now, id, source, mad);
         }
@@ -160,17 +160,14 @@ impl Cm {
         let primary = path(&req.primary, RejReason::PrimaryGid)?;
         let has_alternate = req.alternate != PathInfo::default();
         let alternate = has_alternate.then(|| path(&req.alternate, RejReason::AlternateGid)).transpose()?;
-        let response_timeout = self.clamp_timeout(req.local_response_timeout);
+        let [response_timeout, packet_life] =
+            [req.local_response_timeout, primary.packet_life].map(|timeout| self.clamp_timeout(timeout));
         Ok(Connection {
             service: req.service,
             remote: req.local,
             remote_guid: req.ca_guid,
             transaction: mad.transaction,
-            retry_policy: RetryPolicy {
-                response_timeout: timeout_duration(response_timeout)
-                    + 2 * timeout_duration(self.clamp_timeout(primary.packet_life)),
-                retries: req.max_cm_retries,
-            },
+            retry_policy: RetryPolicy::new(response_timeout, packet_life, req.max_cm_retries),
             qp_params: QpParams {
                 qp_type,
                 remote_qpn: req.qpn,

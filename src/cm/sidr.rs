@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::{Connection, QpParams, RetryPolicy, timeout_duration};
+use super::connection::{Connection, QpParams, RetryPolicy};
 use super::engine::{information, padded};
 use super::{
     Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Requested, SidrReply, SidrRequest, State,
@@ -26,11 +26,11 @@ impl Cm {
         let conn = Connection {
             service: request.service,
             transaction,
-            retry_policy: RetryPolicy {
-                response_timeout: timeout_duration(request.response_timeout)
-                    + 2 * timeout_duration(path.packet_life),
-                retries: request.max_cm_retries.min(15),
-            },
+            retry_policy: RetryPolicy::new(
+                request.response_timeout,
+                path.packet_life,
+                request.max_cm_retries.min(15),
+            ),
             ..Connection::new(State::SidrReqSent, path.av, QpParams::of(path))
         };
         self.connections.insert(id, conn);

@@ -57,8 +57,6 @@ fn lap_of_the_peer_raises_one_event_per_transaction() {
     assert_eq!((path.av.dgid, path.av.sgid_index, path.packet_life.code()), (gid(102), 0, 14));
     bench.inject_as(&source(), 0x10, lap(id));
     assert!(matches!(bench.sent_one(), Message::Mra(m) if m.message == Acknowledged::Lap));
-    bench.cm.delay(bench.now, id, AckTimeout::new(10), b"").unwrap();
-    assert!(matches!(bench.sent_one(), Message::Mra(m) if m.service_timeout.code() == 10));
     bench.cm.respond_to_alternate(bench.now, id, AprStatus::Loaded, b"", b"yes").unwrap();
     let response = apr(&mut bench);
     assert_eq!((response.status, &response.private_data[..3]), (AprStatus::Loaded, &b"yes"[..]));

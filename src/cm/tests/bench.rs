@@ -266,7 +266,7 @@ impl Cm {
         self.peer_to_peer.iter().for_each(|(_, _, id)| has_connection(id));
         let deadlines = self.connections.values().filter(|c| c.deadline.is_some()).count();
         assert_eq!(deadlines, self.timers.len() + self.time_waits.len());
-        let over = self.connections.values().filter(|c| c.is_in_time_wait()).count();
+        let over = self.connections.values().filter(|c| c.state == State::TimeWait).count();
         assert_eq!(over, self.time_waits.len());
     }
 }

@@ -97,6 +97,7 @@ fn duplicate_handshake_messages_get_the_same_response() {
         let Message::Mra(mra) = bench.sent_one() else { panic!() };
         assert_eq!((mra.local, mra.remote, mra.message), (id.0, PEER_ID, Acknowledged::Req));
         assert_eq!(mra.service_timeout, AckTimeout::new(24));
+        assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
     }
     bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
     let rep = bench.sent_one();
@@ -215,20 +216,6 @@ fn second_mra_does_not_extend_the_wait() {
     assert_eq!(bench.cm.state(id), Some(State::RepDelayed));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     assert!(matches!(bench.event(), (_, Event::Established(_))));
-}
-
-#[test]
-fn mra_sent_for_a_delay_is_sent_again_for_a_duplicate_req() {
-    let mut bench = Bench::listening();
-    let id = bench.requested();
-    bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();
-    let mra = bench.sent_one();
-    let Message::Mra(m) = mra else { panic!() };
-    assert_eq!((m.service_timeout, &m.private_data[..4]), (AckTimeout::new(18), &b"wait"[..]));
-    bench.inject(req());
-    assert_eq!(bench.sent_one(), mra);
-    assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
 }
 
 #[test]

@@ -143,7 +143,6 @@ fn in_state(state: State) -> (Bench, ConnId) {
         service_timeout: crate::wire::AckTimeout::new(20),
         ..Mra::default()
     };
-    let service_timeout = crate::wire::AckTimeout::new(18);
     let id = match state {
         S::ReqSent => bench.req_sent(),
         S::ReqDelayed => {
@@ -154,7 +153,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
         S::ReqRcvd => bench.requested(),
         S::DelayingReq => {
             let id = bench.requested();
-            bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
+            bench.inject(req());
             id
         }
         S::RepSent => bench.accepted(),
@@ -167,7 +166,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
             let id = bench.req_sent();
             bench.inject(rep(id));
             if state == S::DelayingRep {
-                bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
+                bench.inject(rep(id));
             }
             id
         }
