@@ -121,18 +121,14 @@ impl Cm {
         }
     }
 
-    /// Returns the configuration, with the current GIDs.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
-    pub fn config(&self) -> &CmConfig {
-        &self.config
+    /// Returns the GID table.
+    pub fn gids(&self) -> &[Gid] {
+        &self.config.gids
     }
 
-    /// Replaces the GID table; called when the NIC's GIDs have changed.
-    pub fn set_gids(&mut self, gids: Vec<Gid>) {
-        self.config.gids = gids;
+    /// Replaces the GID table, and returns the previous one; called when the NIC's GIDs have changed.
+    pub fn set_gids(&mut self, gids: Vec<Gid>) -> Vec<Gid> {
+        std::mem::replace(&mut self.config.gids, gids)
     }
 
     /// Removes and returns the next MAD to send.

@@ -3,7 +3,7 @@
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
-use crate::cm::{CmError, ConnId, LocalQp, Reply, Request};
+use crate::cm::{CmError, ConnId, LocalQp, Reply, Request, SidrRequest};
 use crate::transport::AsyncEvent;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{Rej, RejReason};
@@ -60,37 +60,37 @@ impl State {
         ))
     }
 
-    pub fn connect(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
-        self.request(number, param, false)
-    }
-
-    /// Sends a connection request. With `peer_to_peer`, the peer may send one at the same time.
+    /// Requests a connection or, for datagrams, the peer's queue pair. With `peer_to_peer`, the peer may request a
+    /// connection at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[IdState::RouteResolved])?;
-        if id.is_datagram() {
-            return self.request_sidr(number, param);
-        }
         let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
             return Err(IdError::Ended);
         };
-        let (responder_resources, initiator_depth) = self.depths(id, param)?;
-        let private_data = id.request_data(param)?;
         let service = id.space.service(peer.port());
-        let request = Request {
-            qp_type: id.qp_type,
-            responder_resources,
-            initiator_depth,
-            flow_control: param.flow_control,
-            retry_count: param.retry_count.min(7),
-            rnr_retry_count: param.rnr_retry_count.min(7),
-            ece: id.ece,
-            peer_to_peer,
-            ..Request::new(service, id.local_qp(param)?, path, &private_data)
+        let connection = if id.is_datagram() {
+            let private_data = id.request_data(param)?;
+            let device = &mut self.devices[index];
+            device.cm.sidr_request(device.now(), &SidrRequest::new(service, path, &private_data))?
+        } else {
+            let (responder_resources, initiator_depth) = self.depths(id, param)?;
+            let private_data = id.request_data(param)?;
+            let request = Request {
+                qp_type: id.qp_type,
+                responder_resources,
+                initiator_depth,
+                flow_control: param.flow_control,
+                retry_count: param.retry_count.min(7),
+                rnr_retry_count: param.rnr_retry_count.min(7),
+                ece: id.ece,
+                peer_to_peer,
+                ..Request::new(service, id.local_qp(param)?, path, &private_data)
+            };
+            let device = &mut self.devices[index];
+            device.cm.connect(device.now(), &request)?
         };
-        let device = &mut self.devices[index];
-        let connection = device.cm.connect(device.now(), &request)?;
-        device.ids.insert(connection, number);
+        self.devices[index].ids.insert(connection, number);
         let id = self.id_mut(number)?;
         (id.connection, id.state) = (Some(connection), IdState::Connecting);
         Ok(())

@@ -4,28 +4,12 @@ use super::event::Datagram;
 use super::param::{ConnParam, UDP_QKEY};
 use super::state::{IdState, State};
 use super::{CmEventKind, Ece, EventParam, IdError};
-use crate::cm::{SidrReply, SidrRequest};
+use crate::cm::SidrReply;
 use crate::transport::AddressVector;
 use crate::wire::mad::{SidrRep, SidrStatus};
 use crate::wire::{QKey, Qpn};
 
 impl State {
-    /// Requests the peer's queue pair (SIDR_REQ).
-    pub fn request_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
-        let id = self.id(number)?;
-        let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
-            return Err(IdError::Ended);
-        };
-        let private_data = id.request_data(param)?;
-        let request = SidrRequest::new(id.space.service(peer.port()), path, &private_data);
-        let device = &mut self.devices[index];
-        let connection = device.cm.sidr_request(device.now(), &request)?;
-        device.ids.insert(connection, number);
-        let id = self.id_mut(number)?;
-        (id.connection, id.state) = (Some(connection), IdState::Connecting);
-        Ok(())
-    }
-
     /// Answers a request with the id's queue pair.
     pub fn accept_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;

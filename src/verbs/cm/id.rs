@@ -253,7 +253,7 @@ impl CmId {
     /// device has too many connections, or no longer has the source address.
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
         self.inject(Call::rdma_connect)?;
-        self.with_state(|state, number| state.connect(number, param))
+        self.with_state(|state, number| state.request(number, param, false))
     }
 
     /// Connects like [`connect`](Self::connect), but to a peer that connects to this id at the same time:

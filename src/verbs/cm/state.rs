@@ -35,9 +35,8 @@ pub(super) struct State {
 pub(super) struct Device {
     pub context: Context,
     port: Arc<ManagementPort>,
+    /// Protocol state. Its GID table is that of the device as of the last GID change event.
     pub cm: Cm,
-    /// The device's GIDs as of the last GID change event.
-    pub gids: Vec<Gid>,
     /// Whether the device has failed permanently.
     pub is_lost: bool,
     /// Number of the id that owns each connection.
@@ -171,7 +170,6 @@ const OUI_MASK: u64 = 0xffff_ff00_0000_0000;
 impl Device {
     fn new(context: Context, port: Arc<ManagementPort>) -> Device {
         let attr = context.query_device();
-        let gids = context.gids();
         let (prefix, bits) = port.comm_id_prefix();
         // Only the vendor part is that of the device. The rest is random: knowledge of the address must not
         // reveal the key by which peers look up our connections.
@@ -180,11 +178,11 @@ impl Device {
             max_mtu: context.0.mtu,
             ack_delay: AckTimeout::new(attr.local_ca_ack_delay),
             ids: CommIds { prefix, bits },
-            ..CmConfig::new(ca_guid, gids.clone())
+            ..CmConfig::new(ca_guid, context.gids())
         };
         let cm = Cm::new(config, context.next_random());
         let (ids, listeners, claims) = Default::default();
-        Device { context, port, cm, gids, is_lost: false, ids, listeners, claims, may_have_more_mads: false }
+        Device { context, port, cm, is_lost: false, ids, listeners, claims, may_have_more_mads: false }
     }
 
     pub fn now(&self) -> Instant {
@@ -200,16 +198,16 @@ impl Device {
     /// Returns the index of the GID for `ip`, if the device has that address.
     pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
         let gid = Gid::from(ip.to_canonical());
-        u8::try_from(self.gids.iter().position(|own| *own == gid)?).ok()
+        u8::try_from(self.cm.gids().iter().position(|own| *own == gid)?).ok()
     }
 
     /// Returns the device's IP addresses, derived from its GIDs.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.gids.iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
+        self.cm.gids().iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
     }
 
     pub fn gid(&self, index: u8) -> Gid {
-        self.gids.get(usize::from(index)).copied().unwrap_or_default()
+        self.cm.gids().get(usize::from(index)).copied().unwrap_or_default()
     }
 
     /// Removes and returns the device's next asynchronous event.
