@@ -141,47 +141,37 @@ impl World {
                 };
                 self.ids.extend(cm.connect(now, &request));
             }
-            (1, _) => {
-                let (response_timeout, max_cm_retries) = (AckTimeout::new(12), input.u8() % 16);
-                let request = SidrRequest {
-                    service: SERVICE,
-                    path,
-                    response_timeout,
-                    max_cm_retries,
-                    private_data: data,
-                };
-                self.ids.extend(cm.sidr_request(now, &request));
-            }
+            (1, _) => self.ids.extend(cm.sidr_request(now, SERVICE, path, data)),
             (2, _) => {
                 if cm.listen(SERVICE).is_err() {
                     cm.unlisten(now, SERVICE);
                 }
             }
             (3 | 4, Some(id)) => {
-                let reply = Reply {
-                    qp,
-                    responder_resources: 1,
-                    initiator_depth: 1,
-                    flow_control: false,
-                    rnr_retry_count: 7,
-                    failover: action & 0x80 != 0,
-                    ece: Ece::default(),
-                    private_data: data,
+                let Ok(private_data) = padded(data) else { return };
+                let (responder_resources, initiator_depth, rnr_retry_count) = (1, 1, 7);
+                let rep = Rep {
+                    qpn: qp.qpn,
+                    psn: qp.psn,
+                    responder_resources,
+                    initiator_depth,
+                    rnr_retry_count,
+                    private_data,
+                    ..Rep::default()
                 };
-                let _ = cm.accept(now, id, &reply);
+                let _ = cm.accept(now, id, &rep, 0);
             }
             (5, Some(id)) => drop(cm.reject(now, id, RejReason::Consumer, &data[..data.len().min(80)], data)),
             (6 | 7, Some(id)) => drop(cm.ready(now, id, data)),
             (9, Some(id)) => drop(cm.establish(now, id)),
             (10, Some(id)) => drop(cm.disconnect(now, id, data)),
             (11, Some(id)) => cm.release(now, id),
-            (12, Some(id)) => drop(cm.load_alternate(now, id, &path, data)),
-            (13, Some(id)) => drop(cm.respond_to_alternate(now, id, AprStatus::Loaded, &[], data)),
+            (12, Some(id)) => drop(cm.load_alternate(now, id, &path)),
+            (13, Some(id)) => drop(cm.respond_to_alternate(id, AprStatus::Loaded)),
             (14, Some(id)) => {
-                let (status, info) = (SidrStatus::Valid, &[][..]);
-                let (qpn, qkey, ece) = (qp.qpn, QKey(1), Ece::default());
-                let _ =
-                    cm.sidr_reply(now, id, &SidrReply { status, qpn, qkey, ece, info, private_data: data });
+                let Ok(private_data) = padded(data) else { return };
+                let rep = SidrRep { qpn: qp.qpn, qkey: QKey(1), private_data, ..SidrRep::default() };
+                let _ = cm.sidr_reply(now, id, &rep, 0);
             }
             (15, Some(id)) => {
                 // The attributes for RTR and those for RTS are available together.

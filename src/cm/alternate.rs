@@ -1,7 +1,6 @@
 //! Alternate paths (IBA 12.8): LAP offers a path, APR accepts or rejects it.
 
 use super::connection::Offer;
-use super::engine::{information, padded};
 use super::request::RESPONSE_TIMEOUT;
 use super::{Cm, CmError, ConnId, Event, MadSource, Path, State};
 use crate::transport::{AddressVector, Instant};
@@ -12,16 +11,8 @@ impl Cm {
     /// Offers an alternate path to the peer (LAP). Only one offer may be outstanding.
     ///
     /// # Errors
-    /// [`CmError`], if the connection is not established, an offer is outstanding, or the data do not
-    /// fit a message.
-    pub fn load_alternate(
-        &mut self,
-        now: Instant,
-        id: ConnId,
-        path: &Path,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        let private_data = padded(private_data)?;
+    /// [`CmError`], if the connection is not established, or an offer is outstanding.
+    pub fn load_alternate(&mut self, now: Instant, id: ConnId, path: &Path) -> Result<(), CmError> {
         let offered = self.path_info(path)?;
         let transaction = self.new_transaction(id.0);
         let action = "offer an alternate path";
@@ -43,7 +34,6 @@ impl Cm {
             traffic_class: offered.traffic_class,
             hop_limit: offered.hop_limit,
             ack_timeout: offered.ack_timeout,
-            private_data,
             ..Lap::default()
         };
         self.send_request(now, id.0, &Mad { transaction, modifier: 0, message: lap.into() });
@@ -99,24 +89,15 @@ impl Cm {
     /// Responds to the peer's offer of an alternate path (APR).
     ///
     /// # Errors
-    /// [`CmError`], if there is no offer, or if the data do not fit a message.
-    pub fn respond_to_alternate(
-        &mut self,
-        _now: Instant,
-        id: ConnId,
-        status: AprStatus,
-        info: &[u8],
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        let (info, info_len) = information(info)?;
-        let private_data = padded(private_data)?;
+    /// [`CmError`], if there is no offer.
+    pub fn respond_to_alternate(&mut self, id: ConnId, status: AprStatus) -> Result<(), CmError> {
         let action = "respond to an alternate path";
         let conn = self.conn(id, &[State::Established], action)?;
         let Offer::Received { transaction } = conn.offer else {
             return Err(CmError::State { connection: id, state: conn.state, action });
         };
         conn.offer = Offer::None;
-        let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
+        let apr = Apr { local: id.0, remote: conn.remote, status, ..Apr::default() };
         self.send_cached_response(id.0, MessageKind::Lap, transaction, apr);
         Ok(())
     }

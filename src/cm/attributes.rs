@@ -70,7 +70,7 @@ impl Cm {
     }
 
     fn conn_with_known_qp(&self, id: ConnId, action: &'static str) -> Result<&Connection, CmError> {
-        let conn = self.connections.get(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))?;
+        let conn = self.live_conn(id)?;
         if !PEER_QP_KNOWN.contains(&conn.state) {
             return Err(CmError::State { connection: id, state: conn.state, action });
         }

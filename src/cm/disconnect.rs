@@ -6,7 +6,7 @@ use super::engine::{information, padded};
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::Instant;
 use crate::wire::Qpn;
-use crate::wire::mad::{CommId, Drep, Dreq, Mad, MessageKind, Rej, RejReason, Rejected, SidrStatus};
+use crate::wire::mad::{CommId, Drep, Dreq, Mad, MessageKind, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
 use super::connection::{Offer, Probe};
 
@@ -23,25 +23,15 @@ impl Cm {
     /// [`CmError`], in a state without a connection, or if the data do not fit a message.
     pub fn disconnect(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
         use State as S;
-        let states = [
-            S::RepSent,
-            S::RepDelayed,
-            S::RepRcvd,
-            S::DelayingRep,
-            S::Established,
-            S::DreqSent,
-            S::DreqRcvd,
-            S::TimeWait,
-        ];
-        let state = self.conn(id, &states, "disconnect")?.state;
-        match state {
+        match self.live_conn(id)?.state {
             S::Established => self.send_dreq(now, id.0, padded(private_data)?),
             S::DreqRcvd => self.send_drep(now, id.0, padded(private_data)?),
             S::DreqSent | S::TimeWait => {}
-            _ => {
+            S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep => {
                 self.send_rej(now, id.0, RejReason::Consumer, &[], &[])?;
                 self.push_event(id.0, Event::Disconnected { private_data: None });
             }
+            state => return Err(CmError::State { connection: id, state, action: "disconnect" }),
         }
         Ok(())
     }
@@ -202,7 +192,10 @@ impl Cm {
             S::DreqRcvd => self.send_drep(now, id.0, [0; 224]),
             S::DreqSent | S::TimeWait => {}
             S::SidrReqSent => self.remove_connection(id.0),
-            S::SidrReqRcvd => self.send_sidr_rejection(now, id.0, SidrStatus::Rejected),
+            S::SidrReqRcvd => {
+                let rep = SidrRep { status: SidrStatus::Rejected, ..SidrRep::default() };
+                self.send_sidr_rep(now, id.0, &rep, 0);
+            }
         }
     }
 }

@@ -11,7 +11,10 @@ use crate::wire::Gid;
 use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
 
 /// Pads `bytes` with zeros to the length of a private data field.
-pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
+///
+/// # Errors
+/// [`CmError::PrivateData`] if they do not fit.
+pub fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     let mut field = [0; N];
     let Some(front) = field.get_mut(..bytes.len()) else {
         return Err(CmError::PrivateData { len: bytes.len(), max: N });
@@ -210,11 +213,16 @@ impl Cm {
         states: &[State],
         action: &'static str,
     ) -> Result<&mut Connection, CmError> {
-        let conn = self.connections.get_mut(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))?;
-        if !states.contains(&conn.state) {
-            return Err(CmError::State { connection: id, state: conn.state, action });
+        let state = self.live_conn(id)?.state;
+        if !states.contains(&state) {
+            return Err(CmError::State { connection: id, state, action });
         }
-        Ok(conn)
+        self.connections.get_mut(&id.0).ok_or(CmError::Unknown(id))
+    }
+
+    /// Returns the connection unless the program has released it.
+    pub(super) fn live_conn(&self, id: ConnId) -> Result<&Connection, CmError> {
+        self.connections.get(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))
     }
 }
 

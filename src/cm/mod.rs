@@ -54,11 +54,12 @@ use rand_pcg::Pcg32;
 
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
+pub use engine::padded;
 pub use envelope::{MadSource, OutgoingMad};
 pub use error::CmError;
 pub use event::{ConnectionInfo, Event, Requested};
 pub use handles::ConnId;
-pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
+pub use request::{LocalQp, Path, Request};
 pub use state::State;
 
 use connection::{Connection, Peer};
@@ -147,7 +148,7 @@ impl Cm {
         allow(dead_code, reason = "for tests and the other packages")
     )]
     pub fn state(&self, id: ConnId) -> Option<State> {
-        self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state)
+        self.live_conn(id).ok().map(|c| c.state)
     }
 
     /// Returns the total number of connections, requests and resolutions, and the number of those in

@@ -1,8 +1,8 @@
 //! Server side of the handshake: receives REQ, sends REP, receives RTU.
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy};
-use super::engine::{information, padded};
-use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Reply, Requested, State};
+use super::engine::information;
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, LocalQp, MadSource, Path, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -236,48 +236,29 @@ impl Cm {
         }
     }
 
-    /// Accepts a request (REP).
+    /// Accepts a request with `rep`, of which the communication IDs, the GUID, the delay of acknowledgements and the
+    /// status of the alternate path are filled in, and with the options for enhanced connection establishment.
     ///
     /// # Errors
-    /// [`CmError`], in a state other than REQ received, or if the reply does not fit a message.
-    pub fn accept(&mut self, now: Instant, id: ConnId, reply: &Reply<'_>) -> Result<(), CmError> {
-        let private_data = padded(reply.private_data)?;
+    /// [`CmError`], in a state other than REQ received.
+    pub fn accept(&mut self, now: Instant, id: ConnId, rep: &Rep, ece_options: u32) -> Result<(), CmError> {
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
         let conn = self.conn(id, &[State::ReqRcvd, State::DelayingReq], "accept")?;
         conn.enter(id.0, State::RepSent);
         let qp_params = &mut conn.qp_params;
-        qp_params.qp = Some(reply.qp);
+        qp_params.qp = Some(LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq });
         (qp_params.responder_resources, qp_params.initiator_depth) =
-            (reply.responder_resources, reply.initiator_depth);
+            (rep.responder_resources, rep.initiator_depth);
         // Failover Accepted field: 0 = loaded, 2 = rejected. Ignored by the client if its request has no
         // alternate path.
-        let failover = if qp_params.alternate.is_some() && !reply.failover { 2 } else { 0 };
-        if !reply.failover {
-            qp_params.alternate = None;
-        }
-        let mut rep = Rep {
-            local: id.0,
-            remote: conn.remote,
-            qpn: reply.qp.qpn,
-            psn: reply.qp.psn,
-            responder_resources: reply.responder_resources,
-            initiator_depth: reply.initiator_depth,
-            target_ack_delay,
-            failover,
-            flow_control: reply.flow_control,
-            rnr_retry_count: reply.rnr_retry_count,
-            srq: reply.qp.srq,
-            ca_guid,
-            vendor_id: reply.ece.vendor_id,
-            private_data,
-            ..Rep::default()
-        };
+        let failover = if qp_params.alternate.take().is_some() { 2 } else { 0 };
+        let mut rep = Rep { local: id.0, remote: conn.remote, target_ack_delay, failover, ca_guid, ..*rep };
         if qp_params.qp_type == QpType::XrcRecv {
             // An XRC target is identified by the EE context field (IBA A14), and its receives come from
             // shared queues.
-            (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
+            (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), rep.qpn.get(), true);
         }
-        let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
+        let mad = Mad { transaction: conn.transaction, modifier: ece_options, message: rep.into() };
         conn.cached_response =
             Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
         self.send_request(now, id.0, &mad);

@@ -3,38 +3,38 @@
 use std::time::Duration;
 
 use super::connection::{Connection, QpParams, RetryPolicy};
-use super::engine::{information, padded};
-use super::{
-    Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Requested, SidrReply, SidrRequest, State,
-};
+use super::engine::padded;
+use super::request::{MAX_CM_RETRIES, RESPONSE_TIMEOUT};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Requested, State};
 use crate::transport::{Instant, QpType};
-use crate::wire::mad::{CommId, Ece, Mad, MessageKind, SidrRep, SidrReq, SidrStatus};
+use crate::wire::mad::{CommId, Ece, Mad, MessageKind, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 impl Cm {
-    /// Requests the queue pair of a datagram service (SIDR_REQ).
+    /// Requests the queue pair of a datagram service (SIDR_REQ), with up to 216 bytes of private data.
     ///
     /// # Errors
     /// [`CmError`], if the data do not fit a message, the source GID is unset, or there are too many
     /// connections.
-    pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest<'_>) -> Result<ConnId, CmError> {
-        let private_data = padded(request.private_data)?;
-        let path = request.path;
+    pub fn sidr_request(
+        &mut self,
+        now: Instant,
+        service: ServiceId,
+        path: Path,
+        private_data: &[u8],
+    ) -> Result<ConnId, CmError> {
+        let private_data = padded(private_data)?;
         self.gid(path.av.sgid_index).ok_or(CmError::Gid(path.av.sgid_index))?;
         self.check_capacity()?;
         let id = self.new_id();
         let transaction = self.new_transaction(id);
         let conn = Connection {
-            service: request.service,
+            service,
             transaction,
-            retry_policy: RetryPolicy::new(
-                request.response_timeout,
-                path.packet_life,
-                request.max_cm_retries.min(15),
-            ),
+            retry_policy: RetryPolicy::new(RESPONSE_TIMEOUT, path.packet_life, MAX_CM_RETRIES),
             ..Connection::new(State::SidrReqSent, path.av, QpParams::of(path))
         };
         self.connections.insert(id, conn);
-        let req = SidrReq { request: id, pkey: path.pkey, service: request.service, private_data };
+        let req = SidrReq { request: id, pkey: path.pkey, service, private_data };
         self.send_request(now, id, &Mad { transaction, modifier: 0, message: req.into() });
         Ok(ConnId(id))
     }
@@ -81,37 +81,28 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Responds to a SIDR_REQ with a SIDR_REP. No further events are reported.
+    /// Responds to a SIDR_REQ with `rep`, of which the request and service IDs are filled in, and with the options
+    /// for enhanced connection establishment. No further events are reported.
     ///
     /// # Errors
-    /// [`CmError`], in a state other than SIDR_REQ received, or if the data do not fit a message.
-    pub fn sidr_reply(&mut self, now: Instant, id: ConnId, reply: &SidrReply<'_>) -> Result<(), CmError> {
-        let (info, info_len) = information(reply.info)?;
-        let private_data = padded(reply.private_data)?;
+    /// [`CmError`], in a state other than SIDR_REQ received.
+    pub fn sidr_reply(
+        &mut self,
+        now: Instant,
+        id: ConnId,
+        rep: &SidrRep,
+        ece_options: u32,
+    ) -> Result<(), CmError> {
         self.conn(id, &[State::SidrReqRcvd], "respond to a SIDR_REQ")?;
-        let rep = SidrRep {
-            status: reply.status,
-            qpn: reply.qpn,
-            qkey: reply.qkey,
-            vendor_id: reply.ece.vendor_id,
-            info_len,
-            info,
-            private_data,
-            ..SidrRep::default()
-        };
         self.mark_released(id.0);
-        self.send_sidr_rep(now, id.0, rep, reply.ece.options);
+        self.send_sidr_rep(now, id.0, rep, ece_options);
         Ok(())
     }
 
-    pub(super) fn send_sidr_rejection(&mut self, now: Instant, id: CommId, status: SidrStatus) {
-        self.send_sidr_rep(now, id, SidrRep { status, ..SidrRep::default() }, 0);
-    }
-
-    fn send_sidr_rep(&mut self, now: Instant, id: CommId, rep: SidrRep, options: u32) {
+    pub(super) fn send_sidr_rep(&mut self, now: Instant, id: CommId, rep: &SidrRep, ece_options: u32) {
         let Some(conn) = self.connections.get(&id) else { return };
-        let rep = SidrRep { request: conn.remote, service: conn.service, ..rep };
-        let mad = Mad { transaction: conn.transaction, modifier: options, message: rep.into() };
+        let rep = SidrRep { request: conn.remote, service: conn.service, ..*rep };
+        let mad = Mad { transaction: conn.transaction, modifier: ece_options, message: rep.into() };
         self.send_cached_mad(id, MessageKind::SidrReq, &mad);
         self.enter_time_wait(now, id, Duration::ZERO);
     }

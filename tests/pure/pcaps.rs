@@ -10,11 +10,11 @@ use std::path::PathBuf;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, MadSource, Path, Reply, Request, State};
+use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, MadSource, Path, Request, State};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
 use urxe::wire::mad::ip::{self, IpHeader, PortSpace};
-use urxe::wire::mad::{CommId, Ece, Mad, Message, MessageKind, RejReason};
+use urxe::wire::mad::{CommId, Mad, Message, MessageKind, RejReason, Rep};
 use urxe::wire::opcode::PayloadRule;
 use urxe::wire::{
     ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, PKey, Packet, Position, Psn, Qpn, Syndrome,
@@ -213,17 +213,18 @@ fn urxe_sends_the_same_cm_messages_as_the_kernel() {
             panic!("{name}: no connection request")
         };
         assert_eq!((requested.info.qp_num, requested.path.packet_life.code()), (req.qpn, 18));
-        let reply = Reply {
-            qp: LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq },
+        let reply = Rep {
+            qpn: rep.qpn,
+            psn: rep.psn,
+            srq: rep.srq,
             responder_resources: rep.responder_resources,
             initiator_depth: rep.initiator_depth,
             flow_control: rep.flow_control,
             rnr_retry_count: rep.rnr_retry_count,
-            failover: false,
-            ece: Ece::default(),
-            private_data: &rep.private_data,
+            private_data: rep.private_data,
+            ..Rep::default()
         };
-        cm.accept(Instant(0), id, &reply).unwrap();
+        cm.accept(Instant(0), id, &reply, 0).unwrap();
         replay_cm(name, &mut cm, id, server, &recorded[1..], &rep.local);
     }
 }

@@ -51,16 +51,15 @@ pub fn request(private_data: &[u8]) -> Request<'_> {
     Request::new(SERVICE, our_qp(), path(), private_data)
 }
 
-pub fn reply(private_data: &[u8]) -> Reply<'_> {
-    Reply {
-        qp: our_qp(),
+pub fn reply(private_data: &[u8]) -> Rep {
+    Rep {
+        qpn: OUR_QPN,
+        psn: our_qp().psn,
         responder_resources: 3,
         initiator_depth: 4,
-        flow_control: false,
         rnr_retry_count: 5,
-        failover: false,
-        ece: Default::default(),
-        private_data,
+        private_data: padded(private_data).unwrap(),
+        ..Rep::default()
     }
 }
 
@@ -232,7 +231,7 @@ impl Bench {
     /// Creates a server that has sent its reply.
     pub fn accepted(&mut self) -> ConnId {
         let id = self.requested();
-        self.cm.accept(self.now, id, &reply(b"granted")).unwrap();
+        self.cm.accept(self.now, id, &reply(b"granted"), 0).unwrap();
         assert!(matches!(self.sent_one(), Message::Rep(_)));
         id
     }

@@ -67,7 +67,7 @@ fn server_answers_req_with_rep_and_is_established_by_rtu() {
     let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
     assert_eq!((rtr.rq_psn, rts.sq_psn, rts.max_rd_atomic), (None, Some(req.psn), Some(7)));
 
-    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted"), 0).unwrap();
     let sent = bench.sent_mads();
     let Message::Rep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, rep.local, rep.remote), (0x1234, id.0, PEER_ID));
@@ -99,7 +99,7 @@ fn duplicate_handshake_messages_get_the_same_response() {
         assert_eq!(mra.service_timeout, AckTimeout::new(24));
         assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
     }
-    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted"), 0).unwrap();
     let rep = bench.sent_one();
     bench.inject(req());
     assert_eq!(bench.sent_one(), rep);
@@ -158,7 +158,7 @@ fn duplicate_of_a_rejected_message_gets_the_same_rej() {
     bench.advance(response_time());
     bench.inject(req());
     assert_eq!(bench.sent_rej(), rej);
-    assert_eq!(bench.cm.accept(bench.now, id, &reply(b"")), Err(CmError::Unknown(id)));
+    assert_eq!(bench.cm.accept(bench.now, id, &reply(b""), 0), Err(CmError::Unknown(id)));
     bench.advance(10 * response_time());
     bench.assert_quiet();
     bench.assert_empty();
@@ -245,8 +245,12 @@ fn invalid_parameters_are_rejected_and_change_nothing() {
     let datagram = Request { qp_type: QpType::Ud, ..request(b"") };
     assert_eq!(bench.cm.connect(bench.now, &datagram), Err(CmError::Datagram));
     let id = bench.requested();
-    let long = [0; 197];
-    assert!(matches!(bench.cm.accept(bench.now, id, &reply(&long)), Err(CmError::PrivateData { .. })));
+    let too_long = [0; 217];
+    assert_eq!(
+        bench.cm.sidr_request(bench.now, SERVICE, path(), &too_long),
+        Err(CmError::PrivateData { len: 217, max: 216 })
+    );
+    assert_eq!(padded::<196>(&too_long), Err(CmError::PrivateData { len: 217, max: 196 }));
     assert_eq!(bench.cm.reject(bench.now, id, RejReason::Consumer, &[0; 73], b""), Err(CmError::Info(73)));
     assert!(matches!(bench.cm.ready(bench.now, id, b""), Err(CmError::State { state: State::ReqRcvd, .. })));
     assert_eq!(bench.cm.state(id), Some(State::ReqRcvd));
@@ -278,7 +282,7 @@ fn every_qp_type_has_its_transport_code_and_attributes() {
         let (id, Event::Requested(requested)) = bench.event() else { panic!() };
         let peer_type = if is_xrc { QpType::XrcRecv } else { qp_type };
         assert_eq!(requested.qp_type, peer_type);
-        bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+        bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
         let Message::Rep(ours) = bench.sent_one() else { panic!() };
         let number = if is_xrc { (ours.eecn, ours.qpn, ours.srq) } else { (ours.qpn.get(), ours.qpn, false) };
         assert_eq!(number, (OUR_QPN.get(), if is_xrc { Qpn::new(0) } else { OUR_QPN }, is_xrc));
@@ -307,7 +311,7 @@ fn alternate_path_in_req_is_loaded_by_the_client_and_declined_by_the_server() {
     let (id, Event::Requested(_)) = bench.event() else { panic!() };
     let alternate = bench.cm.rtr(id).unwrap().alt_path;
     assert_eq!(alternate.map(|p| (p.av.dgid, p.av.sgid_index)), Some((gid(102), 0)));
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     let Message::Rep(rep) = bench.sent_one() else { panic!() };
     assert_eq!(rep.failover, 2, "alternate path rejected");
     assert_eq!(bench.cm.rtr(id).unwrap().alt_path, None);
@@ -321,12 +325,5 @@ fn communication_ids_have_the_prefix_of_the_process() {
         let id = bench.cm.connect(bench.now, &request(b"")).unwrap();
         assert_eq!(id.0.0 >> 26, 5);
     }
-    let sidr = SidrRequest {
-        service: SERVICE,
-        path: path(),
-        response_timeout: AckTimeout::new(10),
-        max_cm_retries: 1,
-        private_data: b"",
-    };
-    assert_eq!(bench.cm.sidr_request(bench.now, &sidr).unwrap().0.0 >> 26, 5);
+    assert_eq!(bench.cm.sidr_request(bench.now, SERVICE, path(), b"").unwrap().0.0 >> 26, 5);
 }

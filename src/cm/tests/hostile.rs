@@ -88,7 +88,7 @@ fn retransmission_of_a_dropped_request_is_a_new_request() {
     let (id, event) = bench.event();
     assert!(matches!(event, Event::Requested(request) if request.info.qp_num == other.qpn));
     bench.assert_quiet();
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     bench.cm.drop_request(id);
     assert_eq!(bench.cm.state(id), Some(State::RepSent), "only a request without a response can be dropped");
     bench.cm.check();
@@ -300,7 +300,7 @@ fn tables_stay_consistent_after_any_message_in_any_state() {
         (true, Bench::accepted),
         (false, Bench::client),
         (true, Bench::server),
-        (false, |b| b.cm.sidr_request(b.now, &super::sidr::sidr_request(b"")).unwrap()),
+        (false, |b| b.cm.sidr_request(b.now, SERVICE, path(), b"").unwrap()),
     ];
     for (listening, begin) in states {
         for first in MessageKind::ALL {

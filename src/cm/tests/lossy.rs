@@ -11,7 +11,7 @@ use rand_pcg::rand_core::Rng;
 use super::bench::{SERVICE, gid};
 use crate::cm::*;
 use crate::transport::{AddressVector, Instant};
-use crate::wire::mad::{CommId, RejReason};
+use crate::wire::mad::{CommId, RejReason, Rep};
 use crate::wire::{Mtu, Psn, Qpn};
 
 /// Faults of the network and the programs. Rates are in units of 1/256; `delay` is the maximum delay of a
@@ -155,8 +155,9 @@ impl World {
                 self.cms[side].reject(now, id, RejReason::Consumer, b"", b"no").unwrap();
             }
             Event::Requested(_) => {
-                let reply = Reply { qp: self.qp(), ..super::bench::reply(b"granted") };
-                self.cms[side].accept(now, id, &reply).unwrap();
+                let LocalQp { qpn, psn, .. } = self.qp();
+                let reply = Rep { qpn, psn, ..super::bench::reply(b"granted") };
+                self.cms[side].accept(now, id, &reply, 0).unwrap();
             }
             Event::Accepted { info, .. } => {
                 assert_eq!(&info.private_data[..7], b"granted");

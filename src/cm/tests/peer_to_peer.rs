@@ -20,7 +20,7 @@ fn side_with_the_smaller_ca_guid_becomes_the_server() {
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!((of, requested.is_peer_to_peer), (id, true));
     assert_eq!(bench.cm.poll_timeout(), None, "the own request is withdrawn");
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     assert!(matches!(bench.sent_one(), Message::Rep(rep) if rep.local == id.0));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     assert!(matches!(bench.event(), (_, Event::Established(_))));

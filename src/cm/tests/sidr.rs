@@ -7,10 +7,6 @@ use crate::cm::*;
 use crate::wire::mad::*;
 use crate::wire::{PKey, QKey, Qpn};
 
-pub fn sidr_request(private_data: &[u8]) -> SidrRequest<'_> {
-    SidrRequest::new(SERVICE, path(), private_data)
-}
-
 fn sidr_req() -> SidrReq {
     let mut req =
         SidrReq { request: CommId(0x55), pkey: PKey::DEFAULT, service: SERVICE, private_data: [0; 216] };
@@ -18,21 +14,20 @@ fn sidr_req() -> SidrReq {
     req
 }
 
-pub fn sidr_reply(private_data: &[u8]) -> SidrReply<'_> {
-    SidrReply {
-        status: SidrStatus::Valid,
+pub fn sidr_reply(private_data: &[u8]) -> SidrRep {
+    SidrRep {
         qpn: Qpn::new(0x333),
         qkey: QKey(0x0123_4567),
-        ece: Ece { vendor_id: 0x1_2345, options: 6 },
-        info: b"",
-        private_data,
+        vendor_id: 0x1_2345,
+        private_data: padded(private_data).unwrap(),
+        ..SidrRep::default()
     }
 }
 
 #[test]
 fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
     let mut bench = Bench::new();
-    let id = bench.cm.sidr_request(bench.now, &sidr_request(b"qpn?")).unwrap();
+    let id = bench.cm.sidr_request(bench.now, SERVICE, path(), b"qpn?").unwrap();
     let Message::SidrReq(req) = bench.sent_one() else { panic!() };
     assert_eq!((req.request, req.service, &req.private_data[..4]), (id.0, SERVICE, &b"qpn?"[..]));
     let mut rep = SidrRep {
@@ -67,7 +62,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     );
     bench.inject_as(&source(), 0x9, sidr_req());
     bench.assert_quiet();
-    bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me")).unwrap();
+    bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me"), 6).unwrap();
     let sent = bench.sent_mads();
     let Message::SidrRep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id), (0x9, 6, 0x1_2345));
@@ -78,7 +73,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     // A request from another host is a new request, even if its ID is the same.
     bench.inject_as(&source_from(gid(9)), 0x9, sidr_req());
     assert_eq!(bench.events().len(), 1);
-    assert_eq!(bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"")), Err(CmError::Unknown(id)));
+    assert_eq!(bench.cm.sidr_reply(bench.now, id, &sidr_reply(b""), 0), Err(CmError::Unknown(id)));
     bench.advance(Duration::from_secs(3));
     assert_eq!(bench.cm.connection_counts(), (1, 0));
 }

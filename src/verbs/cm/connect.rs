@@ -3,10 +3,10 @@
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
-use crate::cm::{CmError, ConnId, LocalQp, Reply, Request, SidrRequest};
+use crate::cm::{CmError, ConnId, LocalQp, Request, padded};
 use crate::transport::AsyncEvent;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
-use crate::wire::mad::{Rej, RejReason};
+use crate::wire::mad::{Rej, RejReason, Rep};
 
 /// Size of the private data field of a REQ, in bytes.
 const REQ_DATA: usize = 92;
@@ -72,7 +72,7 @@ impl State {
         let connection = if id.is_datagram() {
             let private_data = id.request_data(param)?;
             let device = &mut self.devices[index];
-            device.cm.sidr_request(device.now(), &SidrRequest::new(service, path, &private_data))?
+            device.cm.sidr_request(device.now(), service, path, &private_data)?
         } else {
             let (responder_resources, initiator_depth) = self.depths(id, param)?;
             let private_data = id.request_data(param)?;
@@ -106,20 +106,23 @@ impl State {
         // Checked before the queue pair changes its state, which cannot be undone.
         check_len(&param.private_data, REP_DATA)?;
         let (responder_resources, initiator_depth) = self.depths(id, param)?;
-        let reply = Reply {
-            qp: id.local_qp(param)?,
+        let (qp, ece) = (id.local_qp(param)?, id.ece);
+        let rep = Rep {
+            qpn: qp.qpn,
+            psn: qp.psn,
+            srq: qp.srq,
             responder_resources,
             initiator_depth,
             flow_control: param.flow_control,
             rnr_retry_count: param.rnr_retry_count.min(7),
-            failover: false,
-            ece: id.ece,
-            private_data: &param.private_data,
+            vendor_id: ece.vendor_id,
+            private_data: padded(&param.private_data)?,
+            ..Rep::default()
         };
         // The queue pair must be ready first, because the peer may send as soon as it receives the reply.
         self.move_to_rts(number, Some((responder_resources, initiator_depth)))?;
         let device = &mut self.devices[index];
-        device.cm.accept(device.now(), connection, &reply)?;
+        device.cm.accept(device.now(), connection, &rep, ece.options)?;
         self.id_mut(number)?.state = IdState::Accepted;
         Ok(())
     }

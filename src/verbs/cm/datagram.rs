@@ -4,10 +4,9 @@ use super::event::Datagram;
 use super::param::{ConnParam, UDP_QKEY};
 use super::state::{IdState, State};
 use super::{CmEventKind, Ece, EventParam, IdError};
-use crate::cm::SidrReply;
+use crate::cm::padded;
 use crate::transport::AddressVector;
 use crate::wire::mad::{SidrRep, SidrStatus};
-use crate::wire::{QKey, Qpn};
 
 impl State {
     /// Answers a request with the id's queue pair.
@@ -16,26 +15,28 @@ impl State {
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
         let own_qkey = || id.qp.as_ref()?.query()?.qkey;
         let qkey = param.qkey.or_else(own_qkey).unwrap_or(UDP_QKEY);
-        let reply = SidrReply {
-            status: SidrStatus::Valid,
-            qpn,
-            qkey,
-            ece: id.ece,
-            info: &[],
-            private_data: &param.private_data,
-        };
-        self.send_sidr_reply(number, &reply, IdState::Connected)
+        let (vendor_id, private_data) = (id.ece.vendor_id, padded(&param.private_data)?);
+        let rep = SidrRep { qpn, qkey, vendor_id, private_data, ..SidrRep::default() };
+        self.send_sidr_reply(number, &rep, id.ece.options, IdState::Connected)
     }
 
     /// Rejects a request.
     pub fn send_reject(&mut self, number: u64, private_data: &[u8]) -> Result<(), IdError> {
-        self.send_sidr_reply(number, &sidr_rejection(SidrStatus::Rejected, private_data), IdState::Ended)
+        let (status, private_data) = (SidrStatus::Rejected, padded(private_data)?);
+        let rep = SidrRep { status, private_data, ..SidrRep::default() };
+        self.send_sidr_reply(number, &rep, 0, IdState::Ended)
     }
 
-    fn send_sidr_reply(&mut self, number: u64, reply: &SidrReply<'_>, then: IdState) -> Result<(), IdError> {
+    fn send_sidr_reply(
+        &mut self,
+        number: u64,
+        rep: &SidrRep,
+        ece_options: u32,
+        then: IdState,
+    ) -> Result<(), IdError> {
         let (index, connection) = self.id(number)?.connection("accept")?;
         let device = &mut self.devices[index];
-        device.cm.sidr_reply(device.now(), connection, reply)?;
+        device.cm.sidr_reply(device.now(), connection, rep, ece_options)?;
         device.ids.remove(&connection);
         let id = self.id_mut(number)?;
         (id.connection, id.state) = (None, then);
@@ -60,10 +61,4 @@ impl State {
         let param = Datagram { qp_num: response.qpn, qkey: response.qkey, ..destination };
         id.report(CmEventKind::Established, 0, EventParam::Datagram(param));
     }
-}
-
-/// Returns the response that rejects a request.
-pub(super) fn sidr_rejection(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
-    let (qpn, qkey) = (Qpn::default(), QKey::default());
-    SidrReply { status, qpn, qkey, ece: Ece::default(), info: &[], private_data }
 }

@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::channel::{QueuedEvent, Subject};
-use super::datagram::sidr_rejection;
 use super::event::Datagram;
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
@@ -12,7 +11,7 @@ use super::{CmEventKind, ConnectionInfo, EventParam, IdError};
 use crate::cm::{self, ConnId, Requested};
 use crate::transport::QpType;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
-use crate::wire::mad::{RejReason, ServiceId, SidrStatus};
+use crate::wire::mad::{RejReason, ServiceId, SidrRep, SidrStatus};
 
 /// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
 /// not specify a backlog.
@@ -168,7 +167,8 @@ impl State {
                     Refusal::BacklogFull => SidrStatus::Rejected,
                 };
                 // Fails if the request no longer exists, because the peer has aborted it.
-                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection(status, &[]));
+                let rep = SidrRep { status, ..SidrRep::default() };
+                let _ = device.cm.sidr_reply(device.now(), connection, &rep, 0);
             }
             (_, Refusal::NoListener) => device.send_reject(connection, RejReason::InvalidServiceId),
             (_, Refusal::BacklogFull) => device.cm.drop_request(connection),
