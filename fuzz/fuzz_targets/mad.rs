@@ -115,7 +115,7 @@ impl World {
         }
         let from = AddressVector::to(gid(2 + input.u8() % 2));
         let src_qpn = if flags & 2 != 0 && input.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
-        self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
+        self.cm.handle_mad(self.now, &from, src_qpn, &bytes);
     }
 
     /// Makes an arbitrary call to the connection manager, as the program would. A call that is not permitted
@@ -187,10 +187,10 @@ impl World {
                 self.ids.push(id);
             }
         }
-        while let Some(out) = self.cm.poll_transmit() {
-            let sent = Mad::parse(&out.mad).expect("a sent MAD is valid");
-            assert_eq!(sent.bytes(), out.mad);
-            self.recent.push(out.mad);
+        while let Some((_, mad)) = self.cm.poll_transmit() {
+            let sent = Mad::parse(&mad).expect("a sent MAD is valid");
+            assert_eq!(sent.bytes(), mad);
+            self.recent.push(mad);
         }
         let excess = self.recent.len().saturating_sub(8);
         self.recent.drain(..excess);

@@ -2,7 +2,7 @@
 
 use super::connection::Offer;
 use super::request::RESPONSE_TIMEOUT;
-use super::{Cm, CmError, ConnId, Event, MadSource, Path, State};
+use super::{Cm, CmError, ConnId, Event, Path, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::AckTimeout;
 use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
@@ -41,8 +41,8 @@ impl Cm {
     }
 
     /// Handles a LAP: the peer offers an alternate path.
-    pub(super) fn on_lap(&mut self, id: CommId, source: &MadSource, transaction: u64, lap: &Lap) {
-        let index = self.gid_index(lap.remote_gid, source.from.sgid_index);
+    pub(super) fn on_lap(&mut self, id: CommId, source: &AddressVector, transaction: u64, lap: &Lap) {
+        let index = self.gid_index(lap.remote_gid, source.sgid_index);
         let service_timeout = self.config.service_timeout;
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote) = (conn.to, conn.remote);

@@ -2,8 +2,8 @@
 
 use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout};
 use super::engine::padded;
-use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Request, State};
-use crate::transport::{Instant, QpType};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, Path, Request, State};
+use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::Qpn;
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, TransportService,
@@ -116,13 +116,13 @@ impl Cm {
     }
 
     /// Handles a REP: the server has accepted the request.
-    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, rep: &Rep) {
+    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &AddressVector, mad: &Mad, rep: &Rep) {
         // An XRC target is identified by the EE context field (IBA A14).
         let is_xrc = self.connections.get(&id).is_some_and(|c| c.qp_params.qp_type == QpType::XrcSend);
         let rep = &Rep { qpn: if is_xrc { Qpn::new(rep.eecn) } else { rep.qpn }, ..*rep };
         if let Err(reason) = self.check_rep(now, id, source, rep) {
             self.send_uncached_response(
-                source.from,
+                *source,
                 mad.transaction,
                 super::server::build_rej(id, rep.local, Rejected::Rep, reason, &[]),
             );
@@ -143,7 +143,7 @@ impl Cm {
         if rep.failover != 0 {
             qp_params.alternate = None;
         }
-        self.by_remote.insert(((rep.ca_guid, source.from.dgid), rep.local), id);
+        self.by_remote.insert(((rep.ca_guid, source.dgid), rep.local), id);
         self.link_qp(id);
         let info = ConnectionInfo {
             private_data: rep.private_data.to_vec(),
@@ -165,14 +165,14 @@ impl Cm {
         &mut self,
         now: Instant,
         id: CommId,
-        source: &MadSource,
+        source: &AddressVector,
         rep: &Rep,
     ) -> Result<(), RejReason> {
         if matches!(rep.qpn, Qpn::GSI | Qpn::MULTICAST) {
             self.counters.refused += 1;
             return Err(RejReason::UnsupportedRequest);
         }
-        let peer = (rep.ca_guid, source.from.dgid);
+        let peer = (rep.ca_guid, source.dgid);
         let in_use = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
         if in_use || self.is_stale(now, peer, rep.qpn) {
             self.counters.stale += 1;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand_pcg::rand_core::Rng;
 
 use super::connection::{CachedResponse, Connection, PendingRequest, timeout_duration};
-use super::{Cm, CmError, ConnId, Event, OutgoingMad, State};
+use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
@@ -41,7 +41,7 @@ impl Cm {
     /// [`send_response`](Self::send_response).
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
-        self.outbox.push_back(OutgoingMad { to, mad });
+        self.outbox.push_back((to, mad));
     }
 
     /// Sends a response to a received message. Drops it, as if it were lost, when the outbox already holds

@@ -32,7 +32,6 @@ mod connection;
 mod counters;
 mod disconnect;
 mod engine;
-mod envelope;
 mod error;
 mod event;
 mod handles;
@@ -55,7 +54,6 @@ use rand_pcg::Pcg32;
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
 pub use engine::padded;
-pub use envelope::{MadSource, OutgoingMad};
 pub use error::CmError;
 pub use event::{ConnectionInfo, Event, Requested};
 pub use handles::ConnId;
@@ -66,8 +64,8 @@ use connection::{Connection, Peer};
 use ids::IdPool;
 use pending_listener::PendingListeners;
 
-use crate::transport::Instant;
-use crate::wire::mad::{CommId, ServiceId};
+use crate::transport::{AddressVector, Instant};
+use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
 use crate::wire::{Gid, Qpn};
 
 /// A NIC's connection manager.
@@ -92,7 +90,7 @@ pub struct Cm {
     timers: BTreeSet<(Instant, CommId)>,
     /// One deadline for each connection in time-wait.
     time_waits: BTreeSet<(Instant, CommId)>,
-    outbox: VecDeque<OutgoingMad>,
+    outbox: VecDeque<(AddressVector, [u8; MAD_LEN])>,
     events: VecDeque<(ConnId, Event)>,
     counters: CmCounters,
 }
@@ -132,8 +130,8 @@ impl Cm {
         std::mem::replace(&mut self.config.gids, gids)
     }
 
-    /// Removes and returns the next MAD to send.
-    pub fn poll_transmit(&mut self) -> Option<OutgoingMad> {
+    /// Removes and returns the next MAD to send from QP1 to QP1 with the well-known Q_Key, and its destination.
+    pub fn poll_transmit(&mut self) -> Option<(AddressVector, [u8; MAD_LEN])> {
         self.outbox.pop_front()
     }
 

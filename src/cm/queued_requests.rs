@@ -1,8 +1,8 @@
 //! Requests without a listener: queued during the service's grace period, otherwise rejected.
 
 use super::pending_listener::QueuedRequest;
-use super::{Cm, MadSource, unmatched};
-use crate::transport::Instant;
+use super::{Cm, unmatched};
+use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{Mad, Message, Req, ServiceId};
 
 impl Cm {
@@ -18,7 +18,7 @@ impl Cm {
         &mut self,
         now: Instant,
         service: ServiceId,
-        source: &MadSource,
+        source: &AddressVector,
         mad: &Mad,
     ) {
         if !self.pending_listeners.enqueue(now, service, source, mad) {
@@ -46,10 +46,10 @@ impl Cm {
     }
 
     /// Rejects a request for a service without a listener.
-    fn reject_no_service(&mut self, source: &MadSource, mad: &Mad) {
+    fn reject_no_service(&mut self, source: &AddressVector, mad: &Mad) {
         self.counters.no_service += 1;
         if let Some(response) = unmatched::response(&mad.message) {
-            self.send_uncached_response(source.from, mad.transaction, response);
+            self.send_uncached_response(*source, mad.transaction, response);
         }
     }
 }

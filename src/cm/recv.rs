@@ -2,8 +2,8 @@
 //! connection.
 
 use super::connection::{CachedResponse, Offer, timeout_duration};
-use super::{Cm, Event, MadSource, State, unmatched};
-use crate::transport::Instant;
+use super::{Cm, Event, State, unmatched};
+use crate::transport::{AddressVector, Instant};
 use crate::wire::Qpn;
 use crate::wire::mad::{
     Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, RejReason,
@@ -12,8 +12,10 @@ use crate::wire::mad::{
 
 impl Cm {
     /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped.
-    pub fn handle_mad(&mut self, now: Instant, source: &MadSource, mad: &[u8]) {
-        if source.src_qpn != Qpn::GSI {
+    /// `source` is the address vector back to the sender, from the GID that the MAD was sent to, and `src_qpn` the
+    /// sender's queue pair; only MADs from QP1 are accepted.
+    pub fn handle_mad(&mut self, now: Instant, source: &AddressVector, src_qpn: Qpn, mad: &[u8]) {
+        if src_qpn != Qpn::GSI {
             self.counters.wrong_qpn += 1;
             return;
         }
@@ -28,7 +30,7 @@ impl Cm {
             message => match self.find(source, message) {
                 None => {
                     if let Message::Rej(rej) = message {
-                        self.pending_listeners.remove_request(source.from.dgid, rej.local);
+                        self.pending_listeners.remove_request(source.dgid, rej.local);
                     }
                     self.counters.unknown += 1;
                     self.respond_to_unknown_connection(source, &mad);
@@ -40,13 +42,13 @@ impl Cm {
     }
 
     /// Finds the connection that a message is for.
-    fn find(&self, source: &MadSource, message: &Message) -> Option<CommId> {
+    fn find(&self, source: &AddressVector, message: &Message) -> Option<CommId> {
         match (message.recipient(), message) {
             // A client that gives up before it has received our ID identifies itself by its CA GUID (IBA
             // 12.6.7.2).
             (Recipient::Connection(CommId(0)), Message::Rej(rej)) if rej.reason == RejReason::Timeout => {
                 let ca_guid = u64::from_be_bytes(*rej.info().first_chunk()?);
-                self.by_remote.get(&((ca_guid, source.from.dgid), rej.local)).copied()
+                self.by_remote.get(&((ca_guid, source.dgid), rej.local)).copied()
             }
             (Recipient::Connection(id), _) => self.connections.contains_key(&id).then_some(id),
             (Recipient::Service(_), _) => None,
@@ -55,7 +57,7 @@ impl Cm {
 
     /// Reports whether a message comes from the GID of the connection's peer and carries the peer's
     /// communication ID.
-    fn is_from_peer(&self, id: CommId, source: &MadSource, message: &Message) -> bool {
+    fn is_from_peer(&self, id: CommId, source: &AddressVector, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
         let sender_id = match message {
             Message::Mra(m) => m.local,
@@ -72,11 +74,11 @@ impl Cm {
             Message::Req(_) | Message::SidrReq(_) | Message::SidrRep(_) => conn.remote,
         };
         let same_id = conn.remote == CommId(0) || conn.remote == sender_id || conn.state == State::ReqDelayed;
-        conn.to.dgid == source.from.dgid && same_id
+        conn.to.dgid == source.dgid && same_id
     }
 
     /// Responds to a message for an unknown connection, if its sender expects a response.
-    fn respond_to_unknown_connection(&mut self, source: &MadSource, mad: &Mad) {
+    fn respond_to_unknown_connection(&mut self, source: &AddressVector, mad: &Mad) {
         let response = match &mad.message {
             Message::Lap(m) => {
                 let status = AprStatus::InvalidCommId;
@@ -85,13 +87,13 @@ impl Cm {
             message => unmatched::response(message),
         };
         if let Some(response) = response {
-            self.send_uncached_response(source.from, mad.transaction, response);
+            self.send_uncached_response(*source, mad.transaction, response);
         }
     }
 
     /// Handles a message for a connection in the connection's current state (IBA 12.9.7). A message that is late or
     /// unexpected in this state is counted and ignored.
-    pub(super) fn on_message(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
+    pub(super) fn on_message(&mut self, now: Instant, id: CommId, source: &AddressVector, mad: &Mad) {
         use Message as M;
         use State as S;
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
@@ -119,7 +121,7 @@ impl Cm {
             // The DREQs of both ends have crossed.
             (S::DreqSent, M::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
-                self.send_uncached_response(source.from, mad.transaction, drep);
+                self.send_uncached_response(*source, mad.transaction, drep);
                 self.finish_disconnect(now, id, None);
             }
             (S::DreqSent, M::Drep(drep)) => {

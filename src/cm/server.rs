@@ -2,7 +2,7 @@
 
 use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy};
 use super::engine::information;
-use super::{Cm, CmError, ConnId, ConnectionInfo, Event, LocalQp, MadSource, Path, Requested, State};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, LocalQp, Path, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -62,8 +62,8 @@ impl Cm {
     }
 
     /// Handles a connection request (REQ).
-    pub(super) fn on_req(&mut self, now: Instant, source: &MadSource, mad: &Mad, req: &Req) {
-        let peer = (req.ca_guid, source.from.dgid);
+    pub(super) fn on_req(&mut self, now: Instant, source: &AddressVector, mad: &Mad, req: &Req) {
+        let peer = (req.ca_guid, source.dgid);
         if let Some(id) = self.by_remote.get(&(peer, req.local)).copied() {
             return self.on_req_with_known_id(now, id, source, mad, req);
         }
@@ -93,17 +93,24 @@ impl Cm {
     }
 
     /// Rejects a request, and counts it.
-    pub(super) fn refuse(&mut self, source: &MadSource, mad: &Mad, req: &Req, (reason, info): RejCause) {
+    pub(super) fn refuse(&mut self, source: &AddressVector, mad: &Mad, req: &Req, (reason, info): RejCause) {
         match reason {
             RejReason::StaleConnection => self.counters.stale += 1,
             _ => self.counters.refused += 1,
         }
         let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, &info);
-        self.send_uncached_response(source.from, mad.transaction, rej);
+        self.send_uncached_response(*source, mad.transaction, rej);
     }
 
     /// Handles a REQ whose communication ID is already known: a retransmission, or a reuse of the ID.
-    fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
+    fn on_req_with_known_id(
+        &mut self,
+        now: Instant,
+        id: CommId,
+        source: &AddressVector,
+        mad: &Mad,
+        req: &Req,
+    ) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
             // Not a duplicate: the peer has reused its ID before the first connection was removed here.
@@ -140,7 +147,12 @@ impl Cm {
     }
 
     /// Validates a request, and returns a connection with the requested parameters.
-    pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
+    pub(super) fn check_req(
+        &self,
+        source: &AddressVector,
+        mad: &Mad,
+        req: &Req,
+    ) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
             (TransportService::Uc, _) => QpType::Uc,
@@ -151,10 +163,10 @@ impl Cm {
         let mtu = req.mtu.filter(|mtu| *mtu <= self.config.max_mtu);
         let Some(mtu) = mtu else { return Err((RejReason::InvalidMtu, vec![self.config.max_mtu.code()])) };
         let path = |info: &PathInfo, reason| {
-            let index = self.gid_index(info.remote_gid, source.from.sgid_index);
+            let index = self.gid_index(info.remote_gid, source.sgid_index);
             match index.filter(|_| !info.local_gid.is_unset()) {
                 Some(index) => Ok(Cm::reverse_path(info, index, mtu, req)),
-                None => Err((reason, self.gid(source.from.sgid_index).unwrap_or_default().0.to_vec())),
+                None => Err((reason, self.gid(source.sgid_index).unwrap_or_default().0.to_vec())),
             }
         };
         let primary = path(&req.primary, RejReason::PrimaryGid)?;
@@ -180,7 +192,7 @@ impl Cm {
                 ack_timeout: req.primary.ack_timeout,
                 ..QpParams::of(primary)
             },
-            ..Connection::new(State::ReqRcvd, source.from, QpParams::of(primary))
+            ..Connection::new(State::ReqRcvd, *source, QpParams::of(primary))
         })
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::connection::{Connection, QpParams, RetryPolicy};
 use super::engine::padded;
 use super::request::{MAX_CM_RETRIES, RESPONSE_TIMEOUT};
-use super::{Cm, CmError, ConnId, ConnectionInfo, Event, MadSource, Path, Requested, State};
-use crate::transport::{Instant, QpType};
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, Path, Requested, State};
+use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{CommId, Ece, Mad, MessageKind, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 impl Cm {
@@ -40,8 +40,8 @@ impl Cm {
     }
 
     /// Handles a SIDR_REQ.
-    pub(super) fn on_sidr_req(&mut self, now: Instant, source: &MadSource, mad: &Mad, req: &SidrReq) {
-        let key = (source.from.dgid, req.request);
+    pub(super) fn on_sidr_req(&mut self, now: Instant, source: &AddressVector, mad: &Mad, req: &SidrReq) {
+        let key = (source.dgid, req.request);
         if let Some(id) = self.by_sidr_request.get(&key).copied() {
             if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
                 return self.on_message(now, id, source, mad);
@@ -51,7 +51,7 @@ impl Cm {
         }
         let refuse = |cm: &mut Cm, status| {
             let rep = SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
-            cm.send_uncached_response(source.from, mad.transaction, rep);
+            cm.send_uncached_response(*source, mad.transaction, rep);
         };
         if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
@@ -61,12 +61,12 @@ impl Cm {
             return refuse(self, SidrStatus::Rejected);
         }
         let id = self.new_id();
-        let path = Path { pkey: req.pkey, ..Path::to(source.from, self.config.max_mtu) };
+        let path = Path { pkey: req.pkey, ..Path::to(*source, self.config.max_mtu) };
         let conn = Connection {
             service: req.service,
             remote: req.request,
             transaction: mad.transaction,
-            ..Connection::new(State::SidrReqRcvd, source.from, QpParams::of(path))
+            ..Connection::new(State::SidrReqRcvd, *source, QpParams::of(path))
         };
         self.connections.insert(id, conn);
         self.by_sidr_request.insert(key, id);

@@ -1,7 +1,7 @@
 //! Test that the connection manager allocates no further memory during an endless flood of messages once its
 //! limits are reached. It runs in its own process because its global allocator counts the allocated bytes.
 
-use urxe::cm::{Cm, CmConfig, MadSource};
+use urxe::cm::{Cm, CmConfig};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::mad::{
     CommId, Dreq, Lap, Mad, Message, PathInfo, Rej, RejReason, Rep, Req, ServiceId, SidrReq, TransportService,
@@ -22,7 +22,7 @@ fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());
         let mad = Mad { transaction: n.into(), modifier: 0, message: message(n) };
-        cm.handle_mad(Instant(n.into()), &MadSource { from, src_qpn: Qpn::GSI }, &mad.bytes());
+        cm.handle_mad(Instant(n.into()), &from, Qpn::GSI, &mad.bytes());
         while is_read && cm.poll_transmit().is_some() {}
     }
 }

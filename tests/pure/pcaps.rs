@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, MadSource, Path, Request, State};
+use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, Path, Request, State};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
 use urxe::wire::mad::ip::{self, IpHeader, PortSpace};
@@ -207,8 +207,8 @@ fn urxe_sends_the_same_cm_messages_as_the_kernel() {
         // The server.
         let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
         cm.listen(req.service).unwrap();
-        let arrival = MadSource { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
-        cm.handle_mad(Instant(0), &arrival, &recorded[0].1.bytes());
+        let source = AddressVector::to(client.into());
+        cm.handle_mad(Instant(0), &source, Qpn::GSI, &recorded[0].1.bytes());
         let Some((id, Event::Requested(requested))) = cm.poll_event() else {
             panic!("{name}: no connection request")
         };
@@ -271,10 +271,10 @@ fn replay_cm(
             assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
         }
         if *sender != local {
-            let arrival = MadSource { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
+            let source = AddressVector::to((*sender).into());
             let mut bytes = normalized(mad);
             bytes[8..16].copy_from_slice(&mad.transaction.to_be_bytes());
-            cm.handle_mad(Instant(0), &arrival, &bytes);
+            cm.handle_mad(Instant(0), &source, Qpn::GSI, &bytes);
             continue;
         }
         match mad.message {
@@ -282,9 +282,9 @@ fn replay_cm(
             Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id, &[]).unwrap(),
             _ => {}
         }
-        let out =
+        let (_, sent) =
             cm.poll_transmit().unwrap_or_else(|| panic!("{name}: urxe sent nothing, the kernel {mad:?}"));
-        assert_eq!(normalized(&Mad::parse(&out.mad).unwrap()), normalized(mad), "{name}: {mad:?}");
+        assert_eq!(normalized(&Mad::parse(&sent).unwrap()), normalized(mad), "{name}: {mad:?}");
     }
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }

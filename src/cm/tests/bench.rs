@@ -31,16 +31,16 @@ pub fn config() -> CmConfig {
     CmConfig::new(OUR_GUID, vec![gid(101), Gid::default(), our_gid()])
 }
 
-pub fn source() -> MadSource {
+pub fn source() -> AddressVector {
     source_from(peer_gid())
 }
 
-pub fn source_from(gid: Gid) -> MadSource {
-    MadSource { from: AddressVector { sgid_index: 2, ..AddressVector::to(gid) }, src_qpn: Qpn::GSI }
+pub fn source_from(gid: Gid) -> AddressVector {
+    AddressVector { sgid_index: 2, ..AddressVector::to(gid) }
 }
 
 pub fn path() -> Path {
-    Path::to(source().from, Mtu::Mtu1024)
+    Path::to(source(), Mtu::Mtu1024)
 }
 
 pub fn our_qp() -> LocalQp {
@@ -135,9 +135,9 @@ impl Bench {
         self.inject_as(&source(), 0xabcd, message);
     }
 
-    pub fn inject_as(&mut self, source: &MadSource, transaction: u64, message: impl Into<Message>) {
+    pub fn inject_as(&mut self, source: &AddressVector, transaction: u64, message: impl Into<Message>) {
         let mad = Mad { transaction, modifier: 0, message: message.into() };
-        self.cm.handle_mad(self.now, source, &mad.bytes());
+        self.cm.handle_mad(self.now, source, Qpn::GSI, &mad.bytes());
     }
 
     /// Takes all messages that the connection manager has queued, and asserts that each is addressed to the
@@ -148,9 +148,9 @@ impl Bench {
 
     pub fn sent_mads(&mut self) -> Vec<Mad> {
         std::iter::from_fn(|| self.cm.poll_transmit())
-            .map(|out| {
-                assert_eq!((out.to.dgid, out.to.sgid_index), (peer_gid(), 2));
-                Mad::parse(&out.mad).unwrap()
+            .map(|(to, mad)| {
+                assert_eq!((to.dgid, to.sgid_index), (peer_gid(), 2));
+                Mad::parse(&mad).unwrap()
             })
             .collect()
     }

@@ -32,7 +32,7 @@ fn client_sends_req_and_answers_rep_with_rtu() {
     assert_eq!((rtr.state, rtr.dest_qpn), (Some(QpState::Rtr), Some(PEER_QPN)));
     assert_eq!((rtr.path_mtu, rtr.max_dest_rd_atomic), (Some(Mtu::Mtu1024), Some(2)));
     // Each side chooses the first PSN that the other sends.
-    assert_eq!((rtr.av, rtr.rq_psn), (Some(source().from), Some(our_qp().psn)));
+    assert_eq!((rtr.av, rtr.rq_psn), (Some(source()), Some(our_qp().psn)));
     let rts = bench.cm.rts(id).unwrap();
     assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(rep.psn), Some(7)));
     assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(7), Some(4), Some(AckTimeout::new(19))));

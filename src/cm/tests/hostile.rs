@@ -12,13 +12,13 @@ use crate::wire::{Gid, Mtu, Qpn};
 fn invalid_mads_are_counted_and_dropped() {
     let mut bench = Bench::listening();
     let good = Mad { transaction: 1, modifier: 0, message: req().into() }.bytes();
-    bench.cm.handle_mad(bench.now, &source(), &good[..255]);
-    bench.cm.handle_mad(bench.now, &source(), &[]);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &good[..255]);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &[]);
     let mut wrong = good;
     wrong[1] = 3;
-    bench.cm.handle_mad(bench.now, &source(), &wrong);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &wrong);
     assert_eq!(bench.cm.counters().malformed, 3);
-    bench.cm.handle_mad(bench.now, &MadSource { src_qpn: Qpn::new(17), ..source() }, &good);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::new(17), &good);
     assert_eq!(bench.cm.counters().wrong_qpn, 1);
     bench.assert_quiet();
     bench.assert_empty();

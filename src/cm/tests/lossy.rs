@@ -111,15 +111,15 @@ impl World {
         loop {
             let mut idle = true;
             for side in 0..2 {
-                while let Some(out) = self.cms[side].poll_transmit() {
+                while let Some((to, mad)) = self.cms[side].poll_transmit() {
                     idle = false;
-                    assert_eq!(out.to.dgid, gid(2 - side as u8));
+                    assert_eq!(to.dgid, gid(2 - side as u8));
                     let copies = if self.bernoulli(self.faults.loss) { 0 } else { 1 };
                     let duplicates = if self.bernoulli(self.faults.duplicate) { 1 } else { 0 };
                     for _ in 0..copies + duplicates {
                         let at = self.random_time(self.faults.delay) + Duration::from_nanos(1);
                         self.sequence += 1;
-                        self.in_flight.insert((at, self.sequence), (1 - side, out.mad.to_vec()));
+                        self.in_flight.insert((at, self.sequence), (1 - side, mad.to_vec()));
                     }
                 }
                 while let Some((id, event)) = self.cms[side].poll_event() {
@@ -195,7 +195,7 @@ impl World {
             if next[0] == Some(at) {
                 let (_, (side, mad)) = self.in_flight.pop_first().unwrap();
                 let from = AddressVector::to(gid(2 - side as u8));
-                self.cms[side].handle_mad(at, &MadSource { from, src_qpn: Qpn::GSI }, &mad);
+                self.cms[side].handle_mad(at, &from, Qpn::GSI, &mad);
             } else if next[1] == Some(at) {
                 let (_, (side, id)) = self.disconnects.pop_first().unwrap();
                 if self.cms[side].state(id).is_some() {

@@ -94,9 +94,8 @@ fn simultaneous_connect_within_one_nic_makes_one_connection() {
             let path = Path { av, ..path() };
             cm.connect(Instant(0), &Request { peer_to_peer: true, qp, path, ..request(b"") }).unwrap()
         });
-        let reply_source = MadSource { from: av, src_qpn: Qpn::GSI };
-        while let Some(out) = cm.poll_transmit() {
-            cm.handle_mad(Instant(0), &reply_source, &out.mad);
+        while let Some((_, mad)) = cm.poll_transmit() {
+            cm.handle_mad(Instant(0), &av, Qpn::GSI, &mad);
         }
         let smaller = ids[usize::from(qpns[1] < qpns[0])];
         assert!(matches!(cm.poll_event(), Some((id, Event::Requested(_))) if id == smaller), "{qpns:x?}");

@@ -13,7 +13,7 @@ use super::multicast::Group;
 use super::peer_to_peer::PeerToPeer;
 use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
-use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event, MadSource};
+use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event};
 use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
@@ -240,8 +240,8 @@ impl Device {
     /// Sends the pending MADs. A MAD that cannot be sent is treated as lost, and retransmitted by the
     /// protocol.
     fn send(&mut self) {
-        while let Some(out) = self.cm.poll_transmit() {
-            let _ = self.port.send(&out.to, &out.mad);
+        while let Some((to, mad)) = self.cm.poll_transmit() {
+            let _ = self.port.send(&to, &mad);
         }
     }
 }
@@ -367,8 +367,7 @@ impl State {
                     self.devices[index].may_have_more_mads = false;
                     break;
                 };
-                let source = MadSource { from: mad.from, src_qpn: mad.src_qpn };
-                self.devices[index].cm.handle_mad(now, &source, &mad.bytes);
+                self.devices[index].cm.handle_mad(now, &mad.from, mad.src_qpn, &mad.bytes);
                 self.process_cm_events(index);
             }
             if self.devices[index].cm.poll_timeout().is_some_and(|at| at <= now) {
