@@ -14,6 +14,7 @@ use super::peer_to_peer::PeerToPeer;
 use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
 use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event};
+use crate::sys::named::named;
 use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
@@ -49,45 +50,28 @@ pub(super) struct Device {
     may_have_more_mads: bool,
 }
 
-/// Lifecycle state of an id.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum IdState {
-    Idle,
-    Bound,
-    Listening,
-    /// The neighbour resolution of the next hop is in progress.
-    Resolving,
-    AddrResolved,
-    RouteResolved,
-    /// The connection request has been sent.
-    Connecting,
-    /// The peer has accepted, and the program has yet to report that its queue pair is ready.
-    Responded,
-    /// The peer has requested a connection, and the program has not yet responded.
-    Requested,
-    /// The program has accepted, and the peer has not yet confirmed this with an RTU.
-    Accepted,
-    Connected,
-    /// One side has disconnected, or the connection was never established.
-    Ended,
-}
-
-impl IdState {
-    fn text(self) -> &'static str {
-        match self {
-            IdState::Idle => "is not bound",
-            IdState::Bound => "has no destination address",
-            IdState::Listening => "is listening",
-            IdState::Resolving => "is resolving its destination address",
-            IdState::AddrResolved => "has no resolved route",
-            IdState::RouteResolved => "is not connected",
-            IdState::Connecting => "is connecting",
-            IdState::Responded => "has received a response and is not established",
-            IdState::Requested => "has an unaccepted connection request",
-            IdState::Accepted => "is accepted and not established",
-            IdState::Connected => "is connected",
-            IdState::Ended => "is disconnected",
-        }
+named! {
+    /// Lifecycle state of an id.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum IdState {
+        Idle, "is not bound";
+        Bound, "has no destination address";
+        Listening, "is listening";
+        /// The neighbour resolution of the next hop is in progress.
+        Resolving, "is resolving its destination address";
+        AddrResolved, "has no resolved route";
+        RouteResolved, "is not connected";
+        /// The connection request has been sent.
+        Connecting, "is connecting";
+        /// The peer has accepted, and the program has yet to report that its queue pair is ready.
+        Responded, "has received a response and is not established";
+        /// The peer has requested a connection, and the program has not yet responded.
+        Requested, "has an unaccepted connection request";
+        /// The program has accepted, and the peer has not yet confirmed this with an RTU.
+        Accepted, "is accepted and not established";
+        Connected, "is connected";
+        /// One side has disconnected, or the connection was never established.
+        Ended, "is disconnected";
     }
 }
 
@@ -143,7 +127,7 @@ impl Id {
         if states.contains(&self.state) {
             return Ok(());
         }
-        Err(IdError::State { call, state: self.state.text() })
+        Err(IdError::State { call, state: self.state.name() })
     }
 
     /// Reports whether the id is for datagrams (UD) rather than connections.
@@ -159,7 +143,7 @@ impl Id {
 
     /// Returns the id's device index and connection, or an error that names `call` if it has no connection.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
-        let none = IdError::State { call, state: self.state.text() };
+        let none = IdError::State { call, state: self.state.name() };
         self.device.zip(self.connection).ok_or(none)
     }
 }
