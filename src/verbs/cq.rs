@@ -14,7 +14,7 @@ use crate::driver::{
     CompletionQueue, CqListener, CqOverflow, CqUsers, EventSubject, Notify, deadline_after, step_until,
 };
 use crate::sys::setters::setters;
-use crate::transport::{Completion, CqId, WcStatus};
+use crate::transport::{Completion, CqId};
 
 /// A completion queue. Cheap to clone; usable from any thread.
 ///
@@ -390,12 +390,7 @@ impl Cq {
     /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
     /// [`wait_any`](Self::wait_any).
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
-        let completion = self.wait_any(timeout)?;
-        if completion.status == WcStatus::Success {
-            Ok(completion)
-        } else {
-            Err(WaitError::Failed(completion))
-        }
+        self.wait_any(timeout)?.successful()
     }
 }
 

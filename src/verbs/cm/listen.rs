@@ -107,7 +107,8 @@ impl State {
         Ok(())
     }
 
-    fn unregister(&mut self, service: ServiceId, number: u64) {
+    /// Removes an id from the listeners of a service.
+    pub fn unregister(&mut self, service: ServiceId, number: u64) {
         for device in &mut self.devices {
             let Some(listeners) = device.listeners.get_mut(&service) else { continue };
             listeners.retain(|listener| *listener != number);
@@ -115,13 +116,6 @@ impl State {
                 device.listeners.remove(&service);
                 device.cm.unlisten(device.now(), service);
             }
-        }
-    }
-
-    /// Stops the listener of a destroyed id.
-    pub fn unlisten(&mut self, number: u64, id: &Id) {
-        if let Some(service) = id.service() {
-            self.unregister(service, number);
         }
     }
 

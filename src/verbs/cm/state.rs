@@ -317,8 +317,8 @@ impl State {
         if let (Some(device), Some(connection)) = (id.device, id.connection) {
             self.devices[device].release(connection);
         }
-        if id.backlog.is_some() {
-            self.unlisten(number, &id);
+        if let (Some(_), Some(service)) = (id.backlog, id.service()) {
+            self.unregister(service, number);
         }
         if let (true, Some(local)) = (id.owns_port, id.local) {
             self.ports.release(id.space, local.port(), number);
