@@ -3,7 +3,7 @@
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
 use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
-use crate::cm::{CmError, ConnId, LocalQp, Request, padded};
+use crate::cm::{CmError, LocalQp, Request, padded};
 use crate::transport::AsyncEvent;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{Rej, RejReason, Rep};
@@ -136,10 +136,8 @@ impl State {
         let (index, connection) = id.connection("reject")?;
         let device = &mut self.devices[index];
         device.cm.reject(device.now(), connection, reason, &[], private_data)?;
-        device.ids.remove(&connection);
-        let id = self.id_mut(number)?;
-        id.connection = None;
-        id.end();
+        self.release_connection(number);
+        self.id_mut(number)?.end();
         Ok(())
     }
 
@@ -150,8 +148,7 @@ impl State {
         let (index, connection) = id.connection("establish")?;
         let device = &mut self.devices[index];
         device.cm.ready(device.now(), connection, &[])?;
-        let id = self.id_mut(number)?;
-        id.state = IdState::Connected;
+        self.id_mut(number)?.state = IdState::Connected;
         Ok(())
     }
 
@@ -210,19 +207,12 @@ impl State {
                 id.state = IdState::Connected;
                 id.report(CmEventKind::Established, 0, param);
             }
-            Err(e) => self.abort(number, index, connection, &e),
+            // The attached queue pair could not change its state.
+            Err(e) => {
+                self.devices[index].send_reject(connection, RejReason::Consumer);
+                self.on_failed(number, CmEventKind::ConnectError, -e.errno(), EventParam::None);
+            }
         }
-    }
-
-    /// Rejects the connection and reports `error`, because the attached queue pair could not change state.
-    fn abort(&mut self, number: u64, index: usize, connection: ConnId, error: &IdError) {
-        let device = &mut self.devices[index];
-        device.send_reject(connection, RejReason::Consumer);
-        device.ids.remove(&connection);
-        let Ok(id) = self.id_mut(number) else { return };
-        id.connection = None;
-        id.end();
-        id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
     /// Handles the end of the handshake: the arrival of the peer's RTU, or of data before the RTU.

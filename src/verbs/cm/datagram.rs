@@ -37,9 +37,8 @@ impl State {
         let (index, connection) = self.id(number)?.connection("accept")?;
         let device = &mut self.devices[index];
         device.cm.sidr_reply(device.now(), connection, rep, ece_options)?;
-        device.ids.remove(&connection);
-        let id = self.id_mut(number)?;
-        (id.connection, id.state) = (None, then);
+        self.release_connection(number);
+        self.id_mut(number)?.state = then;
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use crate::transport::{AddressVector, AsyncEvent};
 impl State {
     /// Handles a device's pending asynchronous events.
     pub fn process_device_events(&mut self, index: usize) {
-        while let Some(event) = self.devices[index].next_event() {
+        while let Some(event) = self.devices[index].port.context().next_event() {
             match event {
                 AsyncEvent::GidChange => self.on_gid_change(index),
                 AsyncEvent::DeviceFatal => self.on_device_fatal(index),

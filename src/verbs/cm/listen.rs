@@ -1,6 +1,6 @@
 //! Listeners, and the ids created for incoming requests.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::channel::{QueuedEvent, Subject};
@@ -77,7 +77,9 @@ impl State {
     }
 
     pub fn listen(&mut self, number: u64, backlog: usize) -> Result<(), IdError> {
-        self.bind_if_idle(number)?;
+        if self.id(number)?.state == IdState::Idle {
+            self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into())?;
+        }
         let id = self.id(number)?;
         id.require("listen", &[IdState::Bound])?;
         let (Some(local), Some(service)) = (id.local, id.service()) else {

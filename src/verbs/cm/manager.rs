@@ -98,7 +98,9 @@ impl ConnectionManager {
 
     /// Returns the devices.
     pub fn devices(&self) -> Vec<Context> {
-        self.0.with_state(|state| Ok(state.contexts())).unwrap_or_default()
+        let contexts =
+            |state: &mut State| state.devices.iter().map(|device| device.context.clone()).collect();
+        self.0.with_state(|state| Ok(contexts(state))).unwrap_or_default()
     }
 
     /// Returns the number of ids, including those of requests not yet delivered.
@@ -108,7 +110,11 @@ impl ConnectionManager {
 
     /// Returns the number of connections and requests on all devices, except those in time-wait.
     pub fn connections(&self) -> usize {
-        self.0.with_state(|state| Ok(state.connections())).unwrap_or_default()
+        let counts = |state: &mut State| {
+            let counts = state.devices.iter().map(|device| device.cm.connection_counts());
+            Ok(counts.map(|(all, in_time_wait)| all - in_time_wait).sum())
+        };
+        self.0.with_state(counts).unwrap_or_default()
     }
 
     /// Returns the connection manager counters of a device.
@@ -231,7 +237,7 @@ impl Shared {
         loop {
             self.end_retired(&mut state);
             state.turn();
-            let garbage = state.take_garbage();
+            let garbage = std::mem::take(&mut state.garbage);
             let left = state.time_left();
             drop(state);
             drop(garbage);

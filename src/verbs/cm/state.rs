@@ -15,7 +15,7 @@ use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
 use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event};
 use crate::sys::named::named;
-use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
+use crate::transport::{AddressVector, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
@@ -29,13 +29,13 @@ pub(super) struct State {
     last: u64,
     pub ports: Ports,
     /// Events to be dropped after the lock is released.
-    garbage: Vec<QueuedEvent>,
+    pub garbage: Vec<QueuedEvent>,
 }
 
 /// A device, with its QP1 and protocol state.
 pub(super) struct Device {
     pub context: Context,
-    port: Arc<ManagementPort>,
+    pub port: Arc<ManagementPort>,
     /// Protocol state. Its GID table is that of the device as of the last GID change event.
     pub cm: Cm,
     /// Whether the device has failed permanently.
@@ -194,11 +194,6 @@ impl Device {
         self.cm.gids().get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// Removes and returns the device's next asynchronous event.
-    pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.port.context().next_event()
-    }
-
     /// Rejects a connection request, or the reply to a request that this side sent.
     pub fn send_reject(&mut self, connection: ConnId, reason: RejReason) {
         // Fails if the connection no longer exists, because the peer has aborted it.
@@ -234,15 +229,6 @@ impl State {
     pub fn new(manager: Weak<Owner>) -> State {
         let (devices, ids, garbage) = Default::default();
         State { manager, devices, ids, last: 0, ports: Ports::default(), garbage }
-    }
-
-    pub fn contexts(&self) -> Vec<Context> {
-        self.devices.iter().map(|device| device.context.clone()).collect()
-    }
-
-    pub fn connections(&self) -> usize {
-        let counts = self.devices.iter().map(|device| device.cm.connection_counts());
-        counts.map(|(all, in_time_wait)| all - in_time_wait).sum()
     }
 
     /// Adds a device, and extends ids that listen on the wildcard address to it.
@@ -325,10 +311,6 @@ impl State {
         }
         std::mem::take(&mut id.groups).into_iter().for_each(|group| group.leave(id.qp.as_ref()));
         self.garbage.extend(id.channel.remove_events(number));
-    }
-
-    pub fn take_garbage(&mut self) -> Vec<QueuedEvent> {
-        std::mem::take(&mut self.garbage)
     }
 
     pub fn migrate(&mut self, number: u64, to: &EventChannel) -> Result<(), IdError> {
