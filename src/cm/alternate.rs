@@ -61,11 +61,11 @@ impl Cm {
             Offer::None => {}
         }
         if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)
-            && Mad::parse(&*response.mad).is_ok_and(|a| a.transaction == transaction)
+            && response.mad.transaction == transaction
         {
-            let (mad, with) = (*response.mad, response.with);
+            let mad = *response.mad;
             self.counters.duplicates += 1;
-            return self.send_response(to, mad, with);
+            return self.send_response(to, &mad);
         }
         if conn.qp_params.qp.is_none_or(|qp| qp.qpn != lap.remote_qpn) {
             return refuse(self, AprStatus::InvalidQpn);

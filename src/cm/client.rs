@@ -2,6 +2,7 @@
 
 use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout};
 use super::engine::padded;
+use super::server::build_rej;
 use super::{Cm, CmError, ConnId, ConnectionInfo, Event, Path, Request, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::Qpn;
@@ -124,7 +125,7 @@ impl Cm {
             self.send_uncached_response(
                 *source,
                 mad.transaction,
-                super::server::build_rej(id, rep.local, Rejected::Rep, reason, &[]),
+                build_rej(id, rep.local, Rejected::Rep, reason, &[]),
             );
             let rejection = Rej { reason, ..Rej::default() };
             return self.close_connection(id, Event::Rejected(Box::new(rejection)));

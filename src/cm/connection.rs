@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{LocalQp, Path, State};
 use crate::transport::{AddressVector, Instant, QpType};
-use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
+use crate::wire::mad::{CommId, Mad, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
 /// Identity of the other end: CA GUID and GID. A channel adapter with several GIDs counts as several peers,
@@ -79,8 +79,7 @@ impl RetryPolicy {
 /// A message awaiting its response, retransmitted after each timeout.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
-    pub kind: MessageKind,
-    pub mad: Box<[u8; MAD_LEN]>,
+    pub mad: Box<Mad>,
     pub retries_left: u8,
 }
 
@@ -89,8 +88,7 @@ pub(super) struct PendingRequest {
 pub(super) struct CachedResponse {
     /// Kind of the request.
     pub to: MessageKind,
-    pub with: MessageKind,
-    pub mad: Box<[u8; MAD_LEN]>,
+    pub mad: Box<Mad>,
 }
 
 /// The last probe sent to find out whether the peer still considers the connection established.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::engine::{information, padded};
+use super::server::build_rej;
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::Instant;
 use crate::wire::Qpn;
@@ -166,9 +167,8 @@ impl Cm {
         // A peer whose ID was never received identifies the connection by our CA GUID.
         let ca_guid = self.config.ca_guid.to_be_bytes();
         let (to, transaction) = (conn.to, conn.transaction);
-        let rej = super::server::build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
-        let mad = Mad { transaction, modifier: 0, message: rej.into() };
-        self.send(to, mad.bytes(), MessageKind::Rej);
+        let rej = build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
+        self.send(to, &Mad { transaction, modifier: 0, message: rej.into() });
     }
 
     /// Releases a connection that the program no longer needs, and notifies the peer with the message that

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rand_pcg::rand_core::Rng;
 
-use super::connection::{CachedResponse, Connection, PendingRequest, timeout_duration};
+use super::connection::{CachedResponse, Connection, PendingRequest, RetryPolicy, timeout_duration};
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
-use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
+use crate::wire::mad::{CommId, Mad, Message, MessageKind};
 
 /// Pads `bytes` with zeros to the length of a private data field.
 ///
@@ -39,18 +39,18 @@ impl Cm {
 
     /// Queues a message for transmission. Only responses to received messages are limited in number: see
     /// [`send_response`](Self::send_response).
-    pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
-        self.counters.sent[kind as usize] += 1;
-        self.outbox.push_back((to, mad));
+    pub(super) fn send(&mut self, to: AddressVector, mad: &Mad) {
+        self.counters.sent[mad.message.kind() as usize] += 1;
+        self.outbox.push_back((to, mad.bytes()));
     }
 
     /// Sends a response to a received message. Drops it, as if it were lost, when the outbox already holds
     /// `max_queued_responses` MADs: a flood must not make the outbox grow.
-    pub(super) fn send_response(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
+    pub(super) fn send_response(&mut self, to: AddressVector, mad: &Mad) {
         if self.outbox.len() >= self.config.max_queued_responses {
             self.counters.responses_dropped += 1;
         } else {
-            self.send(to, mad, kind);
+            self.send(to, mad);
         }
     }
 
@@ -61,23 +61,18 @@ impl Cm {
         transaction: u64,
         message: impl Into<Message>,
     ) {
-        let mad = Mad { transaction, modifier: 0, message: message.into() };
-        self.send_response(to, mad.bytes(), mad.message.kind());
+        self.send_response(to, &Mad { transaction, modifier: 0, message: message.into() });
     }
 
     /// Sends a message that expects a response, and retransmits it until the response arrives or the retries
     /// are exhausted.
     pub(super) fn send_request(&mut self, now: Instant, id: CommId, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let bytes = mad.bytes();
-        conn.pending_request = Some(PendingRequest {
-            kind: mad.message.kind(),
-            mad: Box::new(bytes),
-            retries_left: conn.retry_policy.retries,
-        });
-        let (to, wait) = (conn.to, conn.retry_policy.response_timeout);
-        self.arm(id, Some(now + wait));
-        self.send(to, bytes, mad.message.kind());
+        let RetryPolicy { response_timeout, retries } = conn.retry_policy;
+        conn.pending_request = Some(PendingRequest { mad: Box::new(*mad), retries_left: retries });
+        let to = conn.to;
+        self.arm(id, Some(now + response_timeout));
+        self.send(to, mad);
     }
 
     /// Sends a response, and keeps a copy to replay if the peer retransmits its message of kind `to`.
@@ -94,10 +89,9 @@ impl Cm {
     /// Sends a response like [`send_cached_response`](Self::send_cached_response), with a modifier.
     pub(super) fn send_cached_mad(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let bytes = mad.bytes();
-        conn.cached_response = Some(CachedResponse { to, with: mad.message.kind(), mad: Box::new(bytes) });
+        conn.cached_response = Some(CachedResponse { to, mad: Box::new(*mad) });
         let peer = conn.to;
-        self.send(peer, bytes, mad.message.kind());
+        self.send(peer, mad);
     }
 
     /// Stops the retransmission of the pending message and clears the deadline.

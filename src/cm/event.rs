@@ -63,8 +63,8 @@ pub enum Event {
 /// A request of a client, as received by the server.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// Whether the request has crossed our own peer-to-peer request and takes its place. Other requests are for a
-    /// listener.
+    /// Whether the request has crossed our own peer-to-peer request and takes its place. Other requests are
+    /// for a listener.
     pub is_peer_to_peer: bool,
     /// Requested service.
     pub service: ServiceId,

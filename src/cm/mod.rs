@@ -130,7 +130,8 @@ impl Cm {
         std::mem::replace(&mut self.config.gids, gids)
     }
 
-    /// Removes and returns the next MAD to send from QP1 to QP1 with the well-known Q_Key, and its destination.
+    /// Removes and returns the next MAD to send from QP1 to QP1 with the well-known Q_Key, and its
+    /// destination.
     pub fn poll_transmit(&mut self) -> Option<(AddressVector, [u8; MAD_LEN])> {
         self.outbox.pop_front()
     }

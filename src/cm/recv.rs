@@ -2,17 +2,17 @@
 //! connection.
 
 use super::connection::{CachedResponse, Offer, timeout_duration};
+use super::server::build_rej;
 use super::{Cm, Event, State, unmatched};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, RejReason,
-    Rejected,
+    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, Mra, Recipient, RejReason, Rejected,
 };
 
 impl Cm {
-    /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped.
-    /// `source` is the address vector back to the sender, from the GID that the MAD was sent to, and `src_qpn` the
+    /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped. `source`
+    /// is the address vector back to the sender, from the GID that the MAD was sent to, and `src_qpn` the
     /// sender's queue pair; only MADs from QP1 are accepted.
     pub fn handle_mad(&mut self, now: Instant, source: &AddressVector, src_qpn: Qpn, mad: &[u8]) {
         if src_qpn != Qpn::GSI {
@@ -91,8 +91,8 @@ impl Cm {
         }
     }
 
-    /// Handles a message for a connection in the connection's current state (IBA 12.9.7). A message that is late or
-    /// unexpected in this state is counted and ignored.
+    /// Handles a message for a connection in the connection's current state (IBA 12.9.7). A message that is
+    /// late or unexpected in this state is counted and ignored.
     pub(super) fn on_message(&mut self, now: Instant, id: CommId, source: &AddressVector, mad: &Mad) {
         use Message as M;
         use State as S;
@@ -145,42 +145,32 @@ impl Cm {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote, kind) = (conn.to, conn.remote, message.kind());
         if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == kind) {
-            let (mad, with) = (*response.mad, response.with);
-            return self.send_response(to, mad, with);
+            let mad = *response.mad;
+            return self.send_response(to, &mad);
         }
-        let delayable = match conn.state {
-            State::ReqRcvd => Some((Acknowledged::Req, State::DelayingReq)),
-            State::RepRcvd => Some((Acknowledged::Rep, State::DelayingRep)),
-            _ => None,
-        };
-        if let Some((message, state)) = delayable {
-            conn.enter(id, state);
-            let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
-            let mad = Mad { transaction, modifier: 0, message: mra.into() };
-            conn.cached_response =
-                Some(CachedResponse { to: kind, with: MessageKind::Mra, mad: Box::new(mad.bytes()) });
-            return self.send_response(to, mad.bytes(), MessageKind::Mra);
-        }
-        match (conn.state, message) {
+        let (message, state) = match (conn.state, message) {
+            (State::ReqRcvd, _) => (Acknowledged::Req, State::DelayingReq),
+            (State::RepRcvd, _) => (Acknowledged::Rep, State::DelayingRep),
             (State::TimeWait, Message::Dreq(_)) => {
-                self.send_uncached_response(
-                    to,
-                    transaction,
-                    Drep { local: id, remote, private_data: [0; 224] },
-                );
+                let drep = Drep { local: id, remote, private_data: [0; 224] };
+                return self.send_uncached_response(to, transaction, drep);
             }
             // Late duplicate of a request whose connection has ended already.
             (State::TimeWait, Message::Req(_)) => {
-                let rej =
-                    super::server::build_rej(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
-                self.send_uncached_response(to, transaction, rej);
+                let rej = build_rej(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
+                return self.send_uncached_response(to, transaction, rej);
             }
-            _ => {}
-        }
+            _ => return,
+        };
+        conn.enter(id, state);
+        let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
+        let mad = Mad { transaction, modifier: 0, message: mra.into() };
+        conn.cached_response = Some(CachedResponse { to: kind, mad: Box::new(mad) });
+        self.send_response(to, &mad);
     }
 
-    /// Handles an MRA: the peer has received our request, our reply or our offer of an alternate path, and requests
-    /// more time to respond. Only the first MRA extends the timeout.
+    /// Handles an MRA: the peer has received our request, our reply or our offer of an alternate path, and
+    /// requests more time to respond. Only the first MRA extends the timeout.
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };

@@ -39,14 +39,17 @@ impl Cm {
     }
 
     /// Ends the listener of a service. Requests whose event has not yet been polled are rejected; the others
-    /// remain. The service has a grace period of one second: requests that arrive during this period are queued
-    /// until another listener takes them or the period ends.
+    /// remain. The service has a grace period of one second: requests that arrive during this period are
+    /// queued until another listener takes them or the period ends.
     pub fn unlisten(&mut self, now: Instant, service: ServiceId) {
         if !self.listeners.remove(&service) {
             return;
         }
         service.of_same_port().for_each(|service| self.expect_listener(now, service));
-        let is_for_listener = |event: &Event| matches!(event, Event::Requested(r) if r.service == service && !r.is_peer_to_peer);
+        let is_for_listener = |event: &Event| match event {
+            Event::Requested(r) => r.service == service && !r.is_peer_to_peer,
+            _ => false,
+        };
         let waiting: Vec<ConnId> =
             self.events.iter().filter(|(_, e)| is_for_listener(e)).map(|(id, _)| *id).collect();
         for id in waiting {
@@ -248,8 +251,9 @@ impl Cm {
         }
     }
 
-    /// Accepts a request with `rep`, of which the communication IDs, the GUID, the delay of acknowledgements and the
-    /// status of the alternate path are filled in, and with the options for enhanced connection establishment.
+    /// Accepts a request with `rep`, of which the communication IDs, the GUID, the delay of acknowledgements
+    /// and the status of the alternate path are filled in, and with the options for enhanced connection
+    /// establishment.
     ///
     /// # Errors
     /// [`CmError`], in a state other than REQ received.
@@ -271,8 +275,7 @@ impl Cm {
             (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), rep.qpn.get(), true);
         }
         let mad = Mad { transaction: conn.transaction, modifier: ece_options, message: rep.into() };
-        conn.cached_response =
-            Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
+        conn.cached_response = Some(CachedResponse { to: MessageKind::Req, mad: Box::new(mad) });
         self.send_request(now, id.0, &mad);
         Ok(())
     }

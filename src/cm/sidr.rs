@@ -49,16 +49,14 @@ impl Cm {
             // The requester has reused its request ID for another service.
             self.by_sidr_request.remove(&key);
         }
-        let refuse = |cm: &mut Cm, status| {
-            let rep = SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
-            cm.send_uncached_response(*source, mad.transaction, rep);
-        };
         if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
         }
         if !self.has_room() {
             // The status that Linux sends.
-            return refuse(self, SidrStatus::Rejected);
+            let (request, service, status) = (req.request, req.service, SidrStatus::Rejected);
+            let rep = SidrRep { request, service, status, ..SidrRep::default() };
+            return self.send_uncached_response(*source, mad.transaction, rep);
         }
         let id = self.new_id();
         let path = Path { pkey: req.pkey, ..Path::to(*source, self.config.max_mtu) };
@@ -81,8 +79,8 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Responds to a SIDR_REQ with `rep`, of which the request and service IDs are filled in, and with the options
-    /// for enhanced connection establishment. No further events are reported.
+    /// Responds to a SIDR_REQ with `rep`, of which the request and service IDs are filled in, and with the
+    /// options for enhanced connection establishment. No further events are reported.
     ///
     /// # Errors
     /// [`CmError`], in a state other than SIDR_REQ received.

@@ -60,8 +60,8 @@ impl State {
         ))
     }
 
-    /// Requests a connection or, for datagrams, the peer's queue pair. With `peer_to_peer`, the peer may request a
-    /// connection at the same time.
+    /// Requests a connection or, for datagrams, the peer's queue pair. With `peer_to_peer`, the peer may
+    /// request a connection at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[IdState::RouteResolved])?;

@@ -35,8 +35,8 @@ named! {
         Established = 9, "RDMA_CM_EVENT_ESTABLISHED";
         /// The connection has ended.
         Disconnected = 10, "RDMA_CM_EVENT_DISCONNECTED";
-        /// The id's device has failed permanently, which ended any connection; the id can only be destroyed. Ids
-        /// on the wildcard address continue on the other devices and do not report this event.
+        /// The id's device has failed permanently, which ended any connection; the id can only be destroyed.
+        /// Ids on the wildcard address continue on the other devices and do not report this event.
         DeviceRemoval = 11, "RDMA_CM_EVENT_DEVICE_REMOVAL";
         /// The id has joined the multicast group.
         MulticastJoin = 12, "RDMA_CM_EVENT_MULTICAST_JOIN";
@@ -53,8 +53,9 @@ named! {
         AddrInfoError = 17, "RDMA_CM_EVENT_ADDRINFO_ERROR";
         /// An event of the program's own ([`CmId::write_event`]).
         User = 18, "RDMA_CM_EVENT_USER";
-        /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
-        /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that call.
+        /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the
+        /// peer's reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that
+        /// call.
         AlternatePath = 256, "alternate path";
     }
 }
