@@ -36,19 +36,15 @@ impl Context {
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
         self.inject(Call::ibv_create_comp_channel)?;
         self.check_device()?;
-        CompletionChannel::new(self.clone())
+        // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
+        let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
+        let (context, events, wait) = (self.clone(), Mutex::default(), ChannelWait::new());
+        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events, wait })))
     }
 }
 
 impl CompletionChannel {
-    pub(super) fn new(context: Context) -> Result<CompletionChannel, CreateError> {
-        // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-        let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
-        let (events, wait) = (Mutex::default(), ChannelWait::new());
-        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events, wait })))
-    }
-
     /// Returns the channel's context.
     pub fn context(&self) -> &Context {
         &self.0.context

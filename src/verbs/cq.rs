@@ -190,7 +190,8 @@ impl Cq {
             return Err(CreateError::OtherContext("completion channel"));
         }
         CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
-        let queue = CompletionQueue::new(context.next_cq(), capacity);
+        let id = CqId(context.0.next_cq.fetch_add(1, Ordering::Relaxed));
+        let queue = CompletionQueue::new(id, capacity);
         context.0.cqs.acquire()?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });

@@ -195,7 +195,7 @@ impl EventChannel {
         // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
         let manager = self.0.queue.lock().manager.upgrade()?;
         manager.stop_polling();
-        manager.virtual_fabric()
+        manager.fabric.get().cloned()
     }
 
     /// Records the manager of an id that is assigned to this channel.

@@ -204,8 +204,8 @@ pub(super) struct Shared {
     /// Ids whose last handle was dropped. They are kept outside `state`, which may be locked at that time.
     retired: Mutex<Vec<u64>>,
     sleep: Sleep,
-    /// Fabric that drives the manager in virtual time.
-    fabric: OnceLock<Fabric>,
+    /// Fabric whose steps drive the manager in virtual time.
+    pub fabric: OnceLock<Fabric>,
     /// Faults on calls of the first device that has any.
     calls: OnceLock<Injector>,
     process: ForkGeneration,
@@ -270,22 +270,12 @@ impl Shared {
         }
     }
 
-    /// Processes all pending messages and events once, and returns the time until the next deadline.
-    fn turn(&self) -> Option<Duration> {
-        self.finish(self.state.lock())
-    }
-
     /// Processes messages and events until the owner stops the thread.
     fn run(&self) {
         while !self.sleep.stopping.load(Ordering::SeqCst) {
-            let left = self.turn();
+            let left = self.finish(self.state.lock());
             self.sleep.sleep(left);
         }
-    }
-
-    /// Returns the fabric whose steps drive the manager in virtual time; `None` in real time.
-    pub fn virtual_fabric(&self) -> Option<Fabric> {
-        self.fabric.get().cloned()
     }
 
     /// Hands the devices back to their background threads immediately, because the caller is about to wait
