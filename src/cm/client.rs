@@ -91,10 +91,8 @@ impl Cm {
 
     /// Fails if `max_connections` is reached.
     pub(super) fn check_capacity(&self) -> Result<(), CmError> {
-        match self.live_count() {
-            live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
-            _ => Ok(()),
-        }
+        let live = self.connections.len() - self.time_waits.len();
+        if live < self.config.max_connections { Ok(()) } else { Err(CmError::TooMany(live)) }
     }
 
     /// Converts a path to the path fields of a message.

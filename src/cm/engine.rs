@@ -174,11 +174,6 @@ impl Cm {
         self.events.retain(|(of, _)| of.0 != id);
     }
 
-    /// Returns the number of connections, requests and resolutions that are not in time-wait.
-    pub(super) fn live_count(&self) -> usize {
-        self.connections.len() - self.time_waits.len()
-    }
-
     /// Allocates the ID of a new connection.
     pub(super) fn new_id(&mut self) -> CommId {
         self.pool.allocate(|id| self.connections.contains_key(&id))

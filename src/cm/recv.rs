@@ -7,7 +7,7 @@ use super::{Cm, Event, State, unmatched};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, Mra, Recipient, RejReason, Rejected,
+    Acknowledged, Apr, AprStatus, CommId, Drep, Ece, Mad, Message, Mra, Recipient, RejReason, Rejected,
 };
 
 impl Cm {
@@ -132,7 +132,10 @@ impl Cm {
 
             (S::Established, M::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
             (S::Established, M::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
-            (S::SidrReqSent, M::SidrRep(rep)) => self.on_sidr_rep(id, mad, rep),
+            (S::SidrReqSent, M::SidrRep(rep)) => {
+                let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
+                self.close_connection(id, Event::SidrResponse { rep: Box::new(*rep), ece });
+            }
             _ => self.counters.unexpected += 1,
         }
     }

@@ -104,10 +104,4 @@ impl Cm {
         self.send_cached_mad(id, MessageKind::SidrReq, &mad);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
-
-    /// Handles a SIDR_REP to our request.
-    pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
-        let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
-        self.close_connection(id, Event::SidrResponse { rep: Box::new(*rep), ece });
-    }
 }

@@ -234,7 +234,7 @@ impl State {
     /// Adds a device, and extends ids that listen on the wildcard address to it.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
-            self.ports.set_first_port(context.next_random() as u16);
+            self.ports.next = context.next_random() as u16;
         }
         self.devices.push(Device::new(context, port));
         let index = self.devices.len() - 1;
