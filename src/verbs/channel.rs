@@ -199,10 +199,6 @@ impl fmt::Debug for CqEvent {
 pub(super) struct EventAcks(Mutex<u64>, Condvar);
 
 impl EventAcks {
-    pub fn unacknowledged(&self) -> u64 {
-        *self.0.lock()
-    }
-
     /// Acknowledges `n` events. Fails, without acknowledging any, if fewer are unacknowledged.
     fn acknowledge(&self, n: u64) -> Result<(), AckError> {
         let mut unacked = self.0.lock();
@@ -224,7 +220,7 @@ impl EventAcks {
 impl Cq {
     /// Returns the number of events retrieved from a channel but not yet acknowledged.
     pub fn unacked_events(&self) -> u64 {
-        self.0.acks.unacknowledged()
+        *self.0.acks.0.lock()
     }
 
     /// Acknowledges `n` events retrieved with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).

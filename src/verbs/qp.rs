@@ -266,7 +266,7 @@ impl Xrcd {
     /// # Errors
     /// [`CreateError::Exhausted`] if all queue pairs of the device are in use; [`CreateError::DeviceFatal`].
     pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
-        let (pd, cq) = self.target_parents();
+        let (pd, cq) = (&self.0.pd, &self.0.cq);
         let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
         Qp::new(pd, cq, cq, Some(self.id()), &options)
     }

@@ -8,7 +8,7 @@ use crate::transport::AddressVector;
 use crate::wire::{QKey, Qpn};
 
 named! {
-    /// Kind of event, with the values of `enum rdma_cm_event_type`.
+    /// Kind of event, with the values and names of `enum rdma_cm_event_type`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     #[repr(u32)]
     #[non_exhaustive]
