@@ -142,11 +142,7 @@ impl World {
                 self.ids.extend(cm.connect(now, &request));
             }
             (1, _) => self.ids.extend(cm.sidr_request(now, SERVICE, path, data)),
-            (2, _) => {
-                if cm.listen(SERVICE).is_err() {
-                    cm.unlisten(now, SERVICE);
-                }
-            }
+            (2, _) => cm.listen(SERVICE).unwrap_or_else(|_| cm.unlisten(now, SERVICE)),
             (3 | 4, Some(id)) => {
                 let Ok(private_data) = padded(data) else { return };
                 let (responder_resources, initiator_depth, rnr_retry_count) = (1, 1, 7);
