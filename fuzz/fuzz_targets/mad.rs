@@ -135,8 +135,6 @@ impl World {
                 let request = Request {
                     peer_to_peer: action & 0x80 != 0,
                     qp_type: if action & 0x40 != 0 { QpType::Uc } else { QpType::Rc },
-                    response_timeout: AckTimeout::new(12),
-                    max_cm_retries: input.u8() % 16,
                     ..Request::new(SERVICE, qp, path, data)
                 };
                 self.ids.extend(cm.connect(now, &request));

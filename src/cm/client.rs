@@ -2,6 +2,7 @@
 
 use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout};
 use super::engine::padded;
+use super::request::{MAX_CM_RETRIES, RESPONSE_TIMEOUT};
 use super::server::build_rej;
 use super::{Cm, CmError, ConnId, ConnectionInfo, Event, Path, Request, State};
 use crate::transport::{AddressVector, Instant, QpType};
@@ -41,16 +42,16 @@ impl Cm {
             qpn: request.qp.qpn,
             responder_resources: request.responder_resources,
             initiator_depth: request.initiator_depth,
-            remote_response_timeout: request.response_timeout,
+            remote_response_timeout: RESPONSE_TIMEOUT,
             transport,
             flow_control: request.flow_control,
             psn: request.qp.psn,
-            local_response_timeout: request.response_timeout,
+            local_response_timeout: RESPONSE_TIMEOUT,
             retry_count: request.retry_count,
             pkey: request.path.pkey,
             mtu: Some(request.path.mtu),
             rnr_retry_count: request.rnr_retry_count,
-            max_cm_retries: request.max_cm_retries,
+            max_cm_retries: MAX_CM_RETRIES,
             srq: request.qp.srq,
             extended_transport,
             primary,
@@ -61,11 +62,7 @@ impl Cm {
         let conn = Connection {
             service: request.service,
             transaction,
-            retry_policy: RetryPolicy::new(
-                request.response_timeout,
-                request.path.packet_life,
-                request.max_cm_retries.min(15),
-            ),
+            retry_policy: RetryPolicy::new(RESPONSE_TIMEOUT, request.path.packet_life, MAX_CM_RETRIES),
             qp_params: QpParams {
                 qp_type: request.qp_type,
                 qp: Some(request.qp),

@@ -4,9 +4,9 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId};
 use crate::wire::{AckTimeout, Mtu, PKey, Psn, Qpn};
 
-/// Default response timeout for CM messages: 4.3 s, as in `rdma_cm`.
+/// Maximum time that either side may take to respond to a CM message: 4.3 s, as in `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
-/// Default number of retransmissions of CM messages, as in `rdma_cm`.
+/// Maximum number of retransmissions of a CM message, as in `rdma_cm`.
 pub(super) const MAX_CM_RETRIES: u8 = 15;
 
 /// A path to a peer.
@@ -64,10 +64,6 @@ pub struct Request<'a> {
     pub retry_count: u8,
     /// RNR retry count for the peer's queue pair, 0..=7: how often it retries after an RNR NAK from us.
     pub rnr_retry_count: u8,
-    /// Maximum time that either side may take to respond to a CM message.
-    pub response_timeout: AckTimeout,
-    /// Maximum number of retransmissions of a CM message, 0..=15.
-    pub max_cm_retries: u8,
     /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Whether the peer may request the same service from us at the same time; both requests then establish a
@@ -92,8 +88,6 @@ impl<'a> Request<'a> {
             flow_control: false,
             retry_count: 7,
             rnr_retry_count: 7,
-            response_timeout: RESPONSE_TIMEOUT,
-            max_cm_retries: MAX_CM_RETRIES,
             ece: Ece::default(),
             peer_to_peer: false,
             private_data,
