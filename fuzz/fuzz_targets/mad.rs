@@ -44,7 +44,6 @@ struct World {
     cm: Cm,
     now: Instant,
     ids: Vec<ConnId>,
-    listener: Option<ListenerId>,
     /// Most recent messages sent by the connection manager, oldest first. The peer may send the newest one
     /// back.
     recent: Vec<[u8; MAD_LEN]>,
@@ -116,7 +115,7 @@ impl World {
         }
         let from = AddressVector::to(gid(2 + input.u8() % 2));
         let src_qpn = if flags & 2 != 0 && input.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
-        self.cm.handle_mad(self.now, &MadSource { from, src_qpn }, &bytes);
+        self.cm.handle_mad(self.now, &from, src_qpn, &bytes);
     }
 
     /// Makes an arbitrary call to the connection manager, as the program would. A call that is not permitted
@@ -136,56 +135,39 @@ impl World {
                 let request = Request {
                     peer_to_peer: action & 0x80 != 0,
                     qp_type: if action & 0x40 != 0 { QpType::Uc } else { QpType::Rc },
-                    response_timeout: AckTimeout::new(12),
-                    max_cm_retries: input.u8() % 16,
                     ..Request::new(SERVICE, qp, path, data)
                 };
                 self.ids.extend(cm.connect(now, &request));
             }
-            (1, _) => {
-                let (response_timeout, max_cm_retries) = (AckTimeout::new(12), input.u8() % 16);
-                let request = SidrRequest {
-                    service: SERVICE,
-                    path,
-                    response_timeout,
-                    max_cm_retries,
-                    private_data: data,
-                };
-                self.ids.extend(cm.sidr_request(now, &request));
-            }
-            (2, _) => match self.listener.take() {
-                Some(listener) => cm.unlisten(now, listener),
-                None => self.listener = cm.listen(SERVICE, u64::MAX, usize::from(input.u8() % 8)).ok(),
-            },
+            (1, _) => self.ids.extend(cm.sidr_request(now, SERVICE, path, data)),
+            (2, _) => cm.listen(SERVICE).unwrap_or_else(|_| cm.unlisten(now, SERVICE)),
             (3 | 4, Some(id)) => {
-                let reply = Reply {
-                    qp,
-                    responder_resources: 1,
-                    initiator_depth: 1,
-                    flow_control: false,
-                    rnr_retry_count: 7,
-                    failover: action & 0x80 != 0,
-                    ece: Ece::default(),
-                    private_data: data,
+                let Ok(private_data) = padded(data) else { return };
+                let (responder_resources, initiator_depth, rnr_retry_count) = (1, 1, 7);
+                let rep = Rep {
+                    qpn: qp.qpn,
+                    psn: qp.psn,
+                    responder_resources,
+                    initiator_depth,
+                    rnr_retry_count,
+                    private_data,
+                    ..Rep::default()
                 };
-                let _ = cm.accept(now, id, &reply);
+                let _ = cm.accept(now, id, &rep, 0);
             }
             (5, Some(id)) => drop(cm.reject(now, id, RejReason::Consumer, &data[..data.len().min(80)], data)),
             (6 | 7, Some(id)) => drop(cm.ready(now, id, data)),
-            (8, Some(id)) => drop(cm.delay(now, id, AckTimeout::new(16), data)),
             (9, Some(id)) => drop(cm.establish(now, id)),
             (10, Some(id)) => drop(cm.disconnect(now, id, data)),
             (11, Some(id)) => cm.release(now, id),
-            (12, Some(id)) => drop(cm.load_alternate(now, id, &path, data)),
-            (13, Some(id)) => drop(cm.respond_to_alternate(now, id, AprStatus::Loaded, &[], data)),
+            (12, Some(id)) => drop(cm.load_alternate(now, id, &path)),
+            (13, Some(id)) => drop(cm.respond_to_alternate(id, AprStatus::Loaded)),
             (14, Some(id)) => {
-                let (status, info) = (SidrStatus::Valid, &[][..]);
-                let (qpn, qkey, ece) = (qp.qpn, QKey(1), Ece::default());
-                let _ =
-                    cm.sidr_reply(now, id, &SidrReply { status, qpn, qkey, ece, info, private_data: data });
+                let Ok(private_data) = padded(data) else { return };
+                let rep = SidrRep { qpn: qp.qpn, qkey: QKey(1), private_data, ..SidrRep::default() };
+                let _ = cm.sidr_reply(now, id, &rep, 0);
             }
             (15, Some(id)) => {
-                cm.dequeue_request(id);
                 // The attributes for RTR and those for RTS are available together.
                 assert_eq!(cm.rtr(id).is_ok(), cm.rts(id).is_ok());
             }
@@ -199,10 +181,10 @@ impl World {
                 self.ids.push(id);
             }
         }
-        while let Some(out) = self.cm.poll_transmit() {
-            let sent = Mad::parse(&out.mad).expect("a sent MAD is valid");
-            assert_eq!(sent.bytes(), out.mad);
-            self.recent.push(out.mad);
+        while let Some((_, mad)) = self.cm.poll_transmit() {
+            let sent = Mad::parse(&mad).expect("a sent MAD is valid");
+            assert_eq!(sent.bytes(), mad);
+            self.recent.push(mad);
         }
         let excess = self.recent.len().saturating_sub(8);
         self.recent.drain(..excess);
@@ -238,9 +220,8 @@ fuzz_target!(|data: &[u8]| {
         max_queued_responses: 32,
         ..CmConfig::new(1, vec![gid(1)])
     };
-    let mut world =
-        World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], listener: None, recent: vec![] };
-    world.listener = world.cm.listen(SERVICE, u64::MAX, 8).ok();
+    let mut world = World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], recent: vec![] };
+    world.cm.listen(SERVICE).expect("nothing listens yet");
     let mut input = Input(data);
     while !input.0.is_empty() {
         match input.u8() % 8 {
@@ -254,9 +235,7 @@ fuzz_target!(|data: &[u8]| {
         world.collect();
     }
     // The listener is removed first: otherwise no program would respond to its pending requests.
-    if let Some(listener) = world.listener.take() {
-        world.cm.unlisten(world.now, listener);
-    }
+    world.cm.unlisten(world.now, SERVICE);
     world.collect();
     for id in std::mem::take(&mut world.ids) {
         world.cm.release(world.now, id);

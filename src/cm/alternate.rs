@@ -1,9 +1,8 @@
 //! Alternate paths (IBA 12.8): LAP offers a path, APR accepts or rejects it.
 
-use super::connection::{Offer, timeout_duration};
-use super::engine::{information, padded};
+use super::connection::Offer;
 use super::request::RESPONSE_TIMEOUT;
-use super::{Cm, CmError, ConnId, Event, MadSource, Path, State};
+use super::{Cm, CmError, ConnId, Event, Path, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::AckTimeout;
 use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
@@ -12,16 +11,8 @@ impl Cm {
     /// Offers an alternate path to the peer (LAP). Only one offer may be outstanding.
     ///
     /// # Errors
-    /// [`CmError`], if the connection is not established, an offer is outstanding, or the data do not
-    /// fit a message.
-    pub fn load_alternate(
-        &mut self,
-        now: Instant,
-        id: ConnId,
-        path: &Path,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        let private_data = padded(private_data)?;
+    /// [`CmError`], if the connection is not established, or an offer is outstanding.
+    pub fn load_alternate(&mut self, now: Instant, id: ConnId, path: &Path) -> Result<(), CmError> {
         let offered = self.path_info(path)?;
         let transaction = self.new_transaction(id.0);
         let action = "offer an alternate path";
@@ -43,7 +34,6 @@ impl Cm {
             traffic_class: offered.traffic_class,
             hop_limit: offered.hop_limit,
             ack_timeout: offered.ack_timeout,
-            private_data,
             ..Lap::default()
         };
         self.send_request(now, id.0, &Mad { transaction, modifier: 0, message: lap.into() });
@@ -51,8 +41,8 @@ impl Cm {
     }
 
     /// Handles a LAP: the peer offers an alternate path.
-    pub(super) fn on_lap(&mut self, id: CommId, source: &MadSource, transaction: u64, lap: &Lap) {
-        let index = self.gid_index(lap.remote_gid, source.from.sgid_index);
+    pub(super) fn on_lap(&mut self, id: CommId, source: &AddressVector, transaction: u64, lap: &Lap) {
+        let index = self.gid_index(lap.remote_gid, source.sgid_index);
         let service_timeout = self.config.service_timeout;
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote) = (conn.to, conn.remote);
@@ -60,23 +50,22 @@ impl Cm {
             cm.send_uncached_response(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
         };
         match conn.offer {
-            // Both ends offer at the same time: each waits for the response to its own offer.
-            Offer::Sent { .. } => return self.counters.unexpected += 1,
             Offer::Received { transaction: of } if of == transaction => {
                 let message = Acknowledged::Lap;
                 let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
                 self.counters.duplicates += 1;
                 return self.send_uncached_response(to, transaction, mra);
             }
-            Offer::Received { .. } => return self.counters.unexpected += 1,
+            // If both ends offer at the same time, each waits for the response to its own offer.
+            Offer::Sent { .. } | Offer::Received { .. } => return self.counters.unexpected += 1,
             Offer::None => {}
         }
         if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == MessageKind::Lap)
-            && Mad::parse(&*response.mad).is_ok_and(|a| a.transaction == transaction)
+            && response.mad.transaction == transaction
         {
-            let (mad, with) = (*response.mad, response.with);
+            let mad = *response.mad;
             self.counters.duplicates += 1;
-            return self.send_response(to, mad, with);
+            return self.send_response(to, &mad);
         }
         if conn.qp_params.qp.is_none_or(|qp| qp.qpn != lap.remote_qpn) {
             return refuse(self, AprStatus::InvalidQpn);
@@ -100,41 +89,17 @@ impl Cm {
     /// Responds to the peer's offer of an alternate path (APR).
     ///
     /// # Errors
-    /// [`CmError`], if there is no offer, or if the data do not fit a message.
-    pub fn respond_to_alternate(
-        &mut self,
-        _now: Instant,
-        id: ConnId,
-        status: AprStatus,
-        info: &[u8],
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        let (info, info_len) = information(info)?;
-        let private_data = padded(private_data)?;
+    /// [`CmError`], if there is no offer.
+    pub fn respond_to_alternate(&mut self, id: ConnId, status: AprStatus) -> Result<(), CmError> {
         let action = "respond to an alternate path";
         let conn = self.conn(id, &[State::Established], action)?;
         let Offer::Received { transaction } = conn.offer else {
             return Err(CmError::State { connection: id, state: conn.state, action });
         };
         conn.offer = Offer::None;
-        let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
+        let apr = Apr { local: id.0, remote: conn.remote, status, ..Apr::default() };
         self.send_cached_response(id.0, MessageKind::Lap, transaction, apr);
         Ok(())
-    }
-
-    /// Handles an MRA: the peer requests more time to respond to our offer. Only the first MRA extends the
-    /// timeout.
-    pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
-        let service_timeout = self.clamp_timeout(mra.service_timeout);
-        let Some(conn) = self.connections.get_mut(&id) else { return };
-        match &mut conn.offer {
-            Offer::Sent { delayed, .. } if !*delayed && mra.message == Acknowledged::Lap => *delayed = true,
-            _ => return self.counters.unexpected += 1,
-        }
-        let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
-        self.arm(id, Some(now + wait));
-        let private_data = Box::new(mra.private_data);
-        self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
     }
 
     /// Handles an APR: the peer responds to our offer.
@@ -145,7 +110,6 @@ impl Cm {
             _ => return self.counters.unexpected += 1,
         }
         self.stop_retransmission(id);
-        let (info, private_data) = (apr.info().into(), Box::new(apr.private_data));
-        self.push_event(id, Event::AlternateResponse { status: apr.status, info, private_data });
+        self.push_event(id, Event::AlternateResponse(Box::new(*apr)));
     }
 }

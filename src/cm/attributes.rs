@@ -1,8 +1,8 @@
 //! Attributes for the state transitions of a connection's queue pair.
 
 use super::{Cm, CmError, ConnId, State};
-use crate::transport::state::TRANSITIONS;
-use crate::transport::{AlternatePath, AttrMask, MigrationState, QpAttr, QpState, QpType};
+use crate::transport::state::accepted_attrs;
+use crate::transport::{AlternatePath, MigrationState, QpAttr, QpState};
 use crate::wire::RnrTimer;
 
 use super::connection::{Connection, ack_timeout};
@@ -40,7 +40,7 @@ impl Cm {
             alt_path: self.alternate_path(conn),
             ..QpAttr::default()
         };
-        Ok(attr.only(attributes(qp_params.qp_type, QpState::Init, QpState::Rtr, AttrMask::ALT_PATH)))
+        Ok(attr.only(accepted_attrs(qp_params.qp_type, QpState::Init, QpState::Rtr)))
     }
 
     /// Returns the attributes for the transition from RTR to RTS.
@@ -60,7 +60,7 @@ impl Cm {
             path_mig_state: qp_params.alternate.map(|_| MigrationState::Rearm),
             ..QpAttr::default()
         };
-        Ok(attr.only(attributes(qp_params.qp_type, QpState::Rtr, QpState::Rts, AttrMask::PATH_MIG_STATE)))
+        Ok(attr.only(accepted_attrs(qp_params.qp_type, QpState::Rtr, QpState::Rts)))
     }
 
     fn alternate_path(&self, conn: &Connection) -> Option<AlternatePath> {
@@ -70,16 +70,10 @@ impl Cm {
     }
 
     fn conn_with_known_qp(&self, id: ConnId, action: &'static str) -> Result<&Connection, CmError> {
-        let conn = self.connections.get(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))?;
+        let conn = self.live_conn(id)?;
         if !PEER_QP_KNOWN.contains(&conn.state) {
             return Err(CmError::State { connection: id, state: conn.state, action });
         }
         Ok(conn)
     }
-}
-
-/// Returns the attributes that a transition requires, together with those in `optional`.
-fn attributes(qp_type: QpType, from: QpState, to: QpState, optional: AttrMask) -> AttrMask {
-    let row = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
-    row.map_or(optional, |row| row.required | optional)
 }

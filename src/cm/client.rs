@@ -1,12 +1,14 @@
 //! Client side of the handshake: sends REQ, receives REP, sends RTU.
 
-use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout, timeout_duration};
+use super::connection::{Connection, QpParams, RetryPolicy, ack_timeout};
 use super::engine::padded;
-use super::{Accepted, Cm, CmError, ConnId, Event, MadSource, Path, Rejection, Request, State};
-use crate::transport::{Instant, QpType};
+use super::request::{MAX_CM_RETRIES, RESPONSE_TIMEOUT};
+use super::server::build_rej;
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, Path, Request, State};
+use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    CommId, Ece, Mad, MessageKind, PathInfo, RejReason, Rejected, Rep, Req, Rtu, TransportService,
+    CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, TransportService,
 };
 
 /// Value of the LID fields on RoCE, which has no LIDs (IBA A16.4.3).
@@ -40,16 +42,16 @@ impl Cm {
             qpn: request.qp.qpn,
             responder_resources: request.responder_resources,
             initiator_depth: request.initiator_depth,
-            remote_response_timeout: request.response_timeout,
+            remote_response_timeout: RESPONSE_TIMEOUT,
             transport,
             flow_control: request.flow_control,
             psn: request.qp.psn,
-            local_response_timeout: request.response_timeout,
+            local_response_timeout: RESPONSE_TIMEOUT,
             retry_count: request.retry_count,
             pkey: request.path.pkey,
             mtu: Some(request.path.mtu),
             rnr_retry_count: request.rnr_retry_count,
-            max_cm_retries: request.max_cm_retries,
+            max_cm_retries: MAX_CM_RETRIES,
             srq: request.qp.srq,
             extended_transport,
             primary,
@@ -60,11 +62,7 @@ impl Cm {
         let conn = Connection {
             service: request.service,
             transaction,
-            retry_policy: RetryPolicy {
-                response_timeout: timeout_duration(request.response_timeout)
-                    + 2 * timeout_duration(request.path.packet_life),
-                retries: request.max_cm_retries.min(15),
-            },
+            retry_policy: RetryPolicy::new(RESPONSE_TIMEOUT, request.path.packet_life, MAX_CM_RETRIES),
             qp_params: QpParams {
                 qp_type: request.qp_type,
                 qp: Some(request.qp),
@@ -82,7 +80,7 @@ impl Cm {
         if request.peer_to_peer {
             self.peer_to_peer.insert((request.service, request.path.av.dgid, id));
             // The peer's request may have arrived first, and wait for a listener.
-            self.pending_listeners.end_grace_period(|service| service == request.service);
+            self.pending_listeners.end_grace_period(request.service);
         }
         self.send_request(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
         Ok(ConnId(id))
@@ -90,10 +88,8 @@ impl Cm {
 
     /// Fails if `max_connections` is reached.
     pub(super) fn check_capacity(&self) -> Result<(), CmError> {
-        match self.live_count() {
-            live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
-            _ => Ok(()),
-        }
+        let live = self.connections.len() - self.time_waits.len();
+        if live < self.config.max_connections { Ok(()) } else { Err(CmError::TooMany(live)) }
     }
 
     /// Converts a path to the path fields of a message.
@@ -116,17 +112,17 @@ impl Cm {
     }
 
     /// Handles a REP: the server has accepted the request.
-    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, rep: &Rep) {
+    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, source: &AddressVector, mad: &Mad, rep: &Rep) {
         // An XRC target is identified by the EE context field (IBA A14).
         let is_xrc = self.connections.get(&id).is_some_and(|c| c.qp_params.qp_type == QpType::XrcSend);
         let rep = &Rep { qpn: if is_xrc { Qpn::new(rep.eecn) } else { rep.qpn }, ..*rep };
         if let Err(reason) = self.check_rep(now, id, source, rep) {
             self.send_uncached_response(
-                source.from,
+                *source,
                 mad.transaction,
-                super::server::build_rej(id, rep.local, Rejected::Rep, reason, &[]),
+                build_rej(id, rep.local, Rejected::Rep, reason, &[]),
             );
-            let rejection = Rejection { reason, info: Box::default(), private_data: [0; 148] };
+            let rejection = Rej { reason, ..Rej::default() };
             return self.close_connection(id, Event::Rejected(Box::new(rejection)));
         }
         self.stop_retransmission(id);
@@ -140,26 +136,23 @@ impl Cm {
             (rep.initiator_depth, rep.responder_resources);
         qp_params.rnr_retry_count = rep.rnr_retry_count;
         qp_params.ack_timeout = ack_timeout(qp_params.path.packet_life, rep.target_ack_delay);
-        let failover = qp_params.alternate.is_some() && rep.failover == 0;
-        if !failover {
+        if rep.failover != 0 {
             qp_params.alternate = None;
         }
-        self.by_remote.insert(((rep.ca_guid, source.from.dgid), rep.local), id);
+        self.by_remote.insert(((rep.ca_guid, source.dgid), rep.local), id);
         self.link_qp(id);
-        let accepted = Accepted {
-            remote_qpn: rep.qpn,
-            remote_psn: rep.psn,
-            srq: rep.srq,
+        let info = ConnectionInfo {
+            private_data: rep.private_data.to_vec(),
             responder_resources: rep.initiator_depth,
             initiator_depth: rep.responder_resources,
             flow_control: rep.flow_control,
+            retry_count: 0,
             rnr_retry_count: rep.rnr_retry_count,
-            failover,
-            ca_guid: rep.ca_guid,
-            ece: Ece { vendor_id: rep.vendor_id, options: mad.modifier },
-            private_data: rep.private_data,
+            srq: rep.srq,
+            qp_num: rep.qpn,
         };
-        self.push_event(id, Event::Accepted(Box::new(accepted)));
+        let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
+        self.push_event(id, Event::Accepted { info, ece });
     }
 
     /// Validates a REP: its queue pair number must not be reserved, and neither the queue pair nor the
@@ -168,14 +161,14 @@ impl Cm {
         &mut self,
         now: Instant,
         id: CommId,
-        source: &MadSource,
+        source: &AddressVector,
         rep: &Rep,
     ) -> Result<(), RejReason> {
         if matches!(rep.qpn, Qpn::GSI | Qpn::MULTICAST) {
             self.counters.refused += 1;
             return Err(RejReason::UnsupportedRequest);
         }
-        let peer = (rep.ca_guid, source.from.dgid);
+        let peer = (rep.ca_guid, source.dgid);
         let in_use = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
         if in_use || self.is_stale(now, peer, rep.qpn) {
             self.counters.stale += 1;

@@ -20,8 +20,6 @@ pub struct CmConfig {
     pub ids: CommIds,
     /// Maximum number of connections, requests and resolutions; those in time-wait do not count.
     pub max_connections: usize,
-    /// Upper bound of each listener's backlog of unanswered requests.
-    pub max_backlog: usize,
     /// Maximum number of connections in time-wait; when it is exceeded, the oldest time-wait ends early.
     pub max_time_wait: usize,
     /// Maximum number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit); once it is reached,
@@ -46,7 +44,6 @@ impl CmConfig {
             ack_delay: AckTimeout::new(15),
             ids: CommIds::ALL,
             max_connections: 65_536,
-            max_backlog: 4096,
             max_time_wait: 16_384,
             max_queued_responses: 1024,
             service_timeout: AckTimeout::new(24),

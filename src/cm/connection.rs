@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{ListenerId, LocalQp, Path, State};
+use super::{LocalQp, Path, State};
 use crate::transport::{AddressVector, Instant, QpType};
-use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
+use crate::wire::mad::{CommId, Mad, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
 /// Identity of the other end: CA GUID and GID. A channel adapter with several GIDs counts as several peers,
@@ -17,8 +17,6 @@ pub(super) struct Connection {
     pub state: State,
     /// Whether the program has released the connection, so that no more events are reported.
     pub released: bool,
-    /// The listener whose backlog holds this request.
-    pub backlog_of: Option<ListenerId>,
     pub service: ServiceId,
     /// Address vector to the peer; messages from other GIDs are dropped.
     pub to: AddressVector,
@@ -70,11 +68,18 @@ pub(super) struct RetryPolicy {
     pub retries: u8,
 }
 
+impl RetryPolicy {
+    /// Creates the policy of the side that sends messages with the given timeout over the given path.
+    pub fn new(response_timeout: AckTimeout, packet_life: AckTimeout, retries: u8) -> RetryPolicy {
+        let response_timeout = timeout_duration(response_timeout) + 2 * timeout_duration(packet_life);
+        RetryPolicy { response_timeout, retries }
+    }
+}
+
 /// A message awaiting its response, retransmitted after each timeout.
 #[derive(Debug)]
 pub(super) struct PendingRequest {
-    pub kind: MessageKind,
-    pub mad: Box<[u8; MAD_LEN]>,
+    pub mad: Box<Mad>,
     pub retries_left: u8,
 }
 
@@ -83,8 +88,7 @@ pub(super) struct PendingRequest {
 pub(super) struct CachedResponse {
     /// Kind of the request.
     pub to: MessageKind,
-    pub with: MessageKind,
-    pub mad: Box<[u8; MAD_LEN]>,
+    pub mad: Box<Mad>,
 }
 
 /// The last probe sent to find out whether the peer still considers the connection established.
@@ -149,7 +153,6 @@ impl Connection {
         Connection {
             state,
             released: false,
-            backlog_of: None,
             service: ServiceId::default(),
             to,
             remote: CommId(0),
@@ -168,16 +171,6 @@ impl Connection {
     /// Returns the peer's identity, which is meaningful only once its CA GUID is known.
     pub fn peer(&self) -> Peer {
         (self.remote_guid, self.to.dgid)
-    }
-
-    /// Reports whether the connection is in time-wait, waiting for packets still in flight to expire.
-    pub fn is_in_time_wait(&self) -> bool {
-        self.state == State::TimeWait
-    }
-
-    /// Returns how long the connection's packets may remain in flight after the last transmission.
-    pub fn time_wait(&self) -> Duration {
-        timeout_duration(self.qp_params.ack_timeout)
     }
 }
 

@@ -28,7 +28,7 @@ pub struct CmCounters {
     pub timed_out: u64,
     /// Requests for services without a listener.
     pub no_service: u64,
-    /// Requests dropped, or rejected if they were for a datagram service, because the listener's backlog was full.
+    /// Requests dropped because the listener's backlog was full.
     pub backlog_full: u64,
     /// Requests dropped, or rejected if they were for a datagram service, because the maximum number of connections was reached.
     pub too_many: u64,

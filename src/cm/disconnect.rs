@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use super::engine::{information, padded};
+use super::server::build_rej;
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::Instant;
-use crate::wire::mad::{
-    Acknowledged, CommId, Drep, Dreq, Mad, MessageKind, Mra, Rej, RejReason, Rejected, SidrStatus,
-};
-use crate::wire::{AckTimeout, Qpn};
+use crate::wire::Qpn;
+use crate::wire::mad::{CommId, Drep, Dreq, Mad, MessageKind, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
 use super::connection::{Offer, Probe};
 
@@ -25,25 +24,15 @@ impl Cm {
     /// [`CmError`], in a state without a connection, or if the data do not fit a message.
     pub fn disconnect(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
         use State as S;
-        let states = [
-            S::RepSent,
-            S::RepDelayed,
-            S::RepRcvd,
-            S::DelayingRep,
-            S::Established,
-            S::DreqSent,
-            S::DreqRcvd,
-            S::TimeWait,
-        ];
-        let state = self.conn(id, &states, "disconnect")?.state;
-        match state {
+        match self.live_conn(id)?.state {
             S::Established => self.send_dreq(now, id.0, padded(private_data)?),
             S::DreqRcvd => self.send_drep(now, id.0, padded(private_data)?),
             S::DreqSent | S::TimeWait => {}
-            _ => {
+            S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep => {
                 self.send_rej(now, id.0, RejReason::Consumer, &[], &[])?;
                 self.push_event(id.0, Event::Disconnected { private_data: None });
             }
+            state => return Err(CmError::State { connection: id, state, action: "disconnect" }),
         }
         Ok(())
     }
@@ -178,50 +167,8 @@ impl Cm {
         // A peer whose ID was never received identifies the connection by our CA GUID.
         let ca_guid = self.config.ca_guid.to_be_bytes();
         let (to, transaction) = (conn.to, conn.transaction);
-        let rej = super::server::build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
-        let mad = Mad { transaction, modifier: 0, message: rej.into() };
-        self.send(to, mad.bytes(), MessageKind::Rej);
-    }
-
-    /// Requests more time (MRA) to respond to the peer's request, reply or offer of an alternate path.
-    ///
-    /// # Errors
-    /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
-    pub fn delay(
-        &mut self,
-        _now: Instant,
-        id: ConnId,
-        service_timeout: AckTimeout,
-        private_data: &[u8],
-    ) -> Result<(), CmError> {
-        use State as S;
-        let private_data = padded(private_data)?;
-        let action = "request more time";
-        let states = [S::ReqRcvd, S::DelayingReq, S::RepRcvd, S::DelayingRep, S::Established];
-        let conn = self.conn(id, &states, action)?;
-        let mut transaction = conn.transaction;
-        let (message, request_kind) = match (conn.state, conn.offer) {
-            (S::ReqRcvd | S::DelayingReq, _) => {
-                conn.enter(id.0, S::DelayingReq);
-                (Acknowledged::Req, MessageKind::Req)
-            }
-            (S::RepRcvd | S::DelayingRep, _) => {
-                conn.enter(id.0, S::DelayingRep);
-                (Acknowledged::Rep, MessageKind::Rep)
-            }
-            (_, Offer::Received { transaction: of }) => {
-                transaction = of;
-                (Acknowledged::Lap, MessageKind::Lap)
-            }
-            (state, _) => return Err(CmError::State { connection: id, state, action }),
-        };
-        let mra = Mra { local: id.0, remote: conn.remote, message, service_timeout, private_data };
-        self.send_cached_response(id.0, request_kind, transaction, mra);
-        Ok(())
+        let rej = build_rej(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
+        self.send(to, &Mad { transaction, modifier: 0, message: rej.into() });
     }
 
     /// Releases a connection that the program no longer needs, and notifies the peer with the message that
@@ -245,7 +192,10 @@ impl Cm {
             S::DreqRcvd => self.send_drep(now, id.0, [0; 224]),
             S::DreqSent | S::TimeWait => {}
             S::SidrReqSent => self.remove_connection(id.0),
-            S::SidrReqRcvd => self.send_sidr_rejection(now, id.0, SidrStatus::Rejected),
+            S::SidrReqRcvd => {
+                let rep = SidrRep { status: SidrStatus::Rejected, ..SidrRep::default() };
+                self.send_sidr_rep(now, id.0, &rep, 0);
+            }
         }
     }
 }

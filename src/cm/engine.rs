@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use rand_pcg::rand_core::Rng;
 
-use super::connection::{CachedResponse, Connection, PendingRequest, timeout_duration};
-use super::{Cm, CmError, ConnId, Event, OutgoingMad, State};
+use super::connection::{CachedResponse, Connection, PendingRequest, RetryPolicy, timeout_duration};
+use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
-use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
+use crate::wire::mad::{CommId, Mad, Message, MessageKind};
 
 /// Pads `bytes` with zeros to the length of a private data field.
-pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
+///
+/// # Errors
+/// [`CmError::PrivateData`] if they do not fit.
+pub fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     let mut field = [0; N];
     let Some(front) = field.get_mut(..bytes.len()) else {
         return Err(CmError::PrivateData { len: bytes.len(), max: N });
@@ -36,18 +39,18 @@ impl Cm {
 
     /// Queues a message for transmission. Only responses to received messages are limited in number: see
     /// [`send_response`](Self::send_response).
-    pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
-        self.counters.sent[kind as usize] += 1;
-        self.outbox.push_back(OutgoingMad { to, mad });
+    pub(super) fn send(&mut self, to: AddressVector, mad: &Mad) {
+        self.counters.sent[mad.message.kind() as usize] += 1;
+        self.outbox.push_back((to, mad.bytes()));
     }
 
     /// Sends a response to a received message. Drops it, as if it were lost, when the outbox already holds
     /// `max_queued_responses` MADs: a flood must not make the outbox grow.
-    pub(super) fn send_response(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
+    pub(super) fn send_response(&mut self, to: AddressVector, mad: &Mad) {
         if self.outbox.len() >= self.config.max_queued_responses {
             self.counters.responses_dropped += 1;
         } else {
-            self.send(to, mad, kind);
+            self.send(to, mad);
         }
     }
 
@@ -58,23 +61,18 @@ impl Cm {
         transaction: u64,
         message: impl Into<Message>,
     ) {
-        let mad = Mad { transaction, modifier: 0, message: message.into() };
-        self.send_response(to, mad.bytes(), mad.message.kind());
+        self.send_response(to, &Mad { transaction, modifier: 0, message: message.into() });
     }
 
     /// Sends a message that expects a response, and retransmits it until the response arrives or the retries
     /// are exhausted.
     pub(super) fn send_request(&mut self, now: Instant, id: CommId, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let bytes = mad.bytes();
-        conn.pending_request = Some(PendingRequest {
-            kind: mad.message.kind(),
-            mad: Box::new(bytes),
-            retries_left: conn.retry_policy.retries,
-        });
-        let (to, wait) = (conn.to, conn.retry_policy.response_timeout);
-        self.arm(id, Some(now + wait));
-        self.send(to, bytes, mad.message.kind());
+        let RetryPolicy { response_timeout, retries } = conn.retry_policy;
+        conn.pending_request = Some(PendingRequest { mad: Box::new(*mad), retries_left: retries });
+        let to = conn.to;
+        self.arm(id, Some(now + response_timeout));
+        self.send(to, mad);
     }
 
     /// Sends a response, and keeps a copy to replay if the peer retransmits its message of kind `to`.
@@ -91,10 +89,9 @@ impl Cm {
     /// Sends a response like [`send_cached_response`](Self::send_cached_response), with a modifier.
     pub(super) fn send_cached_mad(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let bytes = mad.bytes();
-        conn.cached_response = Some(CachedResponse { to, with: mad.message.kind(), mad: Box::new(bytes) });
+        conn.cached_response = Some(CachedResponse { to, mad: Box::new(*mad) });
         let peer = conn.to;
-        self.send(peer, bytes, mad.message.kind());
+        self.send(peer, mad);
     }
 
     /// Stops the retransmission of the pending message and clears the deadline.
@@ -108,7 +105,7 @@ impl Cm {
     /// Sets or clears the connection's deadline.
     pub(super) fn arm(&mut self, id: CommId, deadline: Option<Instant>) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let timers = if conn.is_in_time_wait() { &mut self.time_waits } else { &mut self.timers };
+        let timers = if conn.state == State::TimeWait { &mut self.time_waits } else { &mut self.timers };
         if let Some(old) = std::mem::replace(&mut conn.deadline, deadline) {
             timers.remove(&(old, id));
         }
@@ -133,7 +130,6 @@ impl Cm {
     /// Removes a connection from all tables.
     pub(super) fn remove_connection(&mut self, id: CommId) {
         self.stop_retransmission(id);
-        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.remove(&id) else { return };
         trace_event!(DEBUG, "urxe::cm", "connection closed", id = ?id, state = %conn.state);
@@ -149,25 +145,17 @@ impl Cm {
         }
     }
 
-    /// Removes a request from its listener's backlog; called once the program has responded to it or dequeued
-    /// it, or it has ended.
-    pub(super) fn remove_from_backlog(&mut self, id: CommId) {
-        let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.backlog_of.take()) else { return };
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting -= 1;
-        }
-    }
-
     /// Puts a connection in time-wait: its ID remains in use as long as its packets may be in flight, and for
     /// at least the duration `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.stop_retransmission(id);
-        self.remove_from_backlog(id);
         self.unlink_qp(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.enter(id, State::TimeWait);
         let max_wait = timeout_duration(self.config.max_timeout);
-        let wait = conn.time_wait().min(max_wait).max(at_least).max(self.config.min_time_wait);
+        // Packets of the connection may be in flight for this time after the last transmission.
+        let in_flight = timeout_duration(conn.qp_params.ack_timeout);
+        let wait = in_flight.min(max_wait).max(at_least).max(self.config.min_time_wait);
         let peer_to_peer = (conn.service, conn.to.dgid, id);
         self.peer_to_peer.remove(&peer_to_peer);
         self.arm(id, Some(now + wait));
@@ -184,11 +172,6 @@ impl Cm {
             conn.released = true;
         }
         self.events.retain(|(of, _)| of.0 != id);
-    }
-
-    /// Returns the number of connections, requests and resolutions that are not in time-wait.
-    pub(super) fn live_count(&self) -> usize {
-        self.connections.len() - self.time_waits.len()
     }
 
     /// Allocates the ID of a new connection.
@@ -219,11 +202,16 @@ impl Cm {
         states: &[State],
         action: &'static str,
     ) -> Result<&mut Connection, CmError> {
-        let conn = self.connections.get_mut(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))?;
-        if !states.contains(&conn.state) {
-            return Err(CmError::State { connection: id, state: conn.state, action });
+        let state = self.live_conn(id)?.state;
+        if !states.contains(&state) {
+            return Err(CmError::State { connection: id, state, action });
         }
-        Ok(conn)
+        self.connections.get_mut(&id.0).ok_or(CmError::Unknown(id))
+    }
+
+    /// Returns the connection unless the program has released it.
+    pub(super) fn live_conn(&self, id: ConnId) -> Result<&Connection, CmError> {
+        self.connections.get(&id.0).filter(|c| !c.released).ok_or(CmError::Unknown(id))
     }
 }
 

@@ -1,32 +1,33 @@
 //! Events that the connection manager reports to the program.
 
-use super::{ListenerId, Path};
-use crate::transport::{AddressVector, QpType};
-use crate::wire::mad::{AprStatus, Ece, RejReason, ServiceId, SidrStatus};
-use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
+use super::Path;
+use crate::transport::QpType;
+use crate::wire::Qpn;
+use crate::wire::mad::{Apr, Ece, Mra, Rej, ServiceId, SidrRep};
 
 /// An event on a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A client requests a connection. The program responds with `accept`, `reject` or `delay`.
+    /// A client requests a connection (REQ), to which the program responds with `accept` or `reject`, or the
+    /// queue pair of a datagram service (SIDR_REQ), to which the program responds with `sidr_reply`.
     Requested(Box<Requested>),
     /// The server has accepted the request. The program moves the queue pair to RTS (`rtr`, `rts`) and calls
     /// `ready`, or calls `reject`.
-    Accepted(Box<Accepted>),
+    Accepted {
+        /// Parameters of the connection.
+        info: ConnectionInfo,
+        /// Vendor options for enhanced connection establishment (ECE).
+        ece: Ece,
+    },
     /// The client is ready and the connection is established. Carries the private data from the RTU.
     Established(Box<[u8; 224]>),
     /// The peer has rejected the connection or given up. This is the connection's last event.
-    Rejected(Box<Rejection>),
+    Rejected(Box<Rej>),
     /// The peer has failed to respond in time, despite all retransmissions. This is the connection's last
     /// event.
     Unreachable,
-    /// The peer has received our message and requests more time to respond (MRA).
-    Delayed {
-        /// Maximum time that the peer will take to respond, counted from this message.
-        service_timeout: AckTimeout,
-        /// Private data from the MRA.
-        private_data: Box<[u8; 222]>,
-    },
+    /// The peer has received our message and requests more time to respond.
+    Delayed(Box<Mra>),
     /// The peer requests a disconnect. The program moves the queue pair to ERR, and confirms with
     /// `disconnect`. Carries the private data from the DREQ.
     DisconnectRequested(Box<[u8; 220]>),
@@ -46,130 +47,56 @@ pub enum Event {
         /// Private data from the LAP.
         private_data: Box<[u8; 168]>,
     },
-    /// The peer has responded (APR) to the alternate path that we offered.
-    AlternateResponse {
-        /// [`AprStatus::Loaded`], or the reason for the rejection.
-        status: AprStatus,
-        /// Additional information; its meaning depends on the status.
-        info: Box<[u8]>,
-        /// Private data from the APR.
-        private_data: Box<[u8; 148]>,
-    },
+    /// The peer has responded to the alternate path that we offered.
+    AlternateResponse(Box<Apr>),
     /// The peer has not responded to the alternate path that we offered; the connection persists.
     AlternateTimeout,
-    /// A client requests the queue pair of a datagram service (SIDR_REQ). The program responds with
-    /// `sidr_reply`.
-    SidrRequested(Box<SidrRequested>),
-    /// The peer has responded to our service ID resolution (SIDR_REP). This is the resolution's last event.
-    SidrResponse(Box<SidrResponse>),
+    /// The peer has responded to our service ID resolution. This is the resolution's last event.
+    SidrResponse {
+        /// The response.
+        rep: Box<SidrRep>,
+        /// Vendor options for enhanced connection establishment (ECE).
+        ece: Ece,
+    },
 }
 
-/// A connection request, as received by the server.
+/// A request of a client, as received by the server.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// The listener that received the request; `None` if the request has crossed our own peer-to-peer request
-    /// and takes its place.
-    pub listener: Option<ListenerId>,
+    /// Whether the request has crossed our own peer-to-peer request and takes its place. Other requests are
+    /// for a listener.
+    pub is_peer_to_peer: bool,
     /// Requested service.
     pub service: ServiceId,
-    /// Transport service of the queue pairs.
+    /// Transport service of the queue pairs; UD for the request of a datagram service.
     pub qp_type: QpType,
-    /// The peer's queue pair number.
-    pub remote_qpn: Qpn,
-    /// First PSN that we send, chosen by the peer.
-    pub remote_psn: Psn,
-    /// Whether the peer's queue pair uses a shared receive queue.
-    pub srq: bool,
     /// Path to the peer.
     pub path: Path,
-    /// Alternate path to the peer.
-    pub alternate: Option<Path>,
-    /// Number of RDMA READs and atomics that the peer wants to have in flight, and that our queue pair should
-    /// have responder resources for.
+    /// Vendor options for enhanced connection establishment (ECE).
+    pub ece: Ece,
+    /// Parameters of the connection; of the request of a datagram service, only the private data.
+    pub info: ConnectionInfo,
+}
+
+/// Connection parameters requested or granted by the peer, as seen from this side, so that they can be
+/// returned unchanged when accepting.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ConnectionInfo {
+    /// Private data from the peer's program, zero-padded to the size of the message field.
+    pub private_data: Vec<u8>,
+    /// Maximum number of the peer's READs and atomics in flight.
     pub responder_resources: u8,
-    /// Number of RDMA READs and atomics that we may have in flight, limited by the peer's responder
-    /// resources.
+    /// Maximum number of this side's READs and atomics in flight.
     pub initiator_depth: u8,
-    /// Whether the peer implements end-to-end flow control.
+    /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Retry count for our queue pair, 0..=7.
+    /// Number of retries after a timeout.
     pub retry_count: u8,
-    /// RNR retry count for our queue pair, 0..=7.
+    /// Number of retries after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The peer's CA GUID.
-    pub ca_guid: u64,
-    /// Vendor options for enhanced connection establishment (ECE).
-    pub ece: Ece,
-    /// Private data from the peer's program.
-    pub private_data: [u8; 92],
-}
-
-/// The server's acceptance of our connection request.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Accepted {
-    /// The peer's queue pair number.
-    pub remote_qpn: Qpn,
-    /// First PSN that we send, chosen by the peer.
-    pub remote_psn: Psn,
-    /// Whether the peer's queue pair uses a shared receive queue.
+    /// Whether the peer takes receives from a shared receive queue.
     pub srq: bool,
-    /// Maximum number of RDMA READs and atomics that the peer will have in flight.
-    pub responder_resources: u8,
-    /// Maximum number of RDMA READs and atomics that we may have in flight.
-    pub initiator_depth: u8,
-    /// Whether the peer implements end-to-end flow control.
-    pub flow_control: bool,
-    /// RNR retry count for our queue pair, 0..=7.
-    pub rnr_retry_count: u8,
-    /// Whether the peer has loaded the alternate path that our request offered.
-    pub failover: bool,
-    /// The peer's CA GUID.
-    pub ca_guid: u64,
-    /// Vendor options for enhanced connection establishment (ECE).
-    pub ece: Ece,
-    /// Private data from the peer's program.
-    pub private_data: [u8; 196],
-}
-
-/// The rejection of a connection request or reply.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Rejection {
-    /// Reason code.
-    pub reason: RejReason,
-    /// Additional information, such as an acceptable value; its meaning depends on the reason.
-    pub info: Box<[u8]>,
-    /// Private data from the peer's program.
-    pub private_data: [u8; 148],
-}
-
-/// A request for the queue pair of a datagram service (SIDR_REQ).
-#[derive(Clone, PartialEq, Debug)]
-pub struct SidrRequested {
-    /// The listener.
-    pub listener: ListenerId,
-    /// Requested service.
-    pub service: ServiceId,
-    /// Partition key that the client requests.
-    pub pkey: PKey,
-    /// Address vector back to the peer.
-    pub from: AddressVector,
-    /// Private data from the peer's program.
-    pub private_data: [u8; 216],
-}
-
-/// The response to a service ID resolution (SIDR_REP).
-#[derive(Clone, PartialEq, Debug)]
-pub struct SidrResponse {
-    /// [`SidrStatus::Valid`], or the reason for the rejection.
-    pub status: SidrStatus,
-    /// Number of the queue pair to send the datagrams to.
-    pub qpn: Qpn,
-    /// Q_Key that datagrams to the queue pair must carry.
-    pub qkey: QKey,
-    /// Vendor options for enhanced connection establishment (ECE).
-    pub ece: Ece,
-    /// Additional information; its meaning depends on the status.
-    pub info: Box<[u8]>,
-    /// Private data from the peer's program.
-    pub private_data: [u8; 136],
+    /// Peer's queue pair number.
+    pub qp_num: Qpn,
 }

@@ -1,4 +1,4 @@
-//! Handles to connections and listeners.
+//! Handles to connections.
 
 use std::fmt;
 
@@ -13,7 +13,3 @@ impl fmt::Display for ConnId {
         write!(f, "connection {}", self.0)
     }
 }
-
-/// Identifier of a listener.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ListenerId(pub(super) u64);

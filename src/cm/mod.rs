@@ -32,12 +32,10 @@ mod connection;
 mod counters;
 mod disconnect;
 mod engine;
-mod envelope;
 mod error;
 mod event;
 mod handles;
 mod ids;
-mod listener;
 mod peer_to_peer;
 mod pending_listener;
 mod queued_requests;
@@ -55,20 +53,19 @@ use rand_pcg::Pcg32;
 
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
-pub use envelope::{MadSource, OutgoingMad};
+pub use engine::padded;
 pub use error::CmError;
-pub use event::{Accepted, Event, Rejection, Requested, SidrRequested, SidrResponse};
-pub use handles::{ConnId, ListenerId};
-pub use request::{LocalQp, Path, Reply, Request, SidrReply, SidrRequest};
+pub use event::{ConnectionInfo, Event, Requested};
+pub use handles::ConnId;
+pub use request::{LocalQp, Path, Request};
 pub use state::State;
 
 use connection::{Connection, Peer};
 use ids::IdPool;
-use listener::Listener;
 use pending_listener::PendingListeners;
 
-use crate::transport::Instant;
-use crate::wire::mad::{CommId, ServiceId};
+use crate::transport::{AddressVector, Instant};
+use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
 use crate::wire::{Gid, Qpn};
 
 /// A NIC's connection manager.
@@ -87,17 +84,13 @@ pub struct Cm {
     by_sidr_request: BTreeMap<(Gid, CommId), CommId>,
     /// Our outstanding peer-to-peer requests, each of which may cross one from the peer (IBA 12.10.4).
     peer_to_peer: BTreeSet<(ServiceId, Gid, CommId)>,
-    listeners: BTreeMap<ListenerId, Listener>,
-    /// Listeners for a single service ID.
-    services: BTreeMap<ServiceId, ListenerId>,
-    /// Listeners for a range of service IDs.
-    masked: Vec<ListenerId>,
-    last_listener: u64,
+    /// Services that have a listener.
+    listeners: BTreeSet<ServiceId>,
     pending_listeners: PendingListeners,
     timers: BTreeSet<(Instant, CommId)>,
     /// One deadline for each connection in time-wait.
     time_waits: BTreeSet<(Instant, CommId)>,
-    outbox: VecDeque<OutgoingMad>,
+    outbox: VecDeque<(AddressVector, [u8; MAD_LEN])>,
     events: VecDeque<(ConnId, Event)>,
     counters: CmCounters,
 }
@@ -117,10 +110,7 @@ impl Cm {
             by_qpn: BTreeMap::new(),
             by_sidr_request: BTreeMap::new(),
             peer_to_peer: BTreeSet::new(),
-            listeners: BTreeMap::new(),
-            services: BTreeMap::new(),
-            masked: Vec::new(),
-            last_listener: 0,
+            listeners: BTreeSet::new(),
             pending_listeners: PendingListeners::default(),
             timers: BTreeSet::new(),
             time_waits: BTreeSet::new(),
@@ -130,22 +120,19 @@ impl Cm {
         }
     }
 
-    /// Returns the configuration, with the current GIDs.
-    #[cfg_attr(
-        not(feature = "unstable-internals"),
-        allow(dead_code, reason = "for tests and the other packages")
-    )]
-    pub fn config(&self) -> &CmConfig {
-        &self.config
+    /// Returns the GID table.
+    pub fn gids(&self) -> &[Gid] {
+        &self.config.gids
     }
 
-    /// Replaces the GID table; called when the NIC's GIDs have changed.
-    pub fn set_gids(&mut self, gids: Vec<Gid>) {
-        self.config.gids = gids;
+    /// Replaces the GID table, and returns the previous one; called when the NIC's GIDs have changed.
+    pub fn set_gids(&mut self, gids: Vec<Gid>) -> Vec<Gid> {
+        std::mem::replace(&mut self.config.gids, gids)
     }
 
-    /// Removes and returns the next MAD to send.
-    pub fn poll_transmit(&mut self) -> Option<OutgoingMad> {
+    /// Removes and returns the next MAD to send from QP1 to QP1 with the well-known Q_Key, and its
+    /// destination.
+    pub fn poll_transmit(&mut self) -> Option<(AddressVector, [u8; MAD_LEN])> {
         self.outbox.pop_front()
     }
 
@@ -160,7 +147,7 @@ impl Cm {
         allow(dead_code, reason = "for tests and the other packages")
     )]
     pub fn state(&self, id: ConnId) -> Option<State> {
-        self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state)
+        self.live_conn(id).ok().map(|c| c.state)
     }
 
     /// Returns the total number of connections, requests and resolutions, and the number of those in

@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::MadSource;
-use crate::transport::Instant;
+use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, Mad, Message, ServiceId};
 
@@ -31,7 +30,7 @@ pub(super) struct PendingListeners {
 pub(super) struct QueuedRequest {
     pub until: Instant,
     pub service: ServiceId,
-    pub source: MadSource,
+    pub source: AddressVector,
     pub mad: Mad,
 }
 
@@ -45,16 +44,16 @@ impl PendingListeners {
         }
     }
 
-    /// Ends the grace period of the services that `is_served` selects, which now have a listener or a
-    /// peer-to-peer request; their queued requests become due.
-    pub fn end_grace_period(&mut self, is_served: impl Fn(ServiceId) -> bool) {
-        self.until.retain(|service, _| !is_served(*service));
-        self.queued.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
+    /// Ends the grace period of a service, which now has a listener or a peer-to-peer request; its queued
+    /// requests become due.
+    pub fn end_grace_period(&mut self, service: ServiceId) {
+        self.until.remove(&service);
+        self.queued.iter_mut().filter(|w| w.service == service).for_each(|w| w.until = Instant(0));
     }
 
     /// Queues a request unless it is a retransmission of a queued one. Returns `false` if the service is not
     /// in its grace period or the queue is full.
-    pub fn enqueue(&mut self, now: Instant, service: ServiceId, source: &MadSource, mad: &Mad) -> bool {
+    pub fn enqueue(&mut self, now: Instant, service: ServiceId, source: &AddressVector, mad: &Mad) -> bool {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;
         };
@@ -72,7 +71,7 @@ impl PendingListeners {
     /// Drops a queued request whose client has given up.
     pub fn remove_request(&mut self, from: Gid, id: CommId) {
         let is_request = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
-        self.queued.retain(|w| w.source.from.dgid != from || !is_request(&w.mad));
+        self.queued.retain(|w| w.source.dgid != from || !is_request(&w.mad));
     }
 
     pub fn deadline(&self) -> Option<Instant> {

@@ -1,14 +1,14 @@
 //! Requests without a listener: queued during the service's grace period, otherwise rejected.
 
 use super::pending_listener::QueuedRequest;
-use super::{Cm, MadSource, unmatched};
-use crate::transport::Instant;
+use super::{Cm, unmatched};
+use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{Mad, Message, Req, ServiceId};
 
 impl Cm {
     /// Starts the grace period of a service: a program has bound its port, and is likely to listen soon.
     pub fn expect_listener(&mut self, now: Instant, service: ServiceId) {
-        if self.find_listener(service).is_none() {
+        if !self.listeners.contains(&service) {
             self.pending_listeners.start_grace_period(now, service);
         }
     }
@@ -18,7 +18,7 @@ impl Cm {
         &mut self,
         now: Instant,
         service: ServiceId,
-        source: &MadSource,
+        source: &AddressVector,
         mad: &Mad,
     ) {
         if !self.pending_listeners.enqueue(now, service, source, mad) {
@@ -35,7 +35,7 @@ impl Cm {
             let matches_peer_to_peer = |req: &Req| self.find_peer_to_peer(req, &source).is_some();
             let is_peer_to_peer = matches!(&mad.message, Message::Req(req) if matches_peer_to_peer(req));
             match &mad.message {
-                _ if self.find_listener(service).is_none() && !is_peer_to_peer => {
+                _ if !self.listeners.contains(&service) && !is_peer_to_peer => {
                     self.reject_no_service(&source, &mad)
                 }
                 Message::Req(req) => self.on_req(now, &source, &mad, req),
@@ -46,10 +46,10 @@ impl Cm {
     }
 
     /// Rejects a request for a service without a listener.
-    fn reject_no_service(&mut self, source: &MadSource, mad: &Mad) {
+    fn reject_no_service(&mut self, source: &AddressVector, mad: &Mad) {
         self.counters.no_service += 1;
         if let Some(response) = unmatched::response(&mad.message) {
-            self.send_uncached_response(source.from, mad.transaction, response);
+            self.send_uncached_response(*source, mad.transaction, response);
         }
     }
 }

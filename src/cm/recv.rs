@@ -1,20 +1,21 @@
-//! Received messages: finds the connection that a message is for, and executes the step given by the state
-//! table.
+//! Received messages: finds the connection that a message is for, and selects the handler by the state of the
+//! connection.
 
-use super::connection::CachedResponse;
-use super::state::{Step, step};
-use super::{Cm, Event, MadSource, Rejection, State, unmatched};
-use crate::transport::Instant;
+use super::connection::{CachedResponse, Offer, timeout_duration};
+use super::server::build_rej;
+use super::{Cm, Event, State, unmatched};
+use crate::transport::{AddressVector, Instant};
 use crate::wire::Qpn;
 use crate::wire::mad::{
-    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, Rej, RejReason,
-    Rejected,
+    Acknowledged, Apr, AprStatus, CommId, Drep, Ece, Mad, Message, Mra, Recipient, RejReason, Rejected,
 };
 
 impl Cm {
-    /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped.
-    pub fn handle_mad(&mut self, now: Instant, source: &MadSource, mad: &[u8]) {
-        if source.src_qpn != Qpn::GSI {
+    /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped. `source`
+    /// is the address vector back to the sender, from the GID that the MAD was sent to, and `src_qpn` the
+    /// sender's queue pair; only MADs from QP1 are accepted.
+    pub fn handle_mad(&mut self, now: Instant, source: &AddressVector, src_qpn: Qpn, mad: &[u8]) {
+        if src_qpn != Qpn::GSI {
             self.counters.wrong_qpn += 1;
             return;
         }
@@ -29,25 +30,25 @@ impl Cm {
             message => match self.find(source, message) {
                 None => {
                     if let Message::Rej(rej) = message {
-                        self.pending_listeners.remove_request(source.from.dgid, rej.local);
+                        self.pending_listeners.remove_request(source.dgid, rej.local);
                     }
                     self.counters.unknown += 1;
                     self.respond_to_unknown_connection(source, &mad);
                 }
                 Some(id) if !self.is_from_peer(id, source, message) => self.counters.wrong_peer += 1,
-                Some(id) => self.execute_step(now, id, source, &mad),
+                Some(id) => self.on_message(now, id, source, &mad),
             },
         }
     }
 
     /// Finds the connection that a message is for.
-    fn find(&self, source: &MadSource, message: &Message) -> Option<CommId> {
+    fn find(&self, source: &AddressVector, message: &Message) -> Option<CommId> {
         match (message.recipient(), message) {
             // A client that gives up before it has received our ID identifies itself by its CA GUID (IBA
             // 12.6.7.2).
             (Recipient::Connection(CommId(0)), Message::Rej(rej)) if rej.reason == RejReason::Timeout => {
                 let ca_guid = u64::from_be_bytes(*rej.info().first_chunk()?);
-                self.by_remote.get(&((ca_guid, source.from.dgid), rej.local)).copied()
+                self.by_remote.get(&((ca_guid, source.dgid), rej.local)).copied()
             }
             (Recipient::Connection(id), _) => self.connections.contains_key(&id).then_some(id),
             (Recipient::Service(_), _) => None,
@@ -56,7 +57,7 @@ impl Cm {
 
     /// Reports whether a message comes from the GID of the connection's peer and carries the peer's
     /// communication ID.
-    fn is_from_peer(&self, id: CommId, source: &MadSource, message: &Message) -> bool {
+    fn is_from_peer(&self, id: CommId, source: &AddressVector, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
         let sender_id = match message {
             Message::Mra(m) => m.local,
@@ -73,11 +74,11 @@ impl Cm {
             Message::Req(_) | Message::SidrReq(_) | Message::SidrRep(_) => conn.remote,
         };
         let same_id = conn.remote == CommId(0) || conn.remote == sender_id || conn.state == State::ReqDelayed;
-        conn.to.dgid == source.from.dgid && same_id
+        conn.to.dgid == source.dgid && same_id
     }
 
     /// Responds to a message for an unknown connection, if its sender expects a response.
-    fn respond_to_unknown_connection(&mut self, source: &MadSource, mad: &Mad) {
+    fn respond_to_unknown_connection(&mut self, source: &AddressVector, mad: &Mad) {
         let response = match &mad.message {
             Message::Lap(m) => {
                 let status = AprStatus::InvalidCommId;
@@ -86,43 +87,56 @@ impl Cm {
             message => unmatched::response(message),
         };
         if let Some(response) = response {
-            self.send_uncached_response(source.from, mad.transaction, response);
+            self.send_uncached_response(*source, mad.transaction, response);
         }
     }
 
-    /// Executes the step that the state table gives for the message in the connection's current state.
-    pub(super) fn execute_step(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad) {
+    /// Handles a message for a connection in the connection's current state (IBA 12.9.7). A message that is
+    /// late or unexpected in this state is counted and ignored.
+    pub(super) fn on_message(&mut self, now: Instant, id: CommId, source: &AddressVector, mad: &Mad) {
+        use Message as M;
+        use State as S;
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
-        let Some(step) = step(state, mad.message.kind()) else {
-            self.counters.unexpected += 1;
-            return;
-        };
-        match (step, &mad.message) {
-            (Step::Duplicate, message) => self.on_duplicate(id, mad.transaction, message),
-            (Step::RecvRep, Message::Rep(rep)) => self.on_rep(now, id, source, mad, rep),
-            (Step::RecvRtu, Message::Rtu(rtu)) => self.on_rtu(id, rtu),
-            (Step::RecvMra, Message::Mra(mra)) => self.on_mra(now, id, mra),
-            (Step::End, Message::Rej(rej)) => {
-                self.close_connection(id, Event::Rejected(Box::new(Rejection::from(rej))))
+        match (state, &mad.message) {
+            (S::ReqSent | S::ReqDelayed, M::Rep(rep)) => self.on_rep(now, id, source, mad, rep),
+            // Only one MRA counts; otherwise a peer could extend the wait forever.
+            (S::ReqSent | S::RepSent | S::Established, M::Mra(mra)) => self.on_mra(now, id, mra),
+            // No data could flow yet, so there is no time-wait.
+            (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej(rej))
+            | (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej(rej)) => {
+                self.close_connection(id, Event::Rejected(Box::new(*rej)))
             }
-            (Step::EnterTimeWait, Message::Drep(drep)) => {
-                self.finish_disconnect(now, id, Some(Box::new(drep.private_data)))
+
+            (S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed, M::Req(_))
+            | (S::RepRcvd | S::DelayingRep, M::Rep(_))
+            | (S::Established, M::Req(_) | M::Rep(_))
+            | (S::TimeWait, M::Req(_) | M::Rep(_) | M::Dreq(_) | M::SidrReq(_))
+            | (S::SidrReqRcvd, M::SidrReq(_)) => self.on_duplicate(id, mad.transaction, &mad.message),
+            (S::RepSent | S::RepDelayed, M::Rtu(rtu)) => self.on_rtu(id, rtu),
+
+            // Also before the RTU, which may be lost: a client that disconnects was ready.
+            (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq(dreq)) => {
+                self.on_dreq(id, mad.transaction, dreq)
             }
-            (Step::EnterTimeWait, _) => self.finish_disconnect(now, id, None),
-            (Step::EnterTimeWaitIfProbed, Message::Drep(_)) => {
-                self.on_probe_answered(now, id, mad.transaction)
-            }
-            (Step::RecvDreq, Message::Dreq(dreq)) => self.on_dreq(id, mad.transaction, dreq),
-            (Step::SimultaneousDreq, Message::Dreq(dreq)) => {
+            // The DREQs of both ends have crossed.
+            (S::DreqSent, M::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
-                self.send_uncached_response(source.from, mad.transaction, drep);
+                self.send_uncached_response(*source, mad.transaction, drep);
                 self.finish_disconnect(now, id, None);
             }
-            (Step::RecvLap, Message::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
-            (Step::RecvMraOfLap, Message::Mra(mra)) => self.on_mra_of_lap(now, id, mra),
-            (Step::RecvApr, Message::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
-            (Step::RecvSidrRep, Message::SidrRep(rep)) => self.on_sidr_rep(id, mad, rep),
-            (_, _) => self.counters.unexpected += 1,
+            (S::DreqSent, M::Drep(drep)) => {
+                self.finish_disconnect(now, id, Some(Box::new(drep.private_data)))
+            }
+            (S::Established, M::Drep(_)) => self.on_probe_answered(now, id, mad.transaction),
+            (S::Established | S::DreqSent, M::Rej(_)) => self.finish_disconnect(now, id, None),
+
+            (S::Established, M::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
+            (S::Established, M::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
+            (S::SidrReqSent, M::SidrRep(rep)) => {
+                let ece = Ece { vendor_id: rep.vendor_id, options: mad.modifier };
+                self.close_connection(id, Event::SidrResponse { rep: Box::new(*rep), ece });
+            }
+            _ => self.counters.unexpected += 1,
         }
     }
 
@@ -134,63 +148,51 @@ impl Cm {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let (to, remote, kind) = (conn.to, conn.remote, message.kind());
         if let Some(response) = conn.cached_response.as_ref().filter(|a| a.to == kind) {
-            let (mad, with) = (*response.mad, response.with);
-            return self.send_response(to, mad, with);
+            let mad = *response.mad;
+            return self.send_response(to, &mad);
         }
-        let delayable = match conn.state {
-            State::ReqRcvd => Some((Acknowledged::Req, State::DelayingReq)),
-            State::RepRcvd => Some((Acknowledged::Rep, State::DelayingRep)),
-            _ => None,
-        };
-        if let Some((message, state)) = delayable {
-            conn.enter(id, state);
-            let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
-            let mad = Mad { transaction, modifier: 0, message: mra.into() };
-            conn.cached_response =
-                Some(CachedResponse { to: kind, with: MessageKind::Mra, mad: Box::new(mad.bytes()) });
-            return self.send_response(to, mad.bytes(), MessageKind::Mra);
-        }
-        match (conn.state, message) {
+        let (message, state) = match (conn.state, message) {
+            (State::ReqRcvd, _) => (Acknowledged::Req, State::DelayingReq),
+            (State::RepRcvd, _) => (Acknowledged::Rep, State::DelayingRep),
             (State::TimeWait, Message::Dreq(_)) => {
-                self.send_uncached_response(
-                    to,
-                    transaction,
-                    Drep { local: id, remote, private_data: [0; 224] },
-                );
+                let drep = Drep { local: id, remote, private_data: [0; 224] };
+                return self.send_uncached_response(to, transaction, drep);
             }
             // Late duplicate of a request whose connection has ended already.
             (State::TimeWait, Message::Req(_)) => {
-                let rej =
-                    super::server::build_rej(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
-                self.send_uncached_response(to, transaction, rej);
+                let rej = build_rej(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
+                return self.send_uncached_response(to, transaction, rej);
             }
-            _ => {}
-        }
+            _ => return,
+        };
+        conn.enter(id, state);
+        let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
+        let mad = Mad { transaction, modifier: 0, message: mra.into() };
+        conn.cached_response = Some(CachedResponse { to: kind, mad: Box::new(mad) });
+        self.send_response(to, &mad);
     }
 
-    /// Handles an MRA: the peer has received our request or reply, and requests more time to respond.
+    /// Handles an MRA: the peer has received our request, our reply or our offer of an alternate path, and
+    /// requests more time to respond. Only the first MRA extends the timeout.
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.clamp_timeout(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
-        let state = match (conn.state, mra.message) {
-            (State::ReqSent, Acknowledged::Req) => State::ReqDelayed,
-            (State::RepSent, Acknowledged::Rep) => State::RepDelayed,
-            _ => {
-                self.counters.unexpected += 1;
-                return;
+        match (conn.state, mra.message, &mut conn.offer) {
+            (State::ReqSent, Acknowledged::Req, _) => {
+                conn.enter(id, State::ReqDelayed);
+                conn.remote = mra.local;
             }
-        };
-        conn.enter(id, state);
-        conn.remote = mra.local;
-        let wait = super::connection::timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
+            (State::RepSent, Acknowledged::Rep, _) => {
+                conn.enter(id, State::RepDelayed);
+                conn.remote = mra.local;
+            }
+            (State::Established, Acknowledged::Lap, Offer::Sent { delayed, .. }) if !*delayed => {
+                *delayed = true
+            }
+            _ => return self.counters.unexpected += 1,
+        }
+        let wait = timeout_duration(service_timeout) + conn.retry_policy.response_timeout;
         self.arm(id, Some(now + wait));
-        let private_data = Box::new(mra.private_data);
-        self.push_event(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
-    }
-}
-
-impl From<&Rej> for Rejection {
-    fn from(rej: &Rej) -> Rejection {
-        Rejection { reason: rej.reason, info: rej.info().into(), private_data: rej.private_data }
+        self.push_event(id, Event::Delayed(Box::new(*mra)));
     }
 }

@@ -1,13 +1,13 @@
-//! Parameters of connection manager calls: paths, requests and replies.
+//! Parameters of connection manager calls: paths and requests.
 
 use crate::transport::{AddressVector, QpType};
-use crate::wire::mad::{Ece, ServiceId, SidrStatus};
-use crate::wire::{AckTimeout, Mtu, PKey, Psn, QKey, Qpn};
+use crate::wire::mad::{Ece, ServiceId};
+use crate::wire::{AckTimeout, Mtu, PKey, Psn, Qpn};
 
-/// Default response timeout for CM messages: 4.3 s, as in `rdma_cm`.
+/// Maximum time that either side may take to respond to a CM message: 4.3 s, as in `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
-/// Default number of retransmissions of CM messages, as in `rdma_cm`.
-const MAX_CM_RETRIES: u8 = 15;
+/// Maximum number of retransmissions of a CM message, as in `rdma_cm`.
+pub(super) const MAX_CM_RETRIES: u8 = 15;
 
 /// A path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -46,7 +46,7 @@ pub struct LocalQp {
 pub struct Request<'a> {
     /// Requested service.
     pub service: ServiceId,
-    /// Transport service of the queue pairs: any except UD, which uses [`SidrRequest`] instead.
+    /// Transport service of the queue pairs: any except UD, which uses `sidr_request` instead.
     pub qp_type: QpType,
     /// Our queue pair.
     pub qp: LocalQp,
@@ -64,10 +64,6 @@ pub struct Request<'a> {
     pub retry_count: u8,
     /// RNR retry count for the peer's queue pair, 0..=7: how often it retries after an RNR NAK from us.
     pub rnr_retry_count: u8,
-    /// Maximum time that either side may take to respond to a CM message.
-    pub response_timeout: AckTimeout,
-    /// Maximum number of retransmissions of a CM message, 0..=15.
-    pub max_cm_retries: u8,
     /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
     /// Whether the peer may request the same service from us at the same time; both requests then establish a
@@ -92,72 +88,9 @@ impl<'a> Request<'a> {
             flow_control: false,
             retry_count: 7,
             rnr_retry_count: 7,
-            response_timeout: RESPONSE_TIMEOUT,
-            max_cm_retries: MAX_CM_RETRIES,
             ece: Ece::default(),
             peer_to_peer: false,
             private_data,
         }
     }
-}
-
-/// Parameters for accepting a connection request (REP).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reply<'a> {
-    /// Our queue pair.
-    pub qp: LocalQp,
-    /// Maximum number of RDMA READs and atomics that the peer may have in flight.
-    pub responder_resources: u8,
-    /// Maximum number of RDMA READs and atomics that we may have in flight.
-    pub initiator_depth: u8,
-    /// Whether end-to-end flow control is in use.
-    pub flow_control: bool,
-    /// RNR retry count for the peer's queue pair, 0..=7: how often it retries after an RNR NAK from us.
-    pub rnr_retry_count: u8,
-    /// Whether the alternate path offered by the request, if any, was loaded.
-    pub failover: bool,
-    /// Vendor options for enhanced connection establishment (ECE).
-    pub ece: Ece,
-    /// Private data for the peer's program, up to 196 bytes.
-    pub private_data: &'a [u8],
-}
-
-/// Parameters of a service ID resolution, which requests the queue pair of a datagram service (SIDR_REQ).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SidrRequest<'a> {
-    /// Requested service.
-    pub service: ServiceId,
-    /// Path to the server.
-    pub path: Path,
-    /// Maximum time that the peer may take to respond.
-    pub response_timeout: AckTimeout,
-    /// Maximum number of retransmissions, 0..=15.
-    pub max_cm_retries: u8,
-    /// Private data for the peer's program, up to 216 bytes.
-    pub private_data: &'a [u8],
-}
-
-impl<'a> SidrRequest<'a> {
-    /// Creates a request for `service`, with the defaults of `rdma_cm` for the retransmission parameters.
-    pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
-        let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
-        SidrRequest { service, path, response_timeout, max_cm_retries, private_data }
-    }
-}
-
-/// Parameters of the response to a service ID resolution (SIDR_REP).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SidrReply<'a> {
-    /// [`SidrStatus::Valid`], or the reason for the rejection.
-    pub status: SidrStatus,
-    /// Queue pair number.
-    pub qpn: Qpn,
-    /// Q_Key that datagrams to the queue pair must carry.
-    pub qkey: QKey,
-    /// Vendor options for enhanced connection establishment (ECE).
-    pub ece: Ece,
-    /// Additional information, up to 72 bytes; its meaning depends on the status.
-    pub info: &'a [u8],
-    /// Private data for the peer's program, up to 136 bytes.
-    pub private_data: &'a [u8],
 }

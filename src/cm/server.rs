@@ -1,9 +1,8 @@
 //! Server side of the handshake: receives REQ, sends REP, receives RTU.
 
-use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy, timeout_duration};
-use super::engine::{information, padded};
-use super::listener::Listener;
-use super::{Cm, CmError, ConnId, Event, ListenerId, MadSource, Path, Reply, Requested, State};
+use super::connection::{CachedResponse, Connection, Peer, QpParams, RetryPolicy};
+use super::engine::information;
+use super::{Cm, CmError, ConnId, ConnectionInfo, Event, LocalQp, Path, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
@@ -27,125 +26,100 @@ pub(super) fn build_rej(
 }
 
 impl Cm {
-    /// Listens for connection requests and service ID resolutions for `service`. Service ID bits that are
-    /// clear in `mask` are ignored.
-    ///
-    /// `backlog` is the maximum number of requests without a response that are not
-    /// [dequeued](Self::dequeue_request).
+    /// Listens for connection requests and service ID resolutions for `service`.
     ///
     /// # Errors
-    /// [`CmError::InUse`] if another listener here serves an overlapping range.
-    pub fn listen(&mut self, service: ServiceId, mask: u64, backlog: usize) -> Result<ListenerId, CmError> {
-        let overlaps = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
-        let in_use = match mask {
-            u64::MAX => self.find_listener(service).is_some(),
-            _ => self.listeners.values().any(overlaps),
-        };
-        if in_use {
+    /// [`CmError::InUse`] if the service has a listener already.
+    pub fn listen(&mut self, service: ServiceId) -> Result<(), CmError> {
+        if !self.listeners.insert(service) {
             return Err(CmError::InUse(service));
         }
-        self.last_listener += 1;
-        let id = ListenerId(self.last_listener);
-        let backlog = backlog.min(self.config.max_backlog);
-        self.listeners.insert(id, Listener { service, mask, backlog, waiting: 0 });
-        match mask {
-            u64::MAX => drop(self.services.insert(service, id)),
-            _ => self.masked.push(id),
-        }
-        self.pending_listeners.end_grace_period(|pending| (pending.0 ^ service.0) & mask == 0);
-        Ok(id)
+        self.pending_listeners.end_grace_period(service);
+        Ok(())
     }
 
-    /// Ends a listener. Requests whose event has not yet been polled are rejected; the others remain. If the
-    /// listener was for a single service, the service has a grace period of one second: requests that arrive
-    /// during this period are queued until another listener takes them or the period ends.
-    pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
-        let Some(ended) = self.listeners.remove(&listener) else { return };
-        self.masked.retain(|l| *l != listener);
-        if ended.mask == u64::MAX {
-            self.services.remove(&ended.service);
-            ended.service.of_same_port().for_each(|service| self.expect_listener(now, service));
+    /// Ends the listener of a service. Requests whose event has not yet been polled are rejected; the others
+    /// remain. The service has a grace period of one second: requests that arrive during this period are
+    /// queued until another listener takes them or the period ends.
+    pub fn unlisten(&mut self, now: Instant, service: ServiceId) {
+        if !self.listeners.remove(&service) {
+            return;
         }
-        let is_ours = |event: &Event| match event {
-            Event::Requested(r) => r.listener == Some(listener),
-            Event::SidrRequested(r) => r.listener == listener,
+        service.of_same_port().for_each(|service| self.expect_listener(now, service));
+        let is_for_listener = |event: &Event| match event {
+            Event::Requested(r) => r.service == service && !r.is_peer_to_peer,
             _ => false,
         };
         let waiting: Vec<ConnId> =
-            self.events.iter().filter(|(_, e)| is_ours(e)).map(|(id, _)| *id).collect();
+            self.events.iter().filter(|(_, e)| is_for_listener(e)).map(|(id, _)| *id).collect();
         for id in waiting {
             self.release(now, id);
         }
     }
 
-    pub(super) fn find_listener(&self, service: ServiceId) -> Option<ListenerId> {
-        let masked =
-            || self.masked.iter().copied().find(|l| self.listeners.get(l).is_some_and(|l| l.serves(service)));
-        self.services.get(&service).copied().or_else(masked)
-    }
-
-    /// Reports whether a listener's backlog and the connection table have room for another request; otherwise
-    /// increments the counter for the reason.
-    pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
-        let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
-        let too_many = self.live_count() >= self.config.max_connections;
-        self.counters.backlog_full += u64::from(full);
-        self.counters.too_many += u64::from(too_many && !full);
-        !full && !too_many
+    /// Reports whether the connection table has room for another request, and counts the request otherwise.
+    pub(super) fn has_room(&mut self) -> bool {
+        let has_room = self.check_capacity().is_ok();
+        self.counters.too_many += u64::from(!has_room);
+        has_room
     }
 
     /// Handles a connection request (REQ).
-    pub(super) fn on_req(&mut self, now: Instant, source: &MadSource, mad: &Mad, req: &Req) {
-        let peer = (req.ca_guid, source.from.dgid);
+    pub(super) fn on_req(&mut self, now: Instant, source: &AddressVector, mad: &Mad, req: &Req) {
+        let peer = (req.ca_guid, source.dgid);
         if let Some(id) = self.by_remote.get(&(peer, req.local)).copied() {
             return self.on_req_with_known_id(now, id, source, mad, req);
         }
         if let Some(id) = self.find_peer_to_peer(req, source) {
             return self.on_peer_to_peer_req(id, source, mad, req);
         }
-        let refuse = |cm: &mut Cm, reason, info: &[u8]| {
-            let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, info);
-            cm.send_uncached_response(source.from, mad.transaction, rej);
-        };
         if self.is_stale(now, peer, req.qpn) {
-            self.counters.stale += 1;
-            return refuse(self, RejReason::StaleConnection, &[]);
+            return self.refuse(source, mad, req, (RejReason::StaleConnection, vec![]));
         }
-        let Some(listener) = self.find_listener(req.service) else {
+        if !self.listeners.contains(&req.service) {
             return self.queue_or_reject(now, req.service, source, mad);
-        };
+        }
         let conn = match self.check_req(source, mad, req) {
             Ok(conn) => conn,
-            Err((reason, info)) => {
-                self.counters.refused += 1;
-                return refuse(self, reason, &info);
-            }
+            Err(cause) => return self.refuse(source, mad, req, cause),
         };
         // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM):
-        // a retransmission of the client finds room once the program has taken earlier requests.
-        if !self.has_room(listener) {
+        // a retransmission of the client finds room once other connections have ended.
+        if !self.has_room() {
             return;
         }
         let id = self.new_id();
-        self.connections.insert(id, Connection { backlog_of: Some(listener), ..conn });
-        if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.waiting += 1;
-        }
+        self.connections.insert(id, conn);
         self.by_remote.insert((peer, req.local), id);
         self.link_qp(id);
-        self.report_request(id, Some(listener), mad, req);
+        self.report_request(id, false, mad, req);
+    }
+
+    /// Rejects a request, and counts it.
+    pub(super) fn refuse(&mut self, source: &AddressVector, mad: &Mad, req: &Req, (reason, info): RejCause) {
+        match reason {
+            RejReason::StaleConnection => self.counters.stale += 1,
+            _ => self.counters.refused += 1,
+        }
+        let rej = build_rej(CommId(0), req.local, Rejected::Req, reason, &info);
+        self.send_uncached_response(*source, mad.transaction, rej);
     }
 
     /// Handles a REQ whose communication ID is already known: a retransmission, or a reuse of the ID.
-    fn on_req_with_known_id(&mut self, now: Instant, id: CommId, source: &MadSource, mad: &Mad, req: &Req) {
+    fn on_req_with_known_id(
+        &mut self,
+        now: Instant,
+        id: CommId,
+        source: &AddressVector,
+        mad: &Mad,
+        req: &Req,
+    ) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.qp_params.remote_qpn != req.qpn || conn.service != req.service {
             // Not a duplicate: the peer has reused its ID before the first connection was removed here.
-            self.counters.stale += 1;
-            let rej = build_rej(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
-            self.send_uncached_response(source.from, mad.transaction, rej);
+            self.refuse(source, mad, req, (RejReason::StaleConnection, vec![]));
         } else {
-            self.execute_step(now, id, source, mad);
+            self.on_message(now, id, source, mad);
         }
     }
 
@@ -176,7 +150,12 @@ impl Cm {
     }
 
     /// Validates a request, and returns a connection with the requested parameters.
-    pub(super) fn check_req(&self, source: &MadSource, mad: &Mad, req: &Req) -> Result<Connection, RejCause> {
+    pub(super) fn check_req(
+        &self,
+        source: &AddressVector,
+        mad: &Mad,
+        req: &Req,
+    ) -> Result<Connection, RejCause> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
             (TransportService::Uc, _) => QpType::Uc,
@@ -187,26 +166,23 @@ impl Cm {
         let mtu = req.mtu.filter(|mtu| *mtu <= self.config.max_mtu);
         let Some(mtu) = mtu else { return Err((RejReason::InvalidMtu, vec![self.config.max_mtu.code()])) };
         let path = |info: &PathInfo, reason| {
-            let index = self.gid_index(info.remote_gid, source.from.sgid_index);
+            let index = self.gid_index(info.remote_gid, source.sgid_index);
             match index.filter(|_| !info.local_gid.is_unset()) {
                 Some(index) => Ok(Cm::reverse_path(info, index, mtu, req)),
-                None => Err((reason, self.gid(source.from.sgid_index).unwrap_or_default().0.to_vec())),
+                None => Err((reason, self.gid(source.sgid_index).unwrap_or_default().0.to_vec())),
             }
         };
         let primary = path(&req.primary, RejReason::PrimaryGid)?;
         let has_alternate = req.alternate != PathInfo::default();
         let alternate = has_alternate.then(|| path(&req.alternate, RejReason::AlternateGid)).transpose()?;
-        let response_timeout = self.clamp_timeout(req.local_response_timeout);
+        let [response_timeout, packet_life] =
+            [req.local_response_timeout, primary.packet_life].map(|timeout| self.clamp_timeout(timeout));
         Ok(Connection {
             service: req.service,
             remote: req.local,
             remote_guid: req.ca_guid,
             transaction: mad.transaction,
-            retry_policy: RetryPolicy {
-                response_timeout: timeout_duration(response_timeout)
-                    + 2 * timeout_duration(self.clamp_timeout(primary.packet_life)),
-                retries: req.max_cm_retries,
-            },
+            retry_policy: RetryPolicy::new(response_timeout, packet_life, req.max_cm_retries),
             qp_params: QpParams {
                 qp_type,
                 remote_qpn: req.qpn,
@@ -219,7 +195,7 @@ impl Cm {
                 ack_timeout: req.primary.ack_timeout,
                 ..QpParams::of(primary)
             },
-            ..Connection::new(State::ReqRcvd, source.from, QpParams::of(primary))
+            ..Connection::new(State::ReqRcvd, *source, QpParams::of(primary))
         })
     }
 
@@ -243,33 +219,26 @@ impl Cm {
         }
     }
 
-    pub(super) fn report_request(&mut self, id: CommId, listener: Option<ListenerId>, mad: &Mad, req: &Req) {
+    pub(super) fn report_request(&mut self, id: CommId, is_peer_to_peer: bool, mad: &Mad, req: &Req) {
         let Some(qp_params) = self.connections.get(&id).map(|c| c.qp_params) else { return };
         let requested = Requested {
-            listener,
+            is_peer_to_peer,
             service: req.service,
             qp_type: qp_params.qp_type,
-            remote_qpn: req.qpn,
-            remote_psn: req.psn,
-            srq: req.srq,
             path: qp_params.path,
-            alternate: qp_params.alternate,
-            responder_resources: qp_params.responder_resources,
-            initiator_depth: qp_params.initiator_depth,
-            flow_control: req.flow_control,
-            retry_count: req.retry_count,
-            rnr_retry_count: req.rnr_retry_count,
-            ca_guid: req.ca_guid,
             ece: Ece { vendor_id: req.vendor_id, options: mad.modifier },
-            private_data: req.private_data,
+            info: ConnectionInfo {
+                private_data: req.private_data.to_vec(),
+                responder_resources: qp_params.responder_resources,
+                initiator_depth: qp_params.initiator_depth,
+                flow_control: req.flow_control,
+                retry_count: req.retry_count,
+                rnr_retry_count: req.rnr_retry_count,
+                srq: req.srq,
+                qp_num: req.qpn,
+            },
         };
         self.push_event(id, Event::Requested(Box::new(requested)));
-    }
-
-    /// Removes a request from its listener's backlog, because the program has dequeued it but not yet
-    /// responded.
-    pub fn dequeue_request(&mut self, id: ConnId) {
-        self.remove_from_backlog(id.0);
     }
 
     /// Drops a request without a response, as if it had been lost, so that a retransmission of it is a new request. No further
@@ -282,51 +251,31 @@ impl Cm {
         }
     }
 
-    /// Accepts a request (REP).
+    /// Accepts a request with `rep`, of which the communication IDs, the GUID, the delay of acknowledgements
+    /// and the status of the alternate path are filled in, and with the options for enhanced connection
+    /// establishment.
     ///
     /// # Errors
-    /// [`CmError`], in a state other than REQ received, or if the reply does not fit a message.
-    pub fn accept(&mut self, now: Instant, id: ConnId, reply: &Reply<'_>) -> Result<(), CmError> {
-        let private_data = padded(reply.private_data)?;
+    /// [`CmError`], in a state other than REQ received.
+    pub fn accept(&mut self, now: Instant, id: ConnId, rep: &Rep, ece_options: u32) -> Result<(), CmError> {
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
         let conn = self.conn(id, &[State::ReqRcvd, State::DelayingReq], "accept")?;
         conn.enter(id.0, State::RepSent);
         let qp_params = &mut conn.qp_params;
-        qp_params.qp = Some(reply.qp);
+        qp_params.qp = Some(LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq });
         (qp_params.responder_resources, qp_params.initiator_depth) =
-            (reply.responder_resources, reply.initiator_depth);
+            (rep.responder_resources, rep.initiator_depth);
         // Failover Accepted field: 0 = loaded, 2 = rejected. Ignored by the client if its request has no
         // alternate path.
-        let failover = if qp_params.alternate.is_some() && !reply.failover { 2 } else { 0 };
-        if !reply.failover {
-            qp_params.alternate = None;
-        }
-        let mut rep = Rep {
-            local: id.0,
-            remote: conn.remote,
-            qpn: reply.qp.qpn,
-            psn: reply.qp.psn,
-            responder_resources: reply.responder_resources,
-            initiator_depth: reply.initiator_depth,
-            target_ack_delay,
-            failover,
-            flow_control: reply.flow_control,
-            rnr_retry_count: reply.rnr_retry_count,
-            srq: reply.qp.srq,
-            ca_guid,
-            vendor_id: reply.ece.vendor_id,
-            private_data,
-            ..Rep::default()
-        };
+        let failover = if qp_params.alternate.take().is_some() { 2 } else { 0 };
+        let mut rep = Rep { local: id.0, remote: conn.remote, target_ack_delay, failover, ca_guid, ..*rep };
         if qp_params.qp_type == QpType::XrcRecv {
             // An XRC target is identified by the EE context field (IBA A14), and its receives come from
             // shared queues.
-            (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
+            (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), rep.qpn.get(), true);
         }
-        let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
-        conn.cached_response =
-            Some(CachedResponse { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
-        self.remove_from_backlog(id.0);
+        let mad = Mad { transaction: conn.transaction, modifier: ece_options, message: rep.into() };
+        conn.cached_response = Some(CachedResponse { to: MessageKind::Req, mad: Box::new(mad) });
         self.send_request(now, id.0, &mad);
         Ok(())
     }

@@ -36,11 +36,10 @@ impl Cm {
                 pending_request.retries_left -= 1;
                 let (state, retries_left) = (conn.state, pending_request.retries_left);
                 trace_event!(DEBUG, "urxe::cm", "retransmission", id = ?id, state = %state, retries_left = retries_left);
-                let (to, kind, mad, wait) =
-                    (conn.to, pending_request.kind, *pending_request.mad, conn.retry_policy.response_timeout);
+                let (to, mad, wait) = (conn.to, *pending_request.mad, conn.retry_policy.response_timeout);
                 self.arm(id, Some(now + wait));
                 self.counters.retransmitted += 1;
-                self.send(to, mad, kind);
+                self.send(to, &mad);
             }
             _ => self.on_retries_exhausted(now, id),
         }

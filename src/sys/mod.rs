@@ -1,13 +1,15 @@
 //! Process-wide facilities: fork detection, queries about signal handlers, background threads that block
 //! signals, registered memory, limits of the process, and memory for other processes.
 //!
-//! Memory, links and the driver use it; it depends on no other component. Also macros that define setters and
-//! counters, which every component uses, and the generator of reproducible random numbers.
+//! Memory, links and the driver use it; it depends on no other component. Also macros that define setters,
+//! counters and enums with names, which every component uses, and the generator of reproducible random
+//! numbers.
 
 pub(crate) mod cgroup;
 pub(crate) mod counters;
 pub mod fork;
 pub(crate) mod memfd;
+pub(crate) mod named;
 pub mod pinned;
 pub(crate) mod quota;
 pub(crate) mod rng;

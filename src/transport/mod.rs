@@ -80,9 +80,10 @@ pub use send_slots::PolledSends;
 pub use send_wr::SendWr;
 pub use slow_event::EventKind;
 pub use srq::SharedReceives;
+#[cfg(feature = "unstable-internals")]
+pub use state::AttrMask;
 pub use state::{
-    AddressError, AddressVector, AlternatePath, AttrMask, MigrationState, ModifyError, QpAttr, QpState,
-    QpType,
+    AddressError, AddressVector, AlternatePath, MigrationState, ModifyError, QpAttr, QpState, QpType,
 };
 pub use time::{Instant, earliest};
 pub use tuning::{PacingLimits, PeerWindow, Tuning};

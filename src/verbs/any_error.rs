@@ -57,7 +57,6 @@ pub enum Error {
     /// A work request of a list was rejected.
     PostList(#[from] PostListError),
     /// A queue pair is of another service than requested.
-    #[error(transparent)]
     Service(#[from] WrongService),
     /// A wait ended without a result, or with the completion of a failed work request.
     Wait(#[from] WaitError),

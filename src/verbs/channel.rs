@@ -36,19 +36,15 @@ impl Context {
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
         self.inject(Call::ibv_create_comp_channel)?;
         self.check_device()?;
-        CompletionChannel::new(self.clone())
+        // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
+        let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
+        let (context, events, wait) = (self.clone(), Mutex::default(), ChannelWait::new());
+        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events, wait })))
     }
 }
 
 impl CompletionChannel {
-    pub(super) fn new(context: Context) -> Result<CompletionChannel, CreateError> {
-        // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-        let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
-        let (events, wait) = (Mutex::default(), ChannelWait::new());
-        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events, wait })))
-    }
-
     /// Returns the channel's context.
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -203,10 +199,6 @@ impl fmt::Debug for CqEvent {
 pub(super) struct EventAcks(Mutex<u64>, Condvar);
 
 impl EventAcks {
-    pub fn unacknowledged(&self) -> u64 {
-        *self.0.lock()
-    }
-
     /// Acknowledges `n` events. Fails, without acknowledging any, if fewer are unacknowledged.
     fn acknowledge(&self, n: u64) -> Result<(), AckError> {
         let mut unacked = self.0.lock();
@@ -228,7 +220,7 @@ impl EventAcks {
 impl Cq {
     /// Returns the number of events retrieved from a channel but not yet acknowledged.
     pub fn unacked_events(&self) -> u64 {
-        self.0.acks.unacknowledged()
+        *self.0.acks.0.lock()
     }
 
     /// Acknowledges `n` events retrieved with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).

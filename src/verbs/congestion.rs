@@ -32,6 +32,6 @@ impl WeakContext {
     /// longer open or a shard's lock is held for longer than `timeout`; other shards may have been changed.
     #[doc(hidden)]
     pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
-        self.get().is_some_and(|device| device.shards.set_congestion_within(congestion, timeout))
+        self.0.upgrade().is_some_and(|device| device.shards.set_congestion_within(congestion, timeout))
     }
 }

@@ -27,7 +27,7 @@ use crate::middleware::faults::FaultSeeds;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::rng::splitmix64;
 use crate::sys::setters::setters;
-use crate::transport::{Congestion, CongestionConfig, Counters, CqId, PacingLimits, Quirks, Rate, Tuning};
+use crate::transport::{Congestion, CongestionConfig, Counters, PacingLimits, Quirks, Rate, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
@@ -166,7 +166,7 @@ impl Drop for Handle {
 
 /// Weak handle to a device, which does not keep the device open.
 #[derive(Clone)]
-pub struct WeakContext(Weak<Inner>);
+pub struct WeakContext(pub(super) Weak<Inner>);
 
 pub(super) struct Inner {
     pub shards: Shards,
@@ -183,7 +183,8 @@ pub(super) struct Inner {
     pub pds: Quota,
     pub cqs: Quota,
     pub next_pd: AtomicU32,
-    next_cq: AtomicU32,
+    /// Number of the next completion queue. Numbers repeat after 2^32 queues.
+    pub next_cq: AtomicU32,
     /// I/O virtual address of the next region whose memory the crate allocates.
     next_iova: AtomicU64,
     /// Number of bytes of device memory allocated.
@@ -578,11 +579,6 @@ impl Context {
         self.0.shards.poll_all();
     }
 
-    /// Returns the number for a new completion queue. Numbers repeat after 2^32 queues.
-    pub(super) fn next_cq(&self) -> CqId {
-        CqId(self.0.next_cq.fetch_add(1, Ordering::Relaxed))
-    }
-
     pub(super) fn is(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -605,11 +601,6 @@ impl Context {
 }
 
 impl WeakContext {
-    /// Returns the device if it is still open.
-    pub(super) fn get(&self) -> Option<Arc<Inner>> {
-        self.0.upgrade()
-    }
-
     /// Opens the device again, like [`Context::reopen`]. Returns `None` if the device is no longer open.
     ///
     /// # Errors

@@ -36,7 +36,7 @@ impl WeakContext {
     /// Raises the warnings that no call of the application causes, if the device is open.
     #[doc(hidden)]
     pub fn update_warnings(&self) {
-        if let Some(device) = self.get() {
+        if let Some(device) = self.0.upgrade() {
             device.check_receives();
             device.check_rings();
         }

@@ -14,7 +14,7 @@ use crate::driver::{
     CompletionQueue, CqListener, CqOverflow, CqUsers, EventSubject, Notify, deadline_after, step_until,
 };
 use crate::sys::setters::setters;
-use crate::transport::{Completion, CqId, WcStatus};
+use crate::transport::{Completion, CqId};
 
 /// A completion queue. Cheap to clone; usable from any thread.
 ///
@@ -190,7 +190,8 @@ impl Cq {
             return Err(CreateError::OtherContext("completion channel"));
         }
         CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
-        let queue = CompletionQueue::new(context.next_cq(), capacity);
+        let id = CqId(context.0.next_cq.fetch_add(1, Ordering::Relaxed));
+        let queue = CompletionQueue::new(id, capacity);
         context.0.cqs.acquire()?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
@@ -390,12 +391,7 @@ impl Cq {
     /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
     /// [`wait_any`](Self::wait_any).
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
-        let completion = self.wait_any(timeout)?;
-        if completion.status == WcStatus::Success {
-            Ok(completion)
-        } else {
-            Err(WaitError::Failed(completion))
-        }
+        self.wait_any(timeout)?.successful()
     }
 }
 

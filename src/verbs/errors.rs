@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::memory::Access;
-use crate::transport::{Completion, QpType};
+use crate::transport::{Completion, QpType, WcStatus};
 use crate::wire::Mtu;
 
 pub use super::device::DeviceError;
@@ -203,6 +203,14 @@ pub enum WaitError {
     /// descriptors or the runtime is shutting down (`ECANCELED`); holds the `errno` value.
     #[error("tokio cannot watch the descriptor: {}", io::Error::from_raw_os_error(*.0))]
     Runtime(i32),
+}
+
+impl Completion {
+    /// Returns the completion if its status is success, otherwise [`WaitError::Failed`] with the completion.
+    #[doc(hidden)]
+    pub fn successful(self) -> Result<Completion, WaitError> {
+        if self.status == WcStatus::Success { Ok(self) } else { Err(WaitError::Failed(self)) }
+    }
 }
 
 /// Error returned for an access outside a region's memory.

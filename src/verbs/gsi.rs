@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use super::{
-    ClaimError, CompletionChannel, Context, Cq, CqOptions, CreateError, Mr, Notify, Pd, PostError, Qp,
-    QpOptions, WaitError,
+    ClaimError, CompletionChannel, Context, Cq, CqOptions, CreateError, Mr, Notify, PostError, Qp, QpOptions,
+    WaitError,
 };
 use crate::memory::Access;
 use crate::nic::QpnPartition;
@@ -62,15 +62,8 @@ impl Context {
     /// [`CreateError::Exhausted`] if it is in use; otherwise [`CreateError`] of the objects that it consists
     /// of.
     pub fn management_port(&self) -> Result<ManagementPort, CreateError> {
-        ManagementPort::new(&self.alloc_pd()?)
-    }
-}
-
-impl ManagementPort {
-    fn new(pd: &Pd) -> Result<ManagementPort, CreateError> {
-        let context = pd.context();
-        let channel = context.create_channel()?;
-        let cq = context.create_cq(CqOptions::new((RECV_DEPTH + SEND_DEPTH) as usize).channel(&channel))?;
+        let (pd, channel) = (self.alloc_pd()?, self.create_channel()?);
+        let cq = self.create_cq(CqOptions::new((RECV_DEPTH + SEND_DEPTH) as usize).channel(&channel))?;
         let slots = pd.reg_mr(RECV_DEPTH as usize * SLOT_LEN, Access::LOCAL_WRITE)?;
         let options = QpOptions {
             qp_type: QpType::Ud,
@@ -78,7 +71,7 @@ impl ManagementPort {
             recv: RecvCaps { max_wr: RECV_DEPTH, max_sge: 1 },
             ..QpOptions::default()
         };
-        let qp = Qp::new_gsi(pd, &cq, &options)?;
+        let qp = Qp::new_gsi(&pd, &cq, &options)?;
         let port = ManagementPort { qp, cq, channel, slots };
         port.qp.activate(QKey::GSI).map_err(|_| CreateError::DeviceFatal)?;
         for slot in 0..RECV_DEPTH.into() {
@@ -87,7 +80,9 @@ impl ManagementPort {
         port.cq.req_notify(Notify::Any);
         Ok(port)
     }
+}
 
+impl ManagementPort {
     /// Returns the device's context.
     pub fn context(&self) -> &Context {
         self.qp.pd().context()

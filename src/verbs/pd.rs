@@ -43,15 +43,12 @@ impl Context {
         self.inject(Call::ibv_alloc_pd)?;
         self.check_device()?;
         self.0.pds.acquire()?;
-        Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
+        let id = PdId(self.0.next_pd.fetch_add(1, Ordering::Relaxed));
+        Ok(Pd(Arc::new(PdInner { context: self.clone(), id })))
     }
 }
 
 impl Pd {
-    pub(super) fn new(context: Context, id: u32) -> Pd {
-        Pd(Arc::new(PdInner { context, id: PdId(id) }))
-    }
-
     /// Returns the context on which the protection domain was allocated.
     pub fn context(&self) -> &Context {
         &self.0.context

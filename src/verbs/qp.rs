@@ -232,14 +232,14 @@ impl QpRemote {
     /// Attaches the queue pair to a multicast group. Returns `None` if the queue pair has been destroyed.
     pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
         let is_alive = self.is_alive.lock();
-        let device = self.context.get().filter(|_| *is_alive)?;
+        let device = self.context.0.upgrade().filter(|_| *is_alive)?;
         Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
     }
 
     /// Detaches the queue pair from a multicast group. Returns `None` if the queue pair has been destroyed.
     pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
         let is_alive = self.is_alive.lock();
-        let device = self.context.get().filter(|_| *is_alive)?;
+        let device = self.context.0.upgrade().filter(|_| *is_alive)?;
         Some(device.shards.detach_mcast(&self.shard, self.qpn, gid))
     }
 }
@@ -266,7 +266,7 @@ impl Xrcd {
     /// # Errors
     /// [`CreateError::Exhausted`] if all queue pairs of the device are in use; [`CreateError::DeviceFatal`].
     pub fn create_target_qp(&self) -> Result<Qp, CreateError> {
-        let (pd, cq) = self.target_parents();
+        let (pd, cq) = (&self.0.pd, &self.0.cq);
         let options = QpOptions { qp_type: QpType::XrcRecv, ..QpOptions::default() };
         Qp::new(pd, cq, cq, Some(self.id()), &options)
     }

@@ -10,14 +10,14 @@ use crate::transport::XrcdId;
 /// An XRC domain: a set of target queue pairs, and the shared receive queues from which they take receives.
 /// Cheap to clone; it lives as long as anything created in it.
 #[derive(Clone)]
-pub struct Xrcd(Arc<XrcdInner>);
+pub struct Xrcd(pub(super) Arc<XrcdInner>);
 
-struct XrcdInner {
+pub(super) struct XrcdInner {
     id: XrcdId,
     /// Protection domain passed when target queue pairs are created; they do not use it.
-    pd: Pd,
+    pub pd: Pd,
     /// Completion queue passed when target queue pairs are created; they do not use it.
-    cq: Cq,
+    pub cq: Cq,
 }
 
 impl Context {
@@ -38,12 +38,6 @@ impl Xrcd {
     /// Returns the context on which the XRC domain was opened.
     pub fn context(&self) -> &Context {
         self.0.pd.context()
-    }
-
-    /// Returns the protection domain and the completion queue to pass when creating target queue pairs, which
-    /// use neither.
-    pub(super) fn target_parents(&self) -> (&Pd, &Cq) {
-        (&self.0.pd, &self.0.cq)
     }
 
     pub(super) fn id(&self) -> XrcdId {

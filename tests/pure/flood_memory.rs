@@ -1,7 +1,7 @@
 //! Test that the connection manager allocates no further memory during an endless flood of messages once its
 //! limits are reached. It runs in its own process because its global allocator counts the allocated bytes.
 
-use urxe::cm::{Cm, CmConfig, MadSource};
+use urxe::cm::{Cm, CmConfig};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::mad::{
     CommId, Dreq, Lap, Mad, Message, PathInfo, Rej, RejReason, Rep, Req, ServiceId, SidrReq, TransportService,
@@ -11,7 +11,7 @@ use urxe::wire::{Gid, Mtu, Qpn};
 const LISTENING: ServiceId = ServiceId(0x0106_0007);
 /// Service ID with a pending listener.
 const PENDING: ServiceId = ServiceId(0x0106_0008);
-const BACKLOG: usize = 100;
+const MAX_CONNECTIONS: usize = 100;
 
 fn gid(host: u8) -> Gid {
     std::net::Ipv4Addr::new(10, 0, 0, host).into()
@@ -22,7 +22,7 @@ fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());
         let mad = Mad { transaction: n.into(), modifier: 0, message: message(n) };
-        cm.handle_mad(Instant(n.into()), &MadSource { from, src_qpn: Qpn::GSI }, &mad.bytes());
+        cm.handle_mad(Instant(n.into()), &from, Qpn::GSI, &mad.bytes());
         while is_read && cm.poll_transmit().is_some() {}
     }
 }
@@ -56,17 +56,18 @@ fn flood_of_any_message_kind_uses_bounded_memory() {
     ];
     for (name, message) in kinds {
         for is_read in [true, false] {
-            let mut cm = Cm::new(CmConfig::new(1, vec![gid(1)]), 1);
-            cm.listen(LISTENING, u64::MAX, BACKLOG).unwrap();
+            let config = CmConfig { max_connections: MAX_CONNECTIONS, ..CmConfig::new(1, vec![gid(1)]) };
+            let mut cm = Cm::new(config, 1);
+            cm.listen(LISTENING).unwrap();
             cm.expect_listener(Instant(0), PENDING);
             flood(&mut cm, 0, 2000, is_read, message);
             let growth = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
             assert_eq!((growth.count_current, growth.bytes_current), (0, 0), "{name}, read: {is_read}");
-            assert!(cm.connection_counts().0 <= BACKLOG, "{name}");
+            assert!(cm.connection_counts().0 <= MAX_CONNECTIONS, "{name}");
             let responses = cm.counters().sent.iter().sum::<u64>() + cm.counters().responses_dropped;
             let expected = match name {
-                "SIDR_REQ" => 10_000 - BACKLOG as u64,
-                // Those beyond the backlog are dropped.
+                "SIDR_REQ" => 10_000 - MAX_CONNECTIONS as u64,
+                // Those beyond the maximum of connections are dropped.
                 "REQ" => 0,
                 // The others are queued for the pending listener.
                 "REQ, pending listener" => 10_000 - 256,

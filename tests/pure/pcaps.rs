@@ -10,11 +10,11 @@ use std::path::PathBuf;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
-use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, MadSource, Path, Reply, Request, State};
+use urxe::cm::{Cm, CmConfig, ConnId, Event, LocalQp, Path, Request, State};
 use urxe::transport::{AddressVector, Instant};
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
 use urxe::wire::mad::ip::{self, IpHeader, PortSpace};
-use urxe::wire::mad::{CommId, Ece, Mad, Message, MessageKind, RejReason};
+use urxe::wire::mad::{CommId, Mad, Message, MessageKind, RejReason, Rep};
 use urxe::wire::opcode::PayloadRule;
 use urxe::wire::{
     ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, PKey, Packet, Position, Psn, Qpn, Syndrome,
@@ -206,24 +206,25 @@ fn urxe_sends_the_same_cm_messages_as_the_kernel() {
 
         // The server.
         let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
-        cm.listen(req.service, u64::MAX, 1).unwrap();
-        let arrival = MadSource { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
-        cm.handle_mad(Instant(0), &arrival, &recorded[0].1.bytes());
+        cm.listen(req.service).unwrap();
+        let source = AddressVector::to(client.into());
+        cm.handle_mad(Instant(0), &source, Qpn::GSI, &recorded[0].1.bytes());
         let Some((id, Event::Requested(requested))) = cm.poll_event() else {
             panic!("{name}: no connection request")
         };
-        assert_eq!((requested.remote_qpn, requested.path.packet_life.code()), (req.qpn, 18));
-        let reply = Reply {
-            qp: LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq },
+        assert_eq!((requested.info.qp_num, requested.path.packet_life.code()), (req.qpn, 18));
+        let reply = Rep {
+            qpn: rep.qpn,
+            psn: rep.psn,
+            srq: rep.srq,
             responder_resources: rep.responder_resources,
             initiator_depth: rep.initiator_depth,
             flow_control: rep.flow_control,
             rnr_retry_count: rep.rnr_retry_count,
-            failover: false,
-            ece: Ece::default(),
-            private_data: &rep.private_data,
+            private_data: rep.private_data,
+            ..Rep::default()
         };
-        cm.accept(Instant(0), id, &reply).unwrap();
+        cm.accept(Instant(0), id, &reply, 0).unwrap();
         replay_cm(name, &mut cm, id, server, &recorded[1..], &rep.local);
     }
 }
@@ -270,10 +271,10 @@ fn replay_cm(
             assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
         }
         if *sender != local {
-            let arrival = MadSource { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
+            let source = AddressVector::to((*sender).into());
             let mut bytes = normalized(mad);
             bytes[8..16].copy_from_slice(&mad.transaction.to_be_bytes());
-            cm.handle_mad(Instant(0), &arrival, &bytes);
+            cm.handle_mad(Instant(0), &source, Qpn::GSI, &bytes);
             continue;
         }
         match mad.message {
@@ -281,9 +282,9 @@ fn replay_cm(
             Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id, &[]).unwrap(),
             _ => {}
         }
-        let out =
+        let (_, sent) =
             cm.poll_transmit().unwrap_or_else(|| panic!("{name}: urxe sent nothing, the kernel {mad:?}"));
-        assert_eq!(normalized(&Mad::parse(&out.mad).unwrap()), normalized(mad), "{name}: {mad:?}");
+        assert_eq!(normalized(&Mad::parse(&sent).unwrap()), normalized(mad), "{name}: {mad:?}");
     }
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use urxe::verbs::errors::{CreateError, WaitError};
-use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqEvent, CqOptions, Notify, WcStatus};
+use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqEvent, CqOptions, Notify};
 
 use crate::Waiter;
 
@@ -83,12 +83,7 @@ impl AsyncCq {
     /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
     /// [`wait_any`](Self::wait_any).
     pub async fn wait(&mut self) -> Result<Completion, WaitError> {
-        let completion = self.wait_any().await?;
-        if completion.status == WcStatus::Success {
-            Ok(completion)
-        } else {
-            Err(WaitError::Failed(completion))
-        }
+        self.wait_any().await?.successful()
     }
 }
 

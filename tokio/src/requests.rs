@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use urxe::Error;
 use urxe::verbs::errors::{CreateError, MemoryAccessError, PostError, WaitError};
 use urxe::verbs::service::{Connected, Reliable, Service};
-use urxe::verbs::{Access, Completion, Mr, Pd, Qp, QpOptions, Rc, RecvWr, RemoteAddr, SendWr, Sge, WcStatus};
+use urxe::verbs::{Access, Completion, Mr, Pd, Qp, QpOptions, Rc, RecvWr, RemoteAddr, SendWr, Sge};
 
 use crate::AsyncCq;
 use crate::waiter::first_of;
@@ -210,10 +210,7 @@ impl<S> Inner<S> {
             post(wr_id).inspect_err(|_| drop(self.in_flight.lock().remove(&wr_id)))?;
             let completion =
                 completion.await.expect("a request in flight keeps its sender until it completes");
-            match completion.status {
-                WcStatus::Success => Ok(completion),
-                _ => Err(WaitError::Failed(completion).into()),
-            }
+            Ok(completion.successful()?)
         };
         let dispatch = async {
             let (Ok(error) | Err(error)) = self.cq.wait_until(|| self.dispatch()).await;

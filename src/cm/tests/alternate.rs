@@ -29,8 +29,8 @@ fn apr(bench: &mut Bench) -> Apr {
 fn only_an_apr_with_the_transaction_id_of_the_lap_completes_it() {
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.load_alternate(bench.now, id, &path(), b"path?").unwrap();
-    assert!(bench.cm.load_alternate(bench.now, id, &path(), b"").is_err(), "only one LAP may be outstanding");
+    bench.cm.load_alternate(bench.now, id, &path()).unwrap();
+    assert!(bench.cm.load_alternate(bench.now, id, &path()).is_err(), "only one LAP may be outstanding");
     let sent = bench.sent_mads();
     let Message::Lap(ours) = sent[0].message else { panic!() };
     assert_eq!((ours.local_gid, ours.remote_gid, ours.remote_qpn), (our_gid(), peer_gid(), PEER_QPN));
@@ -43,8 +43,8 @@ fn only_an_apr_with_the_transaction_id_of_the_lap_completes_it() {
     bench.inject_as(&source(), sent[0].transaction + 1, apr);
     bench.assert_quiet();
     bench.inject_as(&source(), sent[0].transaction, apr);
-    let (_, Event::AlternateResponse { status, info, .. }) = bench.event() else { panic!() };
-    assert_eq!((status, info.len()), (AprStatus::InvalidLid, 3));
+    let (_, Event::AlternateResponse(apr)) = bench.event() else { panic!() };
+    assert_eq!((apr.status, apr.info().len()), (AprStatus::InvalidLid, 3));
     assert_eq!(bench.cm.poll_timeout(), None);
 }
 
@@ -57,17 +57,15 @@ fn lap_of_the_peer_raises_one_event_per_transaction() {
     assert_eq!((path.av.dgid, path.av.sgid_index, path.packet_life.code()), (gid(102), 0, 14));
     bench.inject_as(&source(), 0x10, lap(id));
     assert!(matches!(bench.sent_one(), Message::Mra(m) if m.message == Acknowledged::Lap));
-    bench.cm.delay(bench.now, id, AckTimeout::new(10), b"").unwrap();
-    assert!(matches!(bench.sent_one(), Message::Mra(m) if m.service_timeout.code() == 10));
-    bench.cm.respond_to_alternate(bench.now, id, AprStatus::Loaded, b"", b"yes").unwrap();
+    bench.cm.respond_to_alternate(id, AprStatus::Loaded).unwrap();
     let response = apr(&mut bench);
-    assert_eq!((response.status, &response.private_data[..3]), (AprStatus::Loaded, &b"yes"[..]));
+    assert_eq!(response.status, AprStatus::Loaded);
     bench.inject_as(&source(), 0x10, lap(id));
     assert_eq!(apr(&mut bench), response, "the APR is replayed");
     bench.inject_as(&source(), 0x11, lap(id));
     assert_eq!(bench.events().len(), 1, "a new transaction is a new offer");
-    assert!(bench.cm.respond_to_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_ok());
-    assert!(bench.cm.respond_to_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_err());
+    assert!(bench.cm.respond_to_alternate(id, AprStatus::Rejected).is_ok());
+    assert!(bench.cm.respond_to_alternate(id, AprStatus::Rejected).is_err());
 }
 
 #[test]
@@ -83,7 +81,7 @@ fn invalid_lap_is_rejected_with_the_reason() {
     bench.inject(Lap { remote: CommId(12345), ..lap(id) });
     assert_eq!(apr(&mut bench).status, AprStatus::InvalidCommId);
     // Both ends offer at the same time: each waits for the response to its own offer.
-    bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
+    bench.cm.load_alternate(bench.now, id, &path()).unwrap();
     bench.sent_one();
     bench.inject(lap(id));
     bench.assert_quiet();

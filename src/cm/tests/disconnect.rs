@@ -209,7 +209,7 @@ fn release_notifies_the_peer_in_each_state() {
             "SIDR_REQ sent",
             false,
             |b| {
-                let id = b.cm.sidr_request(b.now, &super::sidr::sidr_request(b"")).unwrap();
+                let id = b.cm.sidr_request(b.now, SERVICE, path(), b"").unwrap();
                 b.sent_one();
                 id
             },

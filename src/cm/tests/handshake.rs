@@ -22,17 +22,17 @@ fn client_sends_req_and_answers_rep_with_rtu() {
     rep.private_data[..2].copy_from_slice(b"hi");
     rep.vendor_id = 0xabcdef;
     bench.inject(rep);
-    let (_, Event::Accepted(accepted)) = bench.event() else { panic!() };
-    assert_eq!((accepted.remote_qpn, &accepted.private_data[..3]), (PEER_QPN, &b"hi\0"[..]));
+    let (_, Event::Accepted { info, ece }) = bench.event() else { panic!() };
+    assert_eq!((info.qp_num, &info.private_data[..3]), (PEER_QPN, &b"hi\0"[..]));
     // The responder resources of one end are the initiator depth of the other.
-    assert_eq!((accepted.responder_resources, accepted.initiator_depth), (2, 7));
-    assert_eq!((accepted.ca_guid, accepted.ece.vendor_id), (PEER_GUID, 0xabcdef));
+    assert_eq!((info.responder_resources, info.initiator_depth), (2, 7));
+    assert_eq!(ece.vendor_id, 0xabcdef);
 
     let rtr = bench.cm.rtr(id).unwrap();
     assert_eq!((rtr.state, rtr.dest_qpn), (Some(QpState::Rtr), Some(PEER_QPN)));
     assert_eq!((rtr.path_mtu, rtr.max_dest_rd_atomic), (Some(Mtu::Mtu1024), Some(2)));
     // Each side chooses the first PSN that the other sends.
-    assert_eq!((rtr.av, rtr.rq_psn), (Some(source().from), Some(our_qp().psn)));
+    assert_eq!((rtr.av, rtr.rq_psn), (Some(source()), Some(our_qp().psn)));
     let rts = bench.cm.rts(id).unwrap();
     assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(rep.psn), Some(7)));
     assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(7), Some(4), Some(AckTimeout::new(19))));
@@ -59,15 +59,15 @@ fn server_answers_req_with_rep_and_is_established_by_rtu() {
     req.private_data[91] = 9;
     bench.inject_as(&source(), 0x1234, req);
     let (id, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!((requested.remote_qpn, requested.qp_type), (PEER_QPN, QpType::Rc));
-    assert_eq!((requested.responder_resources, requested.initiator_depth), (2, 7));
+    assert_eq!((requested.info.qp_num, requested.qp_type), (PEER_QPN, QpType::Rc));
+    assert_eq!((requested.info.responder_resources, requested.info.initiator_depth), (2, 7));
     assert_eq!((requested.path.av.dgid, requested.path.av.sgid_index), (peer_gid(), 2));
-    assert_eq!((requested.path.mtu, requested.private_data[91]), (Mtu::Mtu1024, 9));
+    assert_eq!((requested.path.mtu, requested.info.private_data[91]), (Mtu::Mtu1024, 9));
     // The attributes up to RTS are known before the server accepts, except the PSN that it expects.
     let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
     assert_eq!((rtr.rq_psn, rts.sq_psn, rts.max_rd_atomic), (None, Some(req.psn), Some(7)));
 
-    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted"), 0).unwrap();
     let sent = bench.sent_mads();
     let Message::Rep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, rep.local, rep.remote), (0x1234, id.0, PEER_ID));
@@ -97,8 +97,9 @@ fn duplicate_handshake_messages_get_the_same_response() {
         let Message::Mra(mra) = bench.sent_one() else { panic!() };
         assert_eq!((mra.local, mra.remote, mra.message), (id.0, PEER_ID, Acknowledged::Req));
         assert_eq!(mra.service_timeout, AckTimeout::new(24));
+        assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
     }
-    bench.cm.accept(bench.now, id, &reply(b"granted")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b"granted"), 0).unwrap();
     let rep = bench.sent_one();
     bench.inject(req());
     assert_eq!(bench.sent_one(), rep);
@@ -137,7 +138,7 @@ fn rejected_event_contains_reason_info_and_private_data() {
     rej.private_data[147] = 5;
     bench.inject(rej);
     let (_, Event::Rejected(rejection)) = bench.event() else { panic!() };
-    assert_eq!((rejection.reason, &rejection.info[..]), (RejReason::InvalidMtu, &[3, 4][..]));
+    assert_eq!((rejection.reason, rejection.info()), (RejReason::InvalidMtu, &[3, 4][..]));
     assert_eq!(rejection.private_data[147], 5);
     bench.assert_empty();
 }
@@ -157,7 +158,7 @@ fn duplicate_of_a_rejected_message_gets_the_same_rej() {
     bench.advance(response_time());
     bench.inject(req());
     assert_eq!(bench.sent_rej(), rej);
-    assert_eq!(bench.cm.accept(bench.now, id, &reply(b"")), Err(CmError::Unknown(id)));
+    assert_eq!(bench.cm.accept(bench.now, id, &reply(b""), 0), Err(CmError::Unknown(id)));
     bench.advance(10 * response_time());
     bench.assert_quiet();
     bench.assert_empty();
@@ -196,7 +197,7 @@ fn second_mra_does_not_extend_the_wait() {
         ..Mra::default()
     };
     bench.inject(mra);
-    assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
+    assert!(matches!(bench.event(), (_, Event::Delayed(_))));
     // 17 seconds in addition to the agreed time.
     let service = std::time::Duration::from_nanos(4096 << 22);
     bench.advance(service);
@@ -205,51 +206,29 @@ fn second_mra_does_not_extend_the_wait() {
     bench.advance(response_time());
     assert!(matches!(bench.sent_one(), Message::Req(_)));
     bench.inject(rep(id));
-    assert!(matches!(bench.event(), (_, Event::Accepted(_))));
+    assert!(matches!(bench.event(), (_, Event::Accepted { .. })));
 
     // A server waits for its client, too.
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.inject(Mra { remote: id.0, message: Acknowledged::Rep, ..mra });
-    assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
+    assert!(matches!(bench.event(), (_, Event::Delayed(_))));
     assert_eq!(bench.cm.state(id), Some(State::RepDelayed));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     assert!(matches!(bench.event(), (_, Event::Established(_))));
 }
 
 #[test]
-fn mra_sent_for_a_delay_is_sent_again_for_a_duplicate_req() {
+fn service_has_at_most_one_listener() {
     let mut bench = Bench::listening();
-    let id = bench.requested();
-    bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();
-    let mra = bench.sent_one();
-    let Message::Mra(m) = mra else { panic!() };
-    assert_eq!((m.service_timeout, &m.private_data[..4]), (AckTimeout::new(18), &b"wait"[..]));
-    bench.inject(req());
-    assert_eq!(bench.sent_one(), mra);
-    assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
-}
-
-#[test]
-fn overlapping_listeners_are_rejected() {
-    let mut bench = Bench::listening();
-    assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::InUse(SERVICE)));
-    let range = ServiceId(0x0106_2000);
-    let many = bench.cm.listen(range, !0xff, 1).unwrap();
-    assert_eq!(
-        bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1),
-        Err(CmError::InUse(ServiceId(0x0106_2007)))
-    );
-    assert_eq!(
-        bench.cm.listen(ServiceId(0x0106_0000), !0xffff, 1),
-        Err(CmError::InUse(ServiceId(0x0106_0000)))
-    );
-    bench.inject(Req { service: ServiceId(0x0106_20ab), ..req() });
+    assert_eq!(bench.cm.listen(SERVICE), Err(CmError::InUse(SERVICE)));
+    let other = ServiceId(0x0106_2007);
+    bench.cm.listen(other).unwrap();
+    bench.inject(Req { service: other, ..req() });
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!((requested.listener, requested.service), (Some(many), ServiceId(0x0106_20ab)));
-    bench.cm.unlisten(bench.now, many);
-    bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1).unwrap();
+    assert_eq!((requested.is_peer_to_peer, requested.service), (false, other));
+    bench.cm.unlisten(bench.now, other);
+    bench.cm.listen(other).unwrap();
 }
 
 #[test]
@@ -266,8 +245,12 @@ fn invalid_parameters_are_rejected_and_change_nothing() {
     let datagram = Request { qp_type: QpType::Ud, ..request(b"") };
     assert_eq!(bench.cm.connect(bench.now, &datagram), Err(CmError::Datagram));
     let id = bench.requested();
-    let long = [0; 197];
-    assert!(matches!(bench.cm.accept(bench.now, id, &reply(&long)), Err(CmError::PrivateData { .. })));
+    let too_long = [0; 217];
+    assert_eq!(
+        bench.cm.sidr_request(bench.now, SERVICE, path(), &too_long),
+        Err(CmError::PrivateData { len: 217, max: 216 })
+    );
+    assert_eq!(padded::<196>(&too_long), Err(CmError::PrivateData { len: 217, max: 196 }));
     assert_eq!(bench.cm.reject(bench.now, id, RejReason::Consumer, &[0; 73], b""), Err(CmError::Info(73)));
     assert!(matches!(bench.cm.ready(bench.now, id, b""), Err(CmError::State { state: State::ReqRcvd, .. })));
     assert_eq!(bench.cm.state(id), Some(State::ReqRcvd));
@@ -299,7 +282,7 @@ fn every_qp_type_has_its_transport_code_and_attributes() {
         let (id, Event::Requested(requested)) = bench.event() else { panic!() };
         let peer_type = if is_xrc { QpType::XrcRecv } else { qp_type };
         assert_eq!(requested.qp_type, peer_type);
-        bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+        bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
         let Message::Rep(ours) = bench.sent_one() else { panic!() };
         let number = if is_xrc { (ours.eecn, ours.qpn, ours.srq) } else { (ours.qpn.get(), ours.qpn, false) };
         assert_eq!(number, (OUR_QPN.get(), if is_xrc { Qpn::new(0) } else { OUR_QPN }, is_xrc));
@@ -325,9 +308,10 @@ fn alternate_path_in_req_is_loaded_by_the_client_and_declined_by_the_server() {
     let mut peer_req = req();
     peer_req.alternate = PathInfo { local_gid: gid(102), remote_gid: gid(101), ..peer_req.primary };
     bench.inject(peer_req);
-    let (id, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!(requested.alternate.map(|p| (p.av.dgid, p.av.sgid_index)), Some((gid(102), 0)));
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    let (id, Event::Requested(_)) = bench.event() else { panic!() };
+    let alternate = bench.cm.rtr(id).unwrap().alt_path;
+    assert_eq!(alternate.map(|p| (p.av.dgid, p.av.sgid_index)), Some((gid(102), 0)));
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     let Message::Rep(rep) = bench.sent_one() else { panic!() };
     assert_eq!(rep.failover, 2, "alternate path rejected");
     assert_eq!(bench.cm.rtr(id).unwrap().alt_path, None);
@@ -341,12 +325,5 @@ fn communication_ids_have_the_prefix_of_the_process() {
         let id = bench.cm.connect(bench.now, &request(b"")).unwrap();
         assert_eq!(id.0.0 >> 26, 5);
     }
-    let sidr = SidrRequest {
-        service: SERVICE,
-        path: path(),
-        response_timeout: AckTimeout::new(10),
-        max_cm_retries: 1,
-        private_data: b"",
-    };
-    assert_eq!(bench.cm.sidr_request(bench.now, &sidr).unwrap().0.0 >> 26, 5);
+    assert_eq!(bench.cm.sidr_request(bench.now, SERVICE, path(), b"").unwrap().0.0 >> 26, 5);
 }

@@ -12,13 +12,13 @@ use crate::wire::{Gid, Mtu, Qpn};
 fn invalid_mads_are_counted_and_dropped() {
     let mut bench = Bench::listening();
     let good = Mad { transaction: 1, modifier: 0, message: req().into() }.bytes();
-    bench.cm.handle_mad(bench.now, &source(), &good[..255]);
-    bench.cm.handle_mad(bench.now, &source(), &[]);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &good[..255]);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &[]);
     let mut wrong = good;
     wrong[1] = 3;
-    bench.cm.handle_mad(bench.now, &source(), &wrong);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::GSI, &wrong);
     assert_eq!(bench.cm.counters().malformed, 3);
-    bench.cm.handle_mad(bench.now, &MadSource { src_qpn: Qpn::new(17), ..source() }, &good);
+    bench.cm.handle_mad(bench.now, &source(), Qpn::new(17), &good);
     assert_eq!(bench.cm.counters().wrong_qpn, 1);
     bench.assert_quiet();
     bench.assert_empty();
@@ -28,7 +28,7 @@ fn invalid_mads_are_counted_and_dropped() {
 fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
     let rejection_of = |req: Req| {
         let mut bench = Bench::with(CmConfig { max_mtu: Mtu::Mtu2048, ..config() });
-        bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+        bench.cm.listen(SERVICE).unwrap();
         bench.inject(req);
         assert_eq!(bench.events(), []);
         let rej = bench.sent_rej();
@@ -54,9 +54,9 @@ fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
 }
 
 #[test]
-fn flood_of_requests_is_dropped_beyond_the_backlog() {
-    let mut bench = Bench::new();
-    bench.cm.listen(SERVICE, u64::MAX, 100).unwrap();
+fn flood_of_requests_is_dropped_beyond_the_maximum_of_connections() {
+    let mut bench = Bench::with(CmConfig { max_connections: 100, ..config() });
+    bench.cm.listen(SERVICE).unwrap();
     let mut requested = 0;
     for i in 0..10_000 {
         bench.inject(Req { local: CommId(i + 1), qpn: Qpn::new(0x1000 + i), ..req() });
@@ -65,52 +65,32 @@ fn flood_of_requests_is_dropped_beyond_the_backlog() {
     }
     assert_eq!(requested, 100);
     assert_eq!(bench.cm.connection_counts(), (100, 0));
-    assert_eq!(bench.cm.counters().backlog_full, 9900);
+    assert_eq!(bench.cm.counters().too_many, 9900);
+    assert_eq!(bench.cm.connect(bench.now, &request(b"")), Err(CmError::TooMany(100)));
     bench.cm.check();
 }
 
 #[test]
 fn retransmission_of_a_dropped_request_is_a_new_request() {
-    let mut bench = Bench::new();
-    bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
+    let mut bench = Bench::with(CmConfig { max_connections: 1, ..config() });
+    bench.cm.listen(SERVICE).unwrap();
     let [one, other] = [1, 2].map(|i| Req { local: CommId(i), qpn: Qpn::new(0x1000 + i), ..req() });
     bench.inject(one);
     let (id, _) = bench.event();
     bench.inject(other);
-    assert_eq!(bench.events(), [], "beyond the backlog of the service");
-    bench.cm.dequeue_request(id);
+    assert_eq!(bench.events(), [], "beyond the maximum of connections");
+    bench.cm.drop_request(id);
     bench.inject(other);
     let (id, _) = bench.event();
     bench.cm.drop_request(id);
-    assert_eq!(bench.cm.counters().backlog_full, 2);
+    assert_eq!((bench.cm.counters().too_many, bench.cm.counters().backlog_full), (1, 2));
     bench.inject(other);
     let (id, event) = bench.event();
-    assert!(matches!(event, Event::Requested(request) if request.remote_qpn == other.qpn));
+    assert!(matches!(event, Event::Requested(request) if request.info.qp_num == other.qpn));
     bench.assert_quiet();
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     bench.cm.drop_request(id);
     assert_eq!(bench.cm.state(id), Some(State::RepSent), "only a request without a response can be dropped");
-    bench.cm.check();
-}
-
-#[test]
-fn slot_in_the_backlog_is_freed_when_its_request_is_dequeued() {
-    let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
-    bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
-    let request_from = |bench: &mut Bench, i: u32| {
-        bench.inject(Req { local: CommId(i), qpn: Qpn::new(0x1000 + i), ..req() });
-        bench.cm.poll_event().map(|(id, _)| id)
-    };
-    for i in 1..=3 {
-        let id = request_from(&mut bench, i).unwrap();
-        assert_eq!(request_from(&mut bench, 100), None, "the backlog is full");
-        bench.cm.dequeue_request(id);
-        bench.cm.dequeue_request(id);
-    }
-    // The backlog has room, but the number of connections has reached its maximum.
-    assert_eq!(request_from(&mut bench, 4), None);
-    assert_eq!(bench.cm.counters().too_many, 1);
-    assert_eq!(bench.cm.connect(bench.now, &request(b"")), Err(CmError::TooMany(3)));
     bench.cm.check();
 }
 
@@ -320,7 +300,7 @@ fn tables_stay_consistent_after_any_message_in_any_state() {
         (true, Bench::accepted),
         (false, Bench::client),
         (true, Bench::server),
-        (false, |b| b.cm.sidr_request(b.now, &super::sidr::sidr_request(b"")).unwrap()),
+        (false, |b| b.cm.sidr_request(b.now, SERVICE, path(), b"").unwrap()),
     ];
     for (listening, begin) in states {
         for first in MessageKind::ALL {

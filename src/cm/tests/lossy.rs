@@ -11,7 +11,7 @@ use rand_pcg::rand_core::Rng;
 use super::bench::{SERVICE, gid};
 use crate::cm::*;
 use crate::transport::{AddressVector, Instant};
-use crate::wire::mad::{CommId, RejReason};
+use crate::wire::mad::{CommId, RejReason, Rep};
 use crate::wire::{Mtu, Psn, Qpn};
 
 /// Faults of the network and the programs. Rates are in units of 1/256; `delay` is the maximum delay of a
@@ -111,15 +111,15 @@ impl World {
         loop {
             let mut idle = true;
             for side in 0..2 {
-                while let Some(out) = self.cms[side].poll_transmit() {
+                while let Some((to, mad)) = self.cms[side].poll_transmit() {
                     idle = false;
-                    assert_eq!(out.to.dgid, gid(2 - side as u8));
+                    assert_eq!(to.dgid, gid(2 - side as u8));
                     let copies = if self.bernoulli(self.faults.loss) { 0 } else { 1 };
                     let duplicates = if self.bernoulli(self.faults.duplicate) { 1 } else { 0 };
                     for _ in 0..copies + duplicates {
                         let at = self.random_time(self.faults.delay) + Duration::from_nanos(1);
                         self.sequence += 1;
-                        self.in_flight.insert((at, self.sequence), (1 - side, out.mad.to_vec()));
+                        self.in_flight.insert((at, self.sequence), (1 - side, mad.to_vec()));
                     }
                 }
                 while let Some((id, event)) = self.cms[side].poll_event() {
@@ -155,11 +155,12 @@ impl World {
                 self.cms[side].reject(now, id, RejReason::Consumer, b"", b"no").unwrap();
             }
             Event::Requested(_) => {
-                let reply = Reply { qp: self.qp(), ..super::bench::reply(b"granted") };
-                self.cms[side].accept(now, id, &reply).unwrap();
+                let LocalQp { qpn, psn, .. } = self.qp();
+                let reply = Rep { qpn, psn, ..super::bench::reply(b"granted") };
+                self.cms[side].accept(now, id, &reply, 0).unwrap();
             }
-            Event::Accepted(accepted) => {
-                assert_eq!(&accepted.private_data[..7], b"granted");
+            Event::Accepted { info, .. } => {
+                assert_eq!(&info.private_data[..7], b"granted");
                 progress.established = true;
                 self.cms[side].ready(now, id, b"").unwrap();
                 self.schedule_disconnect(side, id);
@@ -194,7 +195,7 @@ impl World {
             if next[0] == Some(at) {
                 let (_, (side, mad)) = self.in_flight.pop_first().unwrap();
                 let from = AddressVector::to(gid(2 - side as u8));
-                self.cms[side].handle_mad(at, &MadSource { from, src_qpn: Qpn::GSI }, &mad);
+                self.cms[side].handle_mad(at, &from, Qpn::GSI, &mad);
             } else if next[1] == Some(at) {
                 let (_, (side, id)) = self.disconnects.pop_first().unwrap();
                 if self.cms[side].state(id).is_some() {
@@ -222,7 +223,7 @@ impl World {
 fn play(seed: u64, faults: Faults, connections: usize) -> World {
     let mut world = World::new(seed, faults);
     for cm in &mut world.cms {
-        cm.listen(SERVICE, u64::MAX, 1000).unwrap();
+        cm.listen(SERVICE).unwrap();
     }
     for i in 0..connections {
         world.connect(i % 2);

@@ -18,9 +18,9 @@ fn side_with_the_smaller_ca_guid_becomes_the_server() {
     let (mut bench, id) = req_sent(config());
     bench.inject(req());
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!((of, requested.listener), (id, None));
+    assert_eq!((of, requested.is_peer_to_peer), (id, true));
     assert_eq!(bench.cm.poll_timeout(), None, "the own request is withdrawn");
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     assert!(matches!(bench.sent_one(), Message::Rep(rep) if rep.local == id.0));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     assert!(matches!(bench.event(), (_, Event::Established(_))));
@@ -33,7 +33,7 @@ fn side_with_the_larger_ca_guid_remains_the_client() {
     bench.inject(req());
     bench.assert_quiet();
     bench.inject(rep(id));
-    assert!(matches!(bench.event(), (_, Event::Accepted(_))));
+    assert!(matches!(bench.event(), (_, Event::Accepted { .. })));
     bench.cm.ready(bench.now, id, b"").unwrap();
     assert!(matches!(bench.sent_one(), Message::Rtu(_)));
     // The losing request arrives late.
@@ -94,9 +94,8 @@ fn simultaneous_connect_within_one_nic_makes_one_connection() {
             let path = Path { av, ..path() };
             cm.connect(Instant(0), &Request { peer_to_peer: true, qp, path, ..request(b"") }).unwrap()
         });
-        let reply_source = MadSource { from: av, src_qpn: Qpn::GSI };
-        while let Some(out) = cm.poll_transmit() {
-            cm.handle_mad(Instant(0), &reply_source, &out.mad);
+        while let Some((_, mad)) = cm.poll_transmit() {
+            cm.handle_mad(Instant(0), &av, Qpn::GSI, &mad);
         }
         let smaller = ids[usize::from(qpns[1] < qpns[0])];
         assert!(matches!(cm.poll_event(), Some((id, Event::Requested(_))) if id == smaller), "{qpns:x?}");

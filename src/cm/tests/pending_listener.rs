@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::bench::*;
 use crate::cm::Event;
+use crate::transport::QpType;
 use crate::wire::Qpn;
 use crate::wire::mad::{CommId, Message, Rej, RejReason, Req, ServiceId, SidrReq, SidrStatus};
 
@@ -19,22 +20,22 @@ fn rej_reason(message: &Message) -> Option<RejReason> {
 #[test]
 fn request_that_arrives_between_two_listeners_is_served_by_the_second() {
     let mut bench = Bench::new();
-    let first = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
-    bench.cm.unlisten(bench.now, first);
+    bench.cm.listen(SERVICE).unwrap();
+    bench.cm.unlisten(bench.now, SERVICE);
     bench.inject(req());
     // Retransmissions are queued only once.
     bench.inject(req());
     bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
     bench.advance(SHORT_WAIT);
     assert_eq!((bench.sent(), bench.events()), (vec![], vec![]));
-    let second = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.cm.listen(SERVICE).unwrap();
     bench.advance(Duration::ZERO);
     let events: Vec<_> = std::iter::from_fn(|| bench.cm.poll_event()).collect();
-    let [(id, Event::Requested(requested)), (sidr_id, Event::SidrRequested(sidr))] = &events[..] else {
+    let [(id, Event::Requested(requested)), (sidr_id, Event::Requested(sidr))] = &events[..] else {
         panic!("{events:?}")
     };
-    assert_eq!((requested.listener, requested.remote_qpn), (Some(second), PEER_QPN));
-    assert_eq!(sidr.listener, second);
+    assert_eq!((requested.service, requested.info.qp_num), (SERVICE, PEER_QPN));
+    assert_eq!((sidr.service, sidr.qp_type), (SERVICE, QpType::Ud));
     assert_eq!(bench.sent(), []);
     bench.cm.release(bench.now, *id);
     bench.cm.release(bench.now, *sidr_id);
@@ -48,11 +49,10 @@ fn request_that_arrives_before_an_expected_listener_is_served_by_it() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());
-    // A listener for a range of services receives the request, too.
-    let listener = bench.cm.listen(ServiceId(SERVICE.0 & !0xff), !0xff, 16).unwrap();
+    bench.cm.listen(SERVICE).unwrap();
     bench.advance(Duration::ZERO);
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
-    assert_eq!(requested.listener, Some(listener));
+    assert!(!requested.is_peer_to_peer);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn queued_request_is_dropped_when_its_client_gives_up() {
     bench.inject(Rej { local: CommId(77), ..rej });
     assert!(bench.cm.poll_timeout().is_some(), "requests of other clients remain queued");
     bench.inject(rej);
-    bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.cm.listen(SERVICE).unwrap();
     bench.advance(Duration::from_secs(2));
     bench.assert_quiet();
     bench.assert_empty();
@@ -74,8 +74,8 @@ fn queued_request_is_dropped_when_its_client_gives_up() {
 #[test]
 fn queued_request_is_rejected_at_the_end_of_the_grace_period() {
     let mut bench = Bench::new();
-    let listener = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
-    bench.cm.unlisten(bench.now, listener);
+    bench.cm.listen(SERVICE).unwrap();
+    bench.cm.unlisten(bench.now, SERVICE);
     bench.inject(Req { service: ServiceId(SERVICE.0 + 1), ..req() });
     assert_eq!(rej_reason(&bench.sent_one()), Some(RejReason::InvalidServiceId));
     bench.inject(req());

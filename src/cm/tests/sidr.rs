@@ -7,10 +7,6 @@ use crate::cm::*;
 use crate::wire::mad::*;
 use crate::wire::{PKey, QKey, Qpn};
 
-pub fn sidr_request(private_data: &[u8]) -> SidrRequest<'_> {
-    SidrRequest::new(SERVICE, path(), private_data)
-}
-
 fn sidr_req() -> SidrReq {
     let mut req =
         SidrReq { request: CommId(0x55), pkey: PKey::DEFAULT, service: SERVICE, private_data: [0; 216] };
@@ -18,21 +14,20 @@ fn sidr_req() -> SidrReq {
     req
 }
 
-pub fn sidr_reply(private_data: &[u8]) -> SidrReply<'_> {
-    SidrReply {
-        status: SidrStatus::Valid,
+pub fn sidr_reply(private_data: &[u8]) -> SidrRep {
+    SidrRep {
         qpn: Qpn::new(0x333),
         qkey: QKey(0x0123_4567),
-        ece: Ece { vendor_id: 0x1_2345, options: 6 },
-        info: b"",
-        private_data,
+        vendor_id: 0x1_2345,
+        private_data: padded(private_data).unwrap(),
+        ..SidrRep::default()
     }
 }
 
 #[test]
 fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
     let mut bench = Bench::new();
-    let id = bench.cm.sidr_request(bench.now, &sidr_request(b"qpn?")).unwrap();
+    let id = bench.cm.sidr_request(bench.now, SERVICE, path(), b"qpn?").unwrap();
     let Message::SidrReq(req) = bench.sent_one() else { panic!() };
     assert_eq!((req.request, req.service, &req.private_data[..4]), (id.0, SERVICE, &b"qpn?"[..]));
     let mut rep = SidrRep {
@@ -48,9 +43,9 @@ fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
     bench.inject_as(&source_from(gid(9)), 1, rep);
     bench.assert_quiet();
     bench.inject(rep);
-    let (of, Event::SidrResponse(response)) = bench.event() else { panic!() };
+    let (of, Event::SidrResponse { rep: response, .. }) = bench.event() else { panic!() };
     assert_eq!((of, response.status, response.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
-    assert_eq!((response.qkey, &response.info[..]), (QKey(0x0123_4567), &[4][..]));
+    assert_eq!((response.qkey, response.info()), (QKey(0x0123_4567), &[4][..]));
     bench.assert_empty();
     bench.inject(rep);
     bench.assert_quiet();
@@ -60,14 +55,14 @@ fn sidr_response_is_accepted_only_once_and_only_from_the_requested_peer() {
 fn duplicate_sidr_request_gets_the_same_response() {
     let mut bench = Bench::listening();
     bench.inject_as(&source(), 0x9, sidr_req());
-    let (id, Event::SidrRequested(requested)) = bench.event() else { panic!() };
+    let (id, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!(
-        (requested.service, requested.from.dgid, requested.private_data[215]),
+        (requested.service, requested.path.av.dgid, requested.info.private_data[215]),
         (SERVICE, peer_gid(), 1)
     );
     bench.inject_as(&source(), 0x9, sidr_req());
     bench.assert_quiet();
-    bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me")).unwrap();
+    bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"me"), 6).unwrap();
     let sent = bench.sent_mads();
     let Message::SidrRep(rep) = sent[0].message else { panic!() };
     assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id), (0x9, 6, 0x1_2345));
@@ -78,7 +73,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
     // A request from another host is a new request, even if its ID is the same.
     bench.inject_as(&source_from(gid(9)), 0x9, sidr_req());
     assert_eq!(bench.events().len(), 1);
-    assert_eq!(bench.cm.sidr_reply(bench.now, id, &sidr_reply(b"")), Err(CmError::Unknown(id)));
+    assert_eq!(bench.cm.sidr_reply(bench.now, id, &sidr_reply(b""), 0), Err(CmError::Unknown(id)));
     bench.advance(Duration::from_secs(3));
     assert_eq!(bench.cm.connection_counts(), (1, 0));
 }
@@ -86,7 +81,7 @@ fn duplicate_sidr_request_gets_the_same_response() {
 #[test]
 fn reused_request_id_for_another_service_is_treated_as_a_new_request() {
     let mut bench = Bench::listening();
-    bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
+    bench.cm.listen(ServiceId(5)).unwrap();
     bench.inject(sidr_req());
     bench.inject(SidrReq { service: ServiceId(5), ..sidr_req() });
     assert_eq!(bench.events().len(), 2);
@@ -110,16 +105,16 @@ fn sidr_request_without_listener_or_released_by_the_program_is_rejected() {
 }
 
 #[test]
-fn sidr_requests_count_towards_the_backlog() {
-    let mut bench = Bench::new();
-    let listener = bench.cm.listen(SERVICE, u64::MAX, 2).unwrap();
+fn sidr_requests_beyond_the_maximum_of_connections_are_rejected() {
+    let mut bench = Bench::with(CmConfig { max_connections: 2, ..config() });
+    bench.cm.listen(SERVICE).unwrap();
     for i in 0..3 {
         bench.inject(SidrReq { request: CommId(i), ..sidr_req() });
     }
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
     assert_eq!((rep.status, rep.request), (SidrStatus::Rejected, CommId(2)));
     // The queued requests are not polled yet, so they are rejected with their listener.
-    bench.cm.unlisten(bench.now, listener);
+    bench.cm.unlisten(bench.now, SERVICE);
     assert_eq!(bench.sent().len(), 2);
     assert_eq!(bench.events(), []);
     bench.advance(Duration::from_secs(3));

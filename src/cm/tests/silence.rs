@@ -49,7 +49,7 @@ fn request_waits_for_the_response_of_the_program_without_deadline() {
     let id = bench.requested();
     bench.advance(Duration::from_secs(100_000));
     bench.assert_quiet();
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     bench.advance(Duration::from_secs(1000));
     assert_eq!(bench.event(), (id, Event::Unreachable));
 }
@@ -78,7 +78,7 @@ fn response_timeout_requested_by_the_client_is_limited() {
     slow.primary.ack_timeout = long;
     bench.inject(slow);
     let (id, _) = bench.event();
-    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    bench.cm.accept(bench.now, id, &reply(b""), 0).unwrap();
     // Four attempts, each with a response time and a round trip of the maximum length.
     bench.advance(4 * 3 * Duration::from_nanos(4096 << 24));
     assert_eq!(bench.event(), (id, Event::Unreachable));
@@ -100,7 +100,7 @@ fn connection_enters_time_wait_if_its_dreq_is_not_answered() {
 #[test]
 fn unanswered_sidr_req_is_retransmitted_until_an_unreachable_event_is_raised() {
     let mut bench = Bench::new();
-    let id = bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap();
+    let id = bench.cm.sidr_request(bench.now, SERVICE, path(), b"").unwrap();
     bench.sent_one();
     assert_retransmitted(&mut bench, MessageKind::SidrReq, 15, &[]);
     assert_eq!(bench.event(), (id, Event::Unreachable));
@@ -111,12 +111,12 @@ fn unanswered_sidr_req_is_retransmitted_until_an_unreachable_event_is_raised() {
 fn unanswered_lap_leaves_the_connection_established() {
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
+    bench.cm.load_alternate(bench.now, id, &path()).unwrap();
     bench.sent_one();
     assert_retransmitted(&mut bench, MessageKind::Lap, 15, &[]);
     assert_eq!(bench.event(), (id, Event::AlternateTimeout));
     assert_eq!(bench.cm.state(id), Some(State::Established));
-    bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
+    bench.cm.load_alternate(bench.now, id, &path()).unwrap();
 }
 
 #[test]
@@ -143,7 +143,6 @@ fn in_state(state: State) -> (Bench, ConnId) {
         service_timeout: crate::wire::AckTimeout::new(20),
         ..Mra::default()
     };
-    let service_timeout = crate::wire::AckTimeout::new(18);
     let id = match state {
         S::ReqSent => bench.req_sent(),
         S::ReqDelayed => {
@@ -154,7 +153,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
         S::ReqRcvd => bench.requested(),
         S::DelayingReq => {
             let id = bench.requested();
-            bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
+            bench.inject(req());
             id
         }
         S::RepSent => bench.accepted(),
@@ -167,7 +166,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
             let id = bench.req_sent();
             bench.inject(rep(id));
             if state == S::DelayingRep {
-                bench.cm.delay(bench.now, id, service_timeout, b"").unwrap();
+                bench.inject(rep(id));
             }
             id
         }
@@ -185,7 +184,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
             bench.inject(Dreq { local: PEER_ID, remote: id.0, remote_qpn: OUR_QPN, ..Dreq::default() });
             id
         }
-        S::SidrReqSent => bench.cm.sidr_request(bench.now, &super::sidr::sidr_request(b"")).unwrap(),
+        S::SidrReqSent => bench.cm.sidr_request(bench.now, SERVICE, path(), b"").unwrap(),
         S::SidrReqRcvd => {
             bench.inject(SidrReq { request: PEER_ID, service: SERVICE, ..SidrReq::default() });
             bench.event().0
@@ -215,12 +214,12 @@ fn exchange_with_an_unresponsive_peer_ends_in_time_in_any_state() {
     /// Action that the program takes, if the exchange waits for the program in this state.
     type Act = Option<fn(&mut Bench, ConnId)>;
     let disconnect: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
-    let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b"")).unwrap());
+    let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b""), 0).unwrap());
     let ready: Act = Some(|b, id| {
         b.cm.ready(b.now, id, b"").unwrap();
         b.cm.disconnect(b.now, id, b"").unwrap();
     });
-    let sidr_reply: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::sidr_reply(b"")).unwrap());
+    let sidr_reply: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::sidr_reply(b""), 0).unwrap());
     let all = [
         S::ReqSent,
         S::ReqDelayed,

@@ -2,7 +2,7 @@
 //! is reached.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use super::ports::Claim;
 use super::state::{Device, Id, IdState, State};
@@ -79,21 +79,16 @@ impl State {
         }
     }
 
-    /// Binds the id to an arbitrary port on all devices, unless it is already bound.
-    pub fn bind_if_idle(&mut self, number: u64) -> Result<(), IdError> {
-        match self.id(number)?.state {
-            IdState::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
-            _ => Ok(()),
-        }
-    }
-
     /// Returns the device that has the address `ip`, and the index of its GID. If no device has a loopback
     /// address, the first device stands in for the loopback device, because packets to its own address stay
     /// within the machine.
     fn device_of(&self, ip: IpAddr) -> Option<(usize, u8)> {
-        let mut all = self.devices.iter().enumerate();
-        let found = all.find_map(|(i, device)| Some((i, device.gid_index(ip)?)));
-        found.or_else(|| self.loopback_device(ip))
+        self.device_with(ip).or_else(|| self.loopback_device(ip))
+    }
+
+    /// Returns the device whose GID table has the address `ip`, and the index of the GID.
+    fn device_with(&self, ip: IpAddr) -> Option<(usize, u8)> {
+        self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(ip)?)))
     }
 
     fn loopback_device(&self, ip: IpAddr) -> Option<(usize, u8)> {
@@ -212,9 +207,6 @@ impl State {
     /// [`IdError::NoRoute`] if all devices send by the system's routes, and none leads to `dst`.
     fn route_to(&self, dst: SocketAddr) -> Result<Option<Route>, IdError> {
         let ip = dst.ip().to_canonical();
-        let has_address = |source| {
-            self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(source)?)))
-        };
         let routed = source_towards(dst);
         // Packets to this host need no route.
         let is_local = ip.is_loopback() || routed.as_ref().is_ok_and(|source| *source == ip);
@@ -226,7 +218,7 @@ impl State {
             };
             self.present_devices().find_map(|(i, device)| Some((i, towards(device)?)))
         };
-        let found = self.device_of(ip).or_else(|| has_address(*routed.as_ref().ok()?)).or_else(any);
+        let found = self.device_of(ip).or_else(|| self.device_with(*routed.as_ref().ok()?)).or_else(any);
         match (found, routed) {
             (Some((device, sgid_index)), _) => {
                 Ok(Some(Route { device, sgid_index, dgid: self.destination_gid(device, sgid_index, ip) }))

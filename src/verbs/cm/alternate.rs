@@ -24,7 +24,7 @@ impl State {
         let sgid_index = device.gid_index(from).ok_or(IdError::NoDevice(from))?;
         let av = AddressVector { dgid: to.to_canonical().into(), sgid_index, ..primary.av };
         let alternate = cm::Path { av, ..primary };
-        device.cm.load_alternate(device.now(), connection, &alternate, &[])?;
+        device.cm.load_alternate(device.now(), connection, &alternate)?;
         self.id_mut(number)?.alternate = Some(av);
         Ok(())
     }
@@ -38,7 +38,7 @@ impl State {
         };
         let device = &mut self.devices[index];
         // Fails if the connection no longer exists, because the peer has aborted it.
-        let _ = device.cm.respond_to_alternate(device.now(), connection, status, &[], &[]);
+        let _ = device.cm.respond_to_alternate(connection, status);
     }
 
     /// Handles the peer's response to this side's offer; `None` means that the peer did not respond.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ struct Inner {
     has_events: AtomicBool,
     /// Number of times that the queue has been searched.
     #[cfg(test)]
-    polls: AtomicUsize,
+    polls: std::sync::atomic::AtomicUsize,
 }
 
 #[derive(Default)]
@@ -47,26 +47,6 @@ pub(super) struct QueuedEvent {
     pub kind: CmEventKind,
     pub status: i32,
     pub param: EventParam,
-    /// Backlog entry, if the event is a connection request.
-    pub waiting: Option<BacklogEntry>,
-}
-
-/// A pending connection request's entry in its listener's backlog; dropping it frees the entry.
-pub(super) struct BacklogEntry(Arc<AtomicUsize>);
-
-impl BacklogEntry {
-    /// Adds an entry; returns `None` if the backlog is full.
-    pub fn new(of: &Arc<AtomicUsize>, backlog: usize) -> Option<BacklogEntry> {
-        let below = |n: usize| (n < backlog).then_some(n + 1);
-        of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).ok()?;
-        Some(BacklogEntry(of.clone()))
-    }
-}
-
-impl Drop for BacklogEntry {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// The id to which an event is delivered.
@@ -89,9 +69,11 @@ impl QueuedEvent {
         self.listen_id.as_ref().map(WeakId::number)
     }
 
+    fn is_request_to(&self, listener: u64) -> bool {
+        self.kind == CmEventKind::ConnectRequest && self.listener() == Some(listener)
+    }
+
     fn event(self) -> Option<CmEvent> {
-        // The request is delivered: frees its entry in the backlog.
-        drop(self.waiting);
         let id = match self.id {
             Subject::New(id) => id,
             Subject::Known(id) => id.upgrade()?,
@@ -118,7 +100,7 @@ impl EventChannel {
             queue: Mutex::default(),
             has_events: AtomicBool::new(false),
             #[cfg(test)]
-            polls: AtomicUsize::new(0),
+            polls: Default::default(),
         })))
     }
 
@@ -129,7 +111,12 @@ impl EventChannel {
 
     /// Removes and returns the oldest connection request to the given listener.
     pub(super) fn try_request(&self, listener: u64) -> Option<CmEvent> {
-        self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
+        self.take_first(|e| e.is_request_to(listener))
+    }
+
+    /// Returns the number of queued connection requests to the given listener.
+    pub(super) fn requests(&self, listener: u64) -> usize {
+        self.0.queue.lock().events.iter().filter(|e| e.is_request_to(listener)).count()
     }
 
     /// Removes and returns the oldest event of the given listener: a connection request, or an event for the
@@ -208,7 +195,7 @@ impl EventChannel {
         // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
         let manager = self.0.queue.lock().manager.upgrade()?;
         manager.stop_polling();
-        manager.virtual_fabric()
+        manager.fabric.get().cloned()
     }
 
     /// Records the manager of an id that is assigned to this channel.

@@ -1,13 +1,12 @@
 //! Connections: the handshake on either side, and the disconnect.
 
-use super::event::ConnectionInfo;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
 use super::state::{Id, IdState, State};
-use super::{CmEventKind, EventParam, IdError};
-use crate::cm::{Accepted, CmError, ConnId, LocalQp, Rejection, Reply, Request};
+use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
+use crate::cm::{CmError, LocalQp, Request, padded};
 use crate::transport::AsyncEvent;
-use crate::wire::mad::RejReason;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
+use crate::wire::mad::{Rej, RejReason, Rep};
 
 /// Size of the private data field of a REQ, in bytes.
 const REQ_DATA: usize = 92;
@@ -61,37 +60,37 @@ impl State {
         ))
     }
 
-    pub fn connect(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
-        self.request(number, param, false)
-    }
-
-    /// Sends a connection request. With `peer_to_peer`, the peer may send one at the same time.
+    /// Requests a connection or, for datagrams, the peer's queue pair. With `peer_to_peer`, the peer may
+    /// request a connection at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[IdState::RouteResolved])?;
-        if id.is_datagram() {
-            return self.request_sidr(number, param);
-        }
         let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
             return Err(IdError::Ended);
         };
-        let (responder_resources, initiator_depth) = self.depths(id, param)?;
-        let private_data = id.request_data(param)?;
         let service = id.space.service(peer.port());
-        let request = Request {
-            qp_type: id.qp_type,
-            responder_resources,
-            initiator_depth,
-            flow_control: param.flow_control,
-            retry_count: param.retry_count.min(7),
-            rnr_retry_count: param.rnr_retry_count.min(7),
-            ece: id.ece,
-            peer_to_peer,
-            ..Request::new(service, id.local_qp(param)?, path, &private_data)
+        let connection = if id.is_datagram() {
+            let private_data = id.request_data(param)?;
+            let device = &mut self.devices[index];
+            device.cm.sidr_request(device.now(), service, path, &private_data)?
+        } else {
+            let (responder_resources, initiator_depth) = self.depths(id, param)?;
+            let private_data = id.request_data(param)?;
+            let request = Request {
+                qp_type: id.qp_type,
+                responder_resources,
+                initiator_depth,
+                flow_control: param.flow_control,
+                retry_count: param.retry_count.min(7),
+                rnr_retry_count: param.rnr_retry_count.min(7),
+                ece: id.ece,
+                peer_to_peer,
+                ..Request::new(service, id.local_qp(param)?, path, &private_data)
+            };
+            let device = &mut self.devices[index];
+            device.cm.connect(device.now(), &request)?
         };
-        let device = &mut self.devices[index];
-        let connection = device.cm.connect(device.now(), &request)?;
-        device.ids.insert(connection, number);
+        self.devices[index].ids.insert(connection, number);
         let id = self.id_mut(number)?;
         (id.connection, id.state) = (Some(connection), IdState::Connecting);
         Ok(())
@@ -107,20 +106,23 @@ impl State {
         // Checked before the queue pair changes its state, which cannot be undone.
         check_len(&param.private_data, REP_DATA)?;
         let (responder_resources, initiator_depth) = self.depths(id, param)?;
-        let reply = Reply {
-            qp: id.local_qp(param)?,
+        let (qp, ece) = (id.local_qp(param)?, id.ece);
+        let rep = Rep {
+            qpn: qp.qpn,
+            psn: qp.psn,
+            srq: qp.srq,
             responder_resources,
             initiator_depth,
             flow_control: param.flow_control,
             rnr_retry_count: param.rnr_retry_count.min(7),
-            failover: false,
-            ece: id.ece,
-            private_data: &param.private_data,
+            vendor_id: ece.vendor_id,
+            private_data: padded(&param.private_data)?,
+            ..Rep::default()
         };
         // The queue pair must be ready first, because the peer may send as soon as it receives the reply.
         self.move_to_rts(number, Some((responder_resources, initiator_depth)))?;
         let device = &mut self.devices[index];
-        device.cm.accept(device.now(), connection, &reply)?;
+        device.cm.accept(device.now(), connection, &rep, ece.options)?;
         self.id_mut(number)?.state = IdState::Accepted;
         Ok(())
     }
@@ -134,10 +136,8 @@ impl State {
         let (index, connection) = id.connection("reject")?;
         let device = &mut self.devices[index];
         device.cm.reject(device.now(), connection, reason, &[], private_data)?;
-        device.ids.remove(&connection);
-        let id = self.id_mut(number)?;
-        id.connection = None;
-        id.end();
+        self.release_connection(number);
+        self.id_mut(number)?.end();
         Ok(())
     }
 
@@ -148,8 +148,7 @@ impl State {
         let (index, connection) = id.connection("establish")?;
         let device = &mut self.devices[index];
         device.cm.ready(device.now(), connection, &[])?;
-        let id = self.id_mut(number)?;
-        id.state = IdState::Connected;
+        self.id_mut(number)?.state = IdState::Connected;
         Ok(())
     }
 
@@ -189,19 +188,10 @@ impl State {
     }
 
     /// Handles the peer's acceptance.
-    pub fn on_accepted(&mut self, number: u64, accepted: &Accepted) {
+    pub fn on_accepted(&mut self, number: u64, info: ConnectionInfo, ece: Ece) {
         let Ok(id) = self.id_mut(number) else { return };
-        id.remote_ece = accepted.ece;
-        let param = EventParam::Connection(ConnectionInfo {
-            private_data: accepted.private_data.to_vec(),
-            responder_resources: accepted.responder_resources,
-            initiator_depth: accepted.initiator_depth,
-            flow_control: accepted.flow_control,
-            retry_count: 0,
-            rnr_retry_count: accepted.rnr_retry_count,
-            srq: accepted.srq,
-            qp_num: accepted.remote_qpn,
-        });
+        id.remote_ece = ece;
+        let param = EventParam::Connection(info);
         if id.qp.is_none() {
             id.state = IdState::Responded;
             return id.report(CmEventKind::ConnectResponse, 0, param);
@@ -217,19 +207,12 @@ impl State {
                 id.state = IdState::Connected;
                 id.report(CmEventKind::Established, 0, param);
             }
-            Err(e) => self.abort(number, index, connection, &e),
+            // The attached queue pair could not change its state.
+            Err(e) => {
+                self.devices[index].send_reject(connection, RejReason::Consumer);
+                self.on_failed(number, CmEventKind::ConnectError, -e.errno(), EventParam::None);
+            }
         }
-    }
-
-    /// Rejects the connection and reports `error`, because the attached queue pair could not change state.
-    fn abort(&mut self, number: u64, index: usize, connection: ConnId, error: &IdError) {
-        let device = &mut self.devices[index];
-        device.send_reject(connection, RejReason::Consumer);
-        device.ids.remove(&connection);
-        let Ok(id) = self.id_mut(number) else { return };
-        id.connection = None;
-        id.end();
-        id.report(CmEventKind::ConnectError, -error.errno(), EventParam::None);
     }
 
     /// Handles the end of the handshake: the arrival of the peer's RTU, or of data before the RTU.
@@ -252,18 +235,13 @@ impl State {
     }
 
     /// Handles a rejection by the peer, which may be due to a timeout there.
-    pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
-        let connection =
-            ConnectionInfo { private_data: rejection.private_data.to_vec(), ..ConnectionInfo::default() };
-        let status = rejection.reason.code().into();
-        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(connection));
+    pub fn on_rejected(&mut self, number: u64, rej: &Rej) {
+        let info = ConnectionInfo { private_data: rej.private_data.to_vec(), ..ConnectionInfo::default() };
+        let status = rej.reason.code().into();
+        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(info));
     }
 
-    /// Handles the absence of a response from the peer.
-    pub fn on_unreachable(&mut self, number: u64) {
-        self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
-    }
-
+    /// Ends an id whose connection was not established, and reports the failure.
     pub fn on_failed(&mut self, number: u64, kind: CmEventKind, status: i32, param: EventParam) {
         let Ok(id) = self.id_mut(number) else { return };
         id.end();

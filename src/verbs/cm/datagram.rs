@@ -1,87 +1,49 @@
 //! Datagram services: both sides of service ID resolution (SIDR).
 
 use super::event::Datagram;
-use super::listen::{IncomingRequest, Refusal, split_private_data};
 use super::param::{ConnParam, UDP_QKEY};
 use super::state::{IdState, State};
-use super::{CmEventKind, EventParam, IdError};
-use crate::cm::{ConnId, SidrReply, SidrRequest, SidrRequested, SidrResponse};
-use crate::transport::{AddressVector, QpType};
-use crate::wire::mad::SidrStatus;
-use crate::wire::{QKey, Qpn};
+use super::{CmEventKind, Ece, EventParam, IdError};
+use crate::cm::padded;
+use crate::transport::AddressVector;
+use crate::wire::mad::{SidrRep, SidrStatus};
 
 impl State {
-    /// Requests the peer's queue pair (SIDR_REQ).
-    pub fn request_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
-        let id = self.id(number)?;
-        let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
-            return Err(IdError::Ended);
-        };
-        let private_data = id.request_data(param)?;
-        let request = SidrRequest::new(id.space.service(peer.port()), path, &private_data);
-        let device = &mut self.devices[index];
-        let connection = device.cm.sidr_request(device.now(), &request)?;
-        device.ids.insert(connection, number);
-        let id = self.id_mut(number)?;
-        (id.connection, id.state) = (Some(connection), IdState::Connecting);
-        Ok(())
-    }
-
-    /// Handles a peer's request for the queue pair that receives a port's datagrams.
-    pub fn on_sidr_request(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
-        let (header, data) = split_private_data(&request.private_data);
-        let (service, av) = (request.service, request.from);
-        let requested = IncomingRequest { device, connection, service, av, header, qp_type: QpType::Ud };
-        let param = EventParam::Datagram(Datagram::at(av, data));
-        match self.create_request_id(&requested) {
-            Ok((new, waiting, listener)) => self.report_request(new, waiting, listener, param),
-            Err(refusal) => {
-                let status = match refusal {
-                    Refusal::NoListener => SidrStatus::Unsupported,
-                    Refusal::BacklogFull => SidrStatus::Rejected,
-                };
-                let sidr_rejection = sidr_rejection(status, &[]);
-                let device = &mut self.devices[device];
-                // Fails if the request no longer exists, because the peer has aborted it.
-                let _ = device.cm.sidr_reply(device.now(), connection, &sidr_rejection);
-            }
-        }
-    }
-
     /// Answers a request with the id's queue pair.
     pub fn accept_sidr(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
         let own_qkey = || id.qp.as_ref()?.query()?.qkey;
         let qkey = param.qkey.or_else(own_qkey).unwrap_or(UDP_QKEY);
-        let reply = SidrReply {
-            status: SidrStatus::Valid,
-            qpn,
-            qkey,
-            ece: id.ece,
-            info: &[],
-            private_data: &param.private_data,
-        };
-        self.send_sidr_reply(number, &reply, IdState::Connected)
+        let (vendor_id, private_data) = (id.ece.vendor_id, padded(&param.private_data)?);
+        let rep = SidrRep { qpn, qkey, vendor_id, private_data, ..SidrRep::default() };
+        self.send_sidr_reply(number, &rep, id.ece.options, IdState::Connected)
     }
 
     /// Rejects a request.
     pub fn send_reject(&mut self, number: u64, private_data: &[u8]) -> Result<(), IdError> {
-        self.send_sidr_reply(number, &sidr_rejection(SidrStatus::Rejected, private_data), IdState::Ended)
+        let (status, private_data) = (SidrStatus::Rejected, padded(private_data)?);
+        let rep = SidrRep { status, private_data, ..SidrRep::default() };
+        self.send_sidr_reply(number, &rep, 0, IdState::Ended)
     }
 
-    fn send_sidr_reply(&mut self, number: u64, reply: &SidrReply<'_>, then: IdState) -> Result<(), IdError> {
+    fn send_sidr_reply(
+        &mut self,
+        number: u64,
+        rep: &SidrRep,
+        ece_options: u32,
+        then: IdState,
+    ) -> Result<(), IdError> {
         let (index, connection) = self.id(number)?.connection("accept")?;
         let device = &mut self.devices[index];
-        device.cm.sidr_reply(device.now(), connection, reply)?;
-        device.ids.remove(&connection);
-        let id = self.id_mut(number)?;
-        (id.connection, id.state) = (None, then);
+        device.cm.sidr_reply(device.now(), connection, rep, ece_options)?;
+        self.release_connection(number);
+        self.id_mut(number)?.state = then;
         Ok(())
     }
 
     /// Handles the response to this side's request.
-    pub fn on_sidr_response(&mut self, number: u64, response: &SidrResponse) {
+    pub fn on_sidr_response(&mut self, number: u64, response: &SidrRep, ece: Ece) {
         self.release_connection(number);
         let Ok(id) = self.id_mut(number) else { return };
         if response.status != SidrStatus::Valid {
@@ -91,16 +53,11 @@ impl State {
             let status = response.status.code().into();
             return id.report(CmEventKind::Unreachable, status, EventParam::Datagram(param));
         }
-        id.remote_ece = response.ece;
+        id.remote_ece = ece;
         id.state = IdState::Connected;
         let Some(to) = id.to else { return };
         let destination = Datagram::at(AddressVector { traffic_class: id.tos, ..to }, &response.private_data);
         let param = Datagram { qp_num: response.qpn, qkey: response.qkey, ..destination };
         id.report(CmEventKind::Established, 0, EventParam::Datagram(param));
     }
-}
-
-fn sidr_rejection(status: SidrStatus, private_data: &[u8]) -> SidrReply<'_> {
-    let (qpn, qkey) = (Qpn::default(), QKey::default());
-    SidrReply { status, qpn, qkey, ece: Default::default(), info: &[], private_data }
 }

@@ -7,7 +7,7 @@ use crate::transport::{AddressVector, AsyncEvent};
 impl State {
     /// Handles a device's pending asynchronous events.
     pub fn process_device_events(&mut self, index: usize) {
-        while let Some(event) = self.devices[index].next_event() {
+        while let Some(event) = self.devices[index].port.context().next_event() {
             match event {
                 AsyncEvent::GidChange => self.on_gid_change(index),
                 AsyncEvent::DeviceFatal => self.on_device_fatal(index),
@@ -26,8 +26,7 @@ impl State {
     fn on_gid_change(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
-        let before = std::mem::replace(&mut device.gids, now.clone());
-        device.cm.set_gids(now.clone());
+        let before = device.cm.set_gids(now.clone());
         let own = |id: &Id| match id.to {
             Some(to) => Some(usize::from(to.sgid_index)),
             None => before
@@ -57,7 +56,6 @@ impl State {
     fn on_device_fatal(&mut self, index: usize) {
         let device = &mut self.devices[index];
         device.is_lost = true;
-        device.gids.clear();
         device.cm.set_gids(Vec::new());
         for number in self.ids_of_device(index) {
             self.release_connection(number);

@@ -2,85 +2,61 @@
 
 use std::net::SocketAddr;
 
-use super::CmId;
+use super::{CmId, ConnectionInfo};
+use crate::sys::named::named;
 use crate::transport::AddressVector;
 use crate::wire::{QKey, Qpn};
 
-/// Kind of event, with the values of `enum rdma_cm_event_type`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u32)]
-#[non_exhaustive]
-pub enum CmEventKind {
-    /// The address was resolved: a device can reach it.
-    AddrResolved = 0,
-    /// The address was not resolved: no device can reach it.
-    AddrError = 1,
-    /// The path to the address is known.
-    RouteResolved = 2,
-    /// There is no path to the address.
-    RouteError = 3,
-    /// A peer requests a connection; the event carries a new id for the connection.
-    ConnectRequest = 4,
-    /// The peer has accepted. The caller moves its queue pair to RTS, then calls [`CmId::establish`].
-    ConnectResponse = 5,
-    /// This side failed to establish the connection.
-    ConnectError = 6,
-    /// The peer did not respond.
-    Unreachable = 7,
-    /// The peer rejected the connection.
-    Rejected = 8,
-    /// The connection is established.
-    Established = 9,
-    /// The connection has ended.
-    Disconnected = 10,
-    /// The id's device has failed permanently, which ended any connection; the id can only be destroyed. Ids
-    /// on the wildcard address continue on the other devices and do not report this event.
-    DeviceRemoval = 11,
-    /// The id has joined the multicast group.
-    MulticastJoin = 12,
-    /// The multicast group could not be joined, or membership was lost.
-    MulticastError = 13,
-    /// The device has lost the id's address, so the id's packets are no longer sent. The id should be
-    /// destroyed.
-    AddrChange = 14,
-    /// Time-wait is over, so that the queue pair number may be reused.
-    TimewaitExit = 15,
-    /// `rdma_resolve_addrinfo` has resolved a name. Only the C library reports it.
-    AddrInfoResolved = 16,
-    /// `rdma_resolve_addrinfo` has not resolved a name. Only the C library reports it.
-    AddrInfoError = 17,
-    /// An event of the program's own ([`CmId::write_event`]).
-    User = 18,
-    /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
-    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that call.
-    AlternatePath = 256,
-}
-
-impl CmEventKind {
-    /// Returns the event's name in `enum rdma_cm_event_type`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CmEventKind::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
-            CmEventKind::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
-            CmEventKind::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
-            CmEventKind::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
-            CmEventKind::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
-            CmEventKind::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
-            CmEventKind::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
-            CmEventKind::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
-            CmEventKind::Rejected => "RDMA_CM_EVENT_REJECTED",
-            CmEventKind::Established => "RDMA_CM_EVENT_ESTABLISHED",
-            CmEventKind::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
-            CmEventKind::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
-            CmEventKind::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
-            CmEventKind::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
-            CmEventKind::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
-            CmEventKind::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
-            CmEventKind::AddrInfoResolved => "RDMA_CM_EVENT_ADDRINFO_RESOLVED",
-            CmEventKind::AddrInfoError => "RDMA_CM_EVENT_ADDRINFO_ERROR",
-            CmEventKind::User => "RDMA_CM_EVENT_USER",
-            CmEventKind::AlternatePath => "alternate path",
-        }
+named! {
+    /// Kind of event, with the values and names of `enum rdma_cm_event_type`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    #[repr(u32)]
+    #[non_exhaustive]
+    pub enum CmEventKind {
+        /// The address was resolved: a device can reach it.
+        AddrResolved = 0, "RDMA_CM_EVENT_ADDR_RESOLVED";
+        /// The address was not resolved: no device can reach it.
+        AddrError = 1, "RDMA_CM_EVENT_ADDR_ERROR";
+        /// The path to the address is known.
+        RouteResolved = 2, "RDMA_CM_EVENT_ROUTE_RESOLVED";
+        /// There is no path to the address.
+        RouteError = 3, "RDMA_CM_EVENT_ROUTE_ERROR";
+        /// A peer requests a connection; the event carries a new id for the connection.
+        ConnectRequest = 4, "RDMA_CM_EVENT_CONNECT_REQUEST";
+        /// The peer has accepted. The caller moves its queue pair to RTS, then calls [`CmId::establish`].
+        ConnectResponse = 5, "RDMA_CM_EVENT_CONNECT_RESPONSE";
+        /// This side failed to establish the connection.
+        ConnectError = 6, "RDMA_CM_EVENT_CONNECT_ERROR";
+        /// The peer did not respond.
+        Unreachable = 7, "RDMA_CM_EVENT_UNREACHABLE";
+        /// The peer rejected the connection.
+        Rejected = 8, "RDMA_CM_EVENT_REJECTED";
+        /// The connection is established.
+        Established = 9, "RDMA_CM_EVENT_ESTABLISHED";
+        /// The connection has ended.
+        Disconnected = 10, "RDMA_CM_EVENT_DISCONNECTED";
+        /// The id's device has failed permanently, which ended any connection; the id can only be destroyed.
+        /// Ids on the wildcard address continue on the other devices and do not report this event.
+        DeviceRemoval = 11, "RDMA_CM_EVENT_DEVICE_REMOVAL";
+        /// The id has joined the multicast group.
+        MulticastJoin = 12, "RDMA_CM_EVENT_MULTICAST_JOIN";
+        /// The multicast group could not be joined, or membership was lost.
+        MulticastError = 13, "RDMA_CM_EVENT_MULTICAST_ERROR";
+        /// The device has lost the id's address, so the id's packets are no longer sent. The id should be
+        /// destroyed.
+        AddrChange = 14, "RDMA_CM_EVENT_ADDR_CHANGE";
+        /// Time-wait is over, so that the queue pair number may be reused.
+        TimewaitExit = 15, "RDMA_CM_EVENT_TIMEWAIT_EXIT";
+        /// `rdma_resolve_addrinfo` has resolved a name. Only the C library reports it.
+        AddrInfoResolved = 16, "RDMA_CM_EVENT_ADDRINFO_RESOLVED";
+        /// `rdma_resolve_addrinfo` has not resolved a name. Only the C library reports it.
+        AddrInfoError = 17, "RDMA_CM_EVENT_ADDRINFO_ERROR";
+        /// An event of the program's own ([`CmId::write_event`]).
+        User = 18, "RDMA_CM_EVENT_USER";
+        /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the
+        /// peer's reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither this event nor that
+        /// call.
+        AlternatePath = 256, "alternate path";
     }
 }
 
@@ -130,29 +106,6 @@ impl EventParam {
             EventParam::None | EventParam::User(_) => &[],
         }
     }
-}
-
-/// Connection parameters requested or granted by the peer, as seen from this side, so that they can be
-/// returned unchanged when accepting.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct ConnectionInfo {
-    /// Private data from the peer's program, zero-padded to the size of the message field.
-    pub private_data: Vec<u8>,
-    /// Maximum number of the peer's READs and atomics in flight.
-    pub responder_resources: u8,
-    /// Maximum number of this side's READs and atomics in flight.
-    pub initiator_depth: u8,
-    /// Whether end-to-end flow control is in use.
-    pub flow_control: bool,
-    /// Number of retries after a timeout.
-    pub retry_count: u8,
-    /// Number of retries after an RNR NAK.
-    pub rnr_retry_count: u8,
-    /// Whether the peer takes receives from a shared receive queue.
-    pub srq: bool,
-    /// Peer's queue pair number.
-    pub qp_num: Qpn,
 }
 
 /// Destination for datagrams: a peer or a multicast group.

@@ -108,9 +108,15 @@ impl CmId {
         self.0.manager.with_state(|state| f(state, self.0.number))
     }
 
-    /// Applies the faults on a call, which are those of the manager's devices.
-    fn inject(&self, call: Call) -> Result<(), IdError> {
-        self.0.manager.inject(call)
+    /// Applies the faults on a call, which are those of the manager's devices, then runs `f` on the manager's
+    /// state.
+    fn call<R>(
+        &self,
+        call: Call,
+        f: impl FnOnce(&mut State, u64) -> Result<R, IdError>,
+    ) -> Result<R, IdError> {
+        self.0.manager.inject(call)?;
+        self.with_state(f)
     }
 
     /// Queries the id; returns `None` if it has been destroyed.
@@ -153,8 +159,7 @@ impl CmId {
     /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
     /// [`IdError::Claim`], [`IdError::State`].
     pub fn bind_addr(&self, addr: SocketAddr) -> Result<(), IdError> {
-        self.inject(Call::rdma_bind_addr)?;
-        self.with_state(|state, number| state.bind_addr(number, addr))
+        self.call(Call::rdma_bind_addr, |state, number| state.bind_addr(number, addr))
     }
 
     /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. The event is reported immediately,
@@ -172,11 +177,9 @@ impl CmId {
         dst: SocketAddr,
         timeout: Duration,
     ) -> Result<(), IdError> {
-        self.inject(Call::rdma_resolve_addr)?;
         let resolves_neighbour = !timeout.is_zero();
-        let Some(resolution) =
-            self.with_state(|state, number| state.resolve_addr(number, src, dst, resolves_neighbour))?
-        else {
+        let resolve = |state: &mut State, number| state.resolve_addr(number, src, dst, resolves_neighbour);
+        let Some(resolution) = self.call(Call::rdma_resolve_addr, resolve)? else {
             return Ok(());
         };
         let id = self.downgrade();
@@ -198,8 +201,7 @@ impl CmId {
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
     pub fn resolve_route(&self, _timeout: Duration) -> Result<(), IdError> {
-        self.inject(Call::rdma_resolve_route)?;
-        self.with_state(|state, number| state.resolve_route(number))
+        self.call(Call::rdma_resolve_route, |state, number| state.resolve_route(number))
     }
 
     /// Sets the path to the peer instead of resolving it, and reports the same events as
@@ -222,8 +224,7 @@ impl CmId {
     /// [`IdError::PortInUseByWildcard`] if another id is bound to the same address and port; for an id that
     /// is not bound, the errors of [`bind_addr`](Self::bind_addr).
     pub fn listen(&self, backlog: usize) -> Result<(), IdError> {
-        self.inject(Call::rdma_listen)?;
-        self.with_state(|state, number| state.listen(number, backlog))
+        self.call(Call::rdma_listen, |state, number| state.listen(number, backlog))
     }
 
     /// Waits for the next connection request to this listener. All other events on the channel stay queued,
@@ -252,8 +253,7 @@ impl CmId {
     /// [`IdError::PrivateData`] for more than 56 bytes, or 180 for datagrams; [`IdError::Protocol`] if the
     /// device has too many connections, or no longer has the source address.
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
-        self.inject(Call::rdma_connect)?;
-        self.with_state(|state, number| state.connect(number, param))
+        self.call(Call::rdma_connect, |state, number| state.request(number, param, false))
     }
 
     /// Connects like [`connect`](Self::connect), but to a peer that connects to this id at the same time:
@@ -292,8 +292,7 @@ impl CmId {
     /// [`IdError::Protocol`] for more private data than the message holds; [`IdError::Modify`] if the queue
     /// pair cannot change its state; [`IdError::Protocol`] if the connection no longer exists.
     pub fn accept(&self, param: &ConnParam) -> Result<(), IdError> {
-        self.inject(Call::rdma_accept)?;
-        self.with_state(|state, number| state.accept(number, param))
+        self.call(Call::rdma_accept, |state, number| state.accept(number, param))
     }
 
     /// Rejects the request that created this id, or the peer's reply to a request from this id.
@@ -311,8 +310,7 @@ impl CmId {
     /// # Errors
     /// The errors of [`reject`](Self::reject).
     pub fn reject_with(&self, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
-        self.inject(Call::rdma_reject)?;
-        self.with_state(|state, number| state.reject(number, reason, private_data))
+        self.call(Call::rdma_reject, |state, number| state.reject(number, reason, private_data))
     }
 
     /// Completes the handshake after `ConnectResponse`, once the caller's queue pair is in RTS.
@@ -321,8 +319,7 @@ impl CmId {
     /// [`IdError::State`] unless `ConnectResponse` was reported and is unanswered; [`IdError::Protocol`] if
     /// the connection no longer exists.
     pub fn establish(&self) -> Result<(), IdError> {
-        self.inject(Call::rdma_establish)?;
-        self.with_state(State::establish)
+        self.call(Call::rdma_establish, State::establish)
     }
 
     /// Disconnects, or confirms the peer's disconnect: moves the attached queue pair to the error state, and
@@ -332,8 +329,7 @@ impl CmId {
     /// [`IdError::State`] unless the id is accepted, connected or disconnected; [`IdError::Protocol`] if the
     /// connection no longer exists.
     pub fn disconnect(&self) -> Result<(), IdError> {
-        self.inject(Call::rdma_disconnect)?;
-        self.with_state(State::disconnect)
+        self.call(Call::rdma_disconnect, State::disconnect)
     }
 
     /// Notifies the manager of an asynchronous event on the queue pair: data that arrives before the peer's

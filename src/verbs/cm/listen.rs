@@ -1,34 +1,21 @@
 //! Listeners, and the ids created for incoming requests.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use super::channel::{BacklogEntry, QueuedEvent, Subject};
+use super::channel::{QueuedEvent, Subject};
+use super::event::Datagram;
 use super::ports::Claim;
 use super::state::{Id, IdState, State};
-use super::{CmEventKind, CmId, ConnectionInfo, EventParam, IdError};
-use crate::cm::{ConnId, ListenerId, Requested};
-use crate::transport::{AddressVector, QpType};
+use super::{CmEventKind, ConnectionInfo, EventParam, IdError};
+use crate::cm::{self, ConnId, Requested};
+use crate::transport::QpType;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
-use crate::wire::mad::{RejReason, ServiceId};
+use crate::wire::mad::{RejReason, ServiceId, SidrRep, SidrStatus};
 
 /// Maximum number of requests that wait for `get_request` or `get_event`. It also applies if the program does
 /// not specify a backlog.
 const MAX_BACKLOG: usize = 1024;
-
-/// A service, and the ids in this process that listen for it, each at a different address.
-pub(super) struct Service {
-    listener: ListenerId,
-    members: Vec<u64>,
-}
-
-/// Backlog of a listening id: its limit, and the number of waiting requests.
-#[derive(Clone)]
-pub(super) struct Listening {
-    backlog: usize,
-    waiting: Arc<AtomicUsize>,
-}
 
 impl Id {
     /// Returns the service to which the id is bound.
@@ -90,7 +77,9 @@ impl State {
     }
 
     pub fn listen(&mut self, number: u64, backlog: usize) -> Result<(), IdError> {
-        self.bind_if_idle(number)?;
+        if self.id(number)?.state == IdState::Idle {
+            self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into())?;
+        }
         let id = self.id(number)?;
         id.require("listen", &[IdState::Bound])?;
         let (Some(local), Some(service)) = (id.local, id.service()) else {
@@ -105,40 +94,30 @@ impl State {
             }
         }
         let id = self.id_mut(number)?;
-        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
-        id.listening = Some(Listening { backlog, waiting: Arc::default() });
+        id.backlog = Some(if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) });
         id.state = IdState::Listening;
         Ok(())
     }
 
     fn register(&mut self, device: usize, service: ServiceId, number: u64) -> Result<(), IdError> {
         let device = &mut self.devices[device];
-        if let Some(found) = device.services.get_mut(&service) {
-            found.members.push(number);
-            return Ok(());
+        let listeners = device.listeners.entry(service).or_default();
+        if listeners.is_empty() {
+            device.cm.listen(service)?;
         }
-        // The backlog is limited per id, not per service.
-        let listener = device.cm.listen(service, u64::MAX, usize::MAX)?;
-        device.services.insert(service, Service { listener, members: vec![number] });
+        listeners.push(number);
         Ok(())
     }
 
-    fn unregister(&mut self, service: ServiceId, number: u64) {
+    /// Removes an id from the listeners of a service.
+    pub fn unregister(&mut self, service: ServiceId, number: u64) {
         for device in &mut self.devices {
-            let Some(found) = device.services.get_mut(&service) else { continue };
-            found.members.retain(|member| *member != number);
-            if found.members.is_empty() {
-                let now = device.now();
-                let listener = device.services.remove(&service).map(|service| service.listener);
-                listener.into_iter().for_each(|listener| device.cm.unlisten(now, listener));
+            let Some(listeners) = device.listeners.get_mut(&service) else { continue };
+            listeners.retain(|listener| *listener != number);
+            if listeners.is_empty() {
+                device.listeners.remove(&service);
+                device.cm.unlisten(device.now(), service);
             }
-        }
-    }
-
-    /// Stops the listener of a destroyed id.
-    pub fn unlisten(&mut self, number: u64, id: &Id) {
-        if let Some(service) = id.service() {
-            self.unregister(service, number);
         }
     }
 
@@ -149,7 +128,7 @@ impl State {
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();
         for number in found {
             let claimed = self.claim_on(number, device).is_ok();
-            let listening = self.id(number).ok().filter(|id| id.listening.is_some());
+            let listening = self.id(number).ok().filter(|id| id.backlog.is_some());
             if let (true, Some(service)) = (claimed, listening.and_then(Id::service)) {
                 // The new device has no listeners yet that could conflict.
                 let _ = self.register(device, service, number);
@@ -165,92 +144,79 @@ impl State {
         qp_type: QpType,
         requested: IpAddr,
         received_at: IpAddr,
-    ) -> Option<u64> {
-        let listens_at = |id: &Id| {
+    ) -> Option<&Id> {
+        let listens_at = |id: &&Id| {
             initiator_type(id.qp_type) == initiator_type(qp_type) && id.listens_at(requested, received_at)
         };
-        let members = &self.devices[device].services.get(&service)?.members;
-        members.iter().copied().find(|member| self.id(*member).is_ok_and(listens_at))
+        let listeners = self.devices[device].listeners.get(&service)?;
+        listeners.iter().filter_map(|listener| self.id(*listener).ok()).find(listens_at)
     }
 
+    /// Creates an id for a peer's request and reports it, or refuses the request.
     pub fn on_request(&mut self, device: usize, connection: ConnId, request: &Requested) {
-        let (header, data) = split_private_data(&request.private_data);
-        let requested = IncomingRequest {
-            device,
-            connection,
-            service: request.service,
-            av: request.path.av,
-            header,
-            qp_type: request.qp_type,
-        };
-        let param = EventParam::Connection(ConnectionInfo {
-            private_data: data.to_vec(),
-            responder_resources: request.responder_resources,
-            initiator_depth: request.initiator_depth,
-            flow_control: request.flow_control,
-            retry_count: request.retry_count,
-            rnr_retry_count: request.rnr_retry_count,
-            srq: request.srq,
-            qp_num: request.remote_qpn,
-        });
-        match self.create_request_id(&requested) {
-            Ok((new, waiting, listener)) => {
-                if let Ok(id) = self.id_mut(new.number()) {
-                    id.requested_depths = (request.responder_resources, request.initiator_depth);
-                    id.remote_ece = request.ece;
-                }
-                self.report_request(new, waiting, listener, param);
+        let Err(refusal) = self.create_request_id(device, connection, request) else { return };
+        let device = &mut self.devices[device];
+        match (request.qp_type, refusal) {
+            (QpType::Ud, _) => {
+                let status = match refusal {
+                    Refusal::NoListener => SidrStatus::Unsupported,
+                    Refusal::BacklogFull => SidrStatus::Rejected,
+                };
+                // Fails if the request no longer exists, because the peer has aborted it.
+                let rep = SidrRep { status, ..SidrRep::default() };
+                let _ = device.cm.sidr_reply(device.now(), connection, &rep, 0);
             }
-            Err(Refusal::NoListener) => {
-                self.devices[device].send_reject(connection, RejReason::InvalidServiceId);
-            }
-            Err(Refusal::BacklogFull) => self.devices[device].cm.drop_request(connection),
+            (_, Refusal::NoListener) => device.send_reject(connection, RejReason::InvalidServiceId),
+            (_, Refusal::BacklogFull) => device.cm.drop_request(connection),
         }
     }
 
-    /// Creates an id for a request.
-    pub fn create_request_id(
+    /// Creates an id for a request, and reports it on the listener's channel.
+    fn create_request_id(
         &mut self,
-        requested: &IncomingRequest,
-    ) -> Result<(CmId, BacklogEntry, u64), Refusal> {
-        let &IncomingRequest { device, connection, service, av, ref header, qp_type } = requested;
-        let received_at = self.devices[device].gid(av.sgid_index).ip();
+        index: usize,
+        connection: ConnId,
+        request: &Requested,
+    ) -> Result<(), Refusal> {
+        let &Requested { service, qp_type, path: cm::Path { av, .. }, ref info, ece, .. } = request;
+        let (header, data) = split_private_data(&info.private_data);
+        let received_at = self.devices[index].gid(av.sgid_index).ip();
         let port = service.ip_port().map_or(0, |(_, port)| port);
         let destination = header.map_or(received_at, |header| header.destination.to_canonical());
         let source = header.map_or(SocketAddr::new(av.dgid.ip(), 0), |header| header.source);
         let listener =
-            self.listener(device, service, qp_type, destination, received_at).ok_or(Refusal::NoListener)?;
-        let of = self.id(listener).ok().and_then(|id| id.listening.clone());
-        let of = of.ok_or(Refusal::NoListener)?;
-        let waiting = BacklogEntry::new(&of.waiting, of.backlog).ok_or(Refusal::BacklogFull)?;
-        let psn = self.devices[device].random_psn();
-        let new = self.create_for(listener, qp_type).ok_or(Refusal::NoListener)?;
-        let tos = self.id(listener).map_or(0, |id| id.tos);
+            self.listener(index, service, qp_type, destination, received_at).ok_or(Refusal::NoListener)?;
+        let (channel, handle) = (listener.channel.clone(), listener.handle.clone());
+        if channel.requests(handle.number()) >= listener.backlog.unwrap_or_default() {
+            return Err(Refusal::BacklogFull);
+        }
+        let (space, tos) = (listener.space, listener.tos.max(av.traffic_class));
+        let psn = self.devices[index].random_psn();
+        let manager = self.manager.upgrade().ok_or(Refusal::NoListener)?;
+        let new = self.create(&manager, &channel, space, qp_type);
         if let Ok(id) = self.id_mut(new.number()) {
             id.state = IdState::Requested;
-            (id.device, id.connection, id.to) = (Some(device), Some(connection), Some(av));
+            (id.device, id.connection, id.to) = (Some(index), Some(connection), Some(av));
             id.local = Some(SocketAddr::new(destination, port));
             id.peer = Some(source);
-            id.tos = tos.max(av.traffic_class);
+            id.tos = tos;
             id.psn = psn;
+            id.requested_depths = (info.responder_resources, info.initiator_depth);
+            id.remote_ece = ece;
         }
-        self.devices[device].ids.insert(connection, new.number());
-        // The backlog is limited per id, not per service.
-        self.devices[device].cm.dequeue_request(connection);
-        Ok((new, waiting, listener))
-    }
-
-    /// Reports a new id for a request on the listener's channel.
-    pub fn report_request(&mut self, new: CmId, waiting: BacklogEntry, listener: u64, param: EventParam) {
-        let Ok(listener) = self.id(listener) else { return };
-        listener.channel.push(QueuedEvent {
+        self.devices[index].ids.insert(connection, new.number());
+        let param = match qp_type {
+            QpType::Ud => EventParam::Datagram(Datagram::at(av, data)),
+            _ => EventParam::Connection(ConnectionInfo { private_data: data.to_vec(), ..info.clone() }),
+        };
+        channel.push(QueuedEvent {
             id: Subject::New(new),
-            listen_id: Some(listener.handle.clone()),
+            listen_id: Some(handle),
             kind: CmEventKind::ConnectRequest,
             status: 0,
             param,
-            waiting: Some(waiting),
         });
+        Ok(())
     }
 }
 
@@ -261,21 +227,11 @@ fn initiator_type(qp_type: QpType) -> QpType {
 
 /// Why a request gets no id.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Refusal {
+enum Refusal {
     /// No id listens at the requested address.
     NoListener,
     /// As many requests as the listener's backlog wait already.
     BacklogFull,
-}
-
-/// The fields common to connection requests and service ID resolution requests.
-pub(super) struct IncomingRequest {
-    pub device: usize,
-    pub connection: ConnId,
-    pub service: ServiceId,
-    pub av: AddressVector,
-    pub header: Option<IpHeader>,
-    pub qp_type: QpType,
 }
 
 /// Splits a request's private data into the IP addressing header and the program's data. Without a valid

@@ -98,7 +98,9 @@ impl ConnectionManager {
 
     /// Returns the devices.
     pub fn devices(&self) -> Vec<Context> {
-        self.0.with_state(|state| Ok(state.contexts())).unwrap_or_default()
+        let contexts =
+            |state: &mut State| state.devices.iter().map(|device| device.context.clone()).collect();
+        self.0.with_state(|state| Ok(contexts(state))).unwrap_or_default()
     }
 
     /// Returns the number of ids, including those of requests not yet delivered.
@@ -108,7 +110,11 @@ impl ConnectionManager {
 
     /// Returns the number of connections and requests on all devices, except those in time-wait.
     pub fn connections(&self) -> usize {
-        self.0.with_state(|state| Ok(state.connections())).unwrap_or_default()
+        let counts = |state: &mut State| {
+            let counts = state.devices.iter().map(|device| device.cm.connection_counts());
+            Ok(counts.map(|(all, in_time_wait)| all - in_time_wait).sum())
+        };
+        self.0.with_state(counts).unwrap_or_default()
     }
 
     /// Returns the connection manager counters of a device.
@@ -198,8 +204,8 @@ pub(super) struct Shared {
     /// Ids whose last handle was dropped. They are kept outside `state`, which may be locked at that time.
     retired: Mutex<Vec<u64>>,
     sleep: Sleep,
-    /// Fabric that drives the manager in virtual time.
-    fabric: OnceLock<Fabric>,
+    /// Fabric whose steps drive the manager in virtual time.
+    pub fabric: OnceLock<Fabric>,
     /// Faults on calls of the first device that has any.
     calls: OnceLock<Injector>,
     process: ForkGeneration,
@@ -231,7 +237,7 @@ impl Shared {
         loop {
             self.end_retired(&mut state);
             state.turn();
-            let garbage = state.take_garbage();
+            let garbage = std::mem::take(&mut state.garbage);
             let left = state.time_left();
             drop(state);
             drop(garbage);
@@ -264,22 +270,12 @@ impl Shared {
         }
     }
 
-    /// Processes all pending messages and events once, and returns the time until the next deadline.
-    fn turn(&self) -> Option<Duration> {
-        self.finish(self.state.lock())
-    }
-
     /// Processes messages and events until the owner stops the thread.
     fn run(&self) {
         while !self.sleep.stopping.load(Ordering::SeqCst) {
-            let left = self.turn();
+            let left = self.finish(self.state.lock());
             self.sleep.sleep(left);
         }
-    }
-
-    /// Returns the fabric whose steps drive the manager in virtual time; `None` in real time.
-    pub fn virtual_fabric(&self) -> Option<Fabric> {
-        self.fabric.get().cloned()
     }
 
     /// Hands the devices back to their background threads immediately, because the caller is about to wait

@@ -65,12 +65,12 @@ mod qp_transitions;
 mod session;
 mod state;
 
-pub use crate::cm::{CmCounters, CmError, ConnId, State};
+pub use crate::cm::{CmCounters, CmError, ConnId, ConnectionInfo, State};
 pub use crate::wire::mad::ip::PortSpace;
 pub use crate::wire::mad::{Ece, RejReason};
 pub use channel::EventChannel;
 pub use error::IdError;
-pub use event::{CmEvent, CmEventKind, ConnectionInfo, Datagram, EventParam};
+pub use event::{CmEvent, CmEventKind, Datagram, EventParam};
 pub use id::CmId;
 pub use manager::ConnectionManager;
 pub use param::{ConnParam, MAX_RD_ATOMIC, Membership, PathRecord, UDP_QKEY};

@@ -44,9 +44,9 @@ impl State {
     fn accept_peer_request(&mut self, number: u64, request: &Requested) -> Result<(), IdError> {
         let id = self.id_mut(number)?;
         let peer_to_peer = id.peer_to_peer.as_mut().ok_or(IdError::Ended)?;
-        peer_to_peer.private_data = split_private_data(&request.private_data).1.to_vec();
+        peer_to_peer.private_data = split_private_data(&request.info.private_data).1.to_vec();
         let param = peer_to_peer.param.clone();
-        id.requested_depths = (request.responder_resources, request.initiator_depth);
+        id.requested_depths = (request.info.responder_resources, request.info.initiator_depth);
         id.remote_ece = request.ece;
         id.state = IdState::Requested;
         self.accept(number, &param)

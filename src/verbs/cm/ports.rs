@@ -50,17 +50,11 @@ impl Binding {
 pub(super) struct Ports {
     bindings: HashMap<(PortSpace, u16), Vec<Binding>>,
     /// Position of the next port to allocate. It advances with every allocation, so that ports are not reused
-    /// soon.
-    next: u16,
+    /// soon. Processes should start at different ports, because they may use the same address.
+    pub next: u16,
 }
 
 impl Ports {
-    /// Sets the first port to allocate. Processes should start at different ports, because they may use the
-    /// same address.
-    pub fn set_first_port(&mut self, next: u16) {
-        self.next = next;
-    }
-
     /// Binds an id, and returns its port, which is allocated from the ephemeral range if `addr` has port 0.
     pub fn bind(&mut self, space: PortSpace, addr: SocketAddr, claim: Claim) -> Result<u16, IdError> {
         if addr.port() == 0 {

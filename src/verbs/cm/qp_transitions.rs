@@ -56,7 +56,6 @@ impl State {
                 let device = &self.devices[id.device.ok_or_else(none)?];
                 let attr = device.cm.rtr(id.connection.ok_or_else(none)?)?;
                 let attr = QpAttr {
-                    state: Some(target),
                     path_mtu: attr.path_mtu.map(|mtu| mtu.min(device.context.0.mtu)),
                     // The protocol layer does not know the receive PSN of a server before it accepts.
                     rq_psn: Some(id.psn),
@@ -68,8 +67,7 @@ impl State {
             QpState::Rts => {
                 let device = &self.devices[id.device.ok_or_else(none)?];
                 let attr = device.cm.rts(id.connection.ok_or_else(none)?)?;
-                let timeout = id.ack_timeout.or(attr.timeout);
-                let attr = QpAttr { state: Some(target), timeout, ..attr };
+                let attr = QpAttr { timeout: id.ack_timeout.or(attr.timeout), ..attr };
                 Ok(attr.only(accepted_attrs(id.qp_type, QpState::Rtr, QpState::Rts)))
             }
             _ => Err(none()),

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use super::channel::{QueuedEvent, Subject};
 use super::id::WeakId;
-use super::listen::{Listening, Service};
 use super::manager::Owner;
 use super::multicast::Group;
 use super::peer_to_peer::PeerToPeer;
 use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
-use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event, MadSource};
-use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
+use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event};
+use crate::sys::named::named;
+use crate::transport::{AddressVector, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
@@ -23,72 +23,55 @@ use crate::wire::{AckTimeout, Gid, Mtu, Psn};
 
 /// Devices, ids and ports of a connection manager.
 pub(super) struct State {
-    manager: Weak<Owner>,
+    pub manager: Weak<Owner>,
     pub devices: Vec<Device>,
     ids: HashMap<u64, Id>,
     last: u64,
     pub ports: Ports,
     /// Events to be dropped after the lock is released.
-    garbage: Vec<QueuedEvent>,
+    pub garbage: Vec<QueuedEvent>,
 }
 
 /// A device, with its QP1 and protocol state.
 pub(super) struct Device {
     pub context: Context,
-    port: Arc<ManagementPort>,
+    pub port: Arc<ManagementPort>,
+    /// Protocol state. Its GID table is that of the device as of the last GID change event.
     pub cm: Cm,
-    /// The device's GIDs as of the last GID change event.
-    pub gids: Vec<Gid>,
     /// Whether the device has failed permanently.
     pub is_lost: bool,
     /// Number of the id that owns each connection.
     pub ids: HashMap<ConnId, u64>,
-    pub services: HashMap<ServiceId, Service>,
+    /// Ids that listen for each service, each at a different address.
+    pub listeners: HashMap<ServiceId, Vec<u64>>,
     /// Services claimed by this process. Ids that share a port share its claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
     /// Whether the last turn stopped at [`MADS_PER_TURN`], so that more MADs may be queued.
     may_have_more_mads: bool,
 }
 
-/// Lifecycle state of an id.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum IdState {
-    Idle,
-    Bound,
-    Listening,
-    /// The neighbour resolution of the next hop is in progress.
-    Resolving,
-    AddrResolved,
-    RouteResolved,
-    /// The connection request has been sent.
-    Connecting,
-    /// The peer has accepted, and the program has yet to report that its queue pair is ready.
-    Responded,
-    /// The peer has requested a connection, and the program has not yet responded.
-    Requested,
-    /// The program has accepted, and the peer has not yet confirmed this with an RTU.
-    Accepted,
-    Connected,
-    /// One side has disconnected, or the connection was never established.
-    Ended,
-}
-
-impl IdState {
-    fn text(self) -> &'static str {
-        match self {
-            IdState::Idle => "is not bound",
-            IdState::Bound => "has no destination address",
-            IdState::Listening => "is listening",
-            IdState::Resolving => "is resolving its destination address",
-            IdState::AddrResolved => "has no resolved route",
-            IdState::RouteResolved => "is not connected",
-            IdState::Connecting => "is connecting",
-            IdState::Responded => "has received a response and is not established",
-            IdState::Requested => "has an unaccepted connection request",
-            IdState::Accepted => "is accepted and not established",
-            IdState::Connected => "is connected",
-            IdState::Ended => "is disconnected",
-        }
+named! {
+    /// Lifecycle state of an id.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(super) enum IdState {
+        Idle, "is not bound";
+        Bound, "has no destination address";
+        Listening, "is listening";
+        /// The neighbour resolution of the next hop is in progress.
+        Resolving, "is resolving its destination address";
+        AddrResolved, "has no resolved route";
+        RouteResolved, "is not connected";
+        /// The connection request has been sent.
+        Connecting, "is connecting";
+        /// The peer has accepted, and the program has yet to report that its queue pair is ready.
+        Responded, "has received a response and is not established";
+        /// The peer has requested a connection, and the program has not yet responded.
+        Requested, "has an unaccepted connection request";
+        /// The program has accepted, and the peer has not yet confirmed this with an RTU.
+        Accepted, "is accepted and not established";
+        Connected, "is connected";
+        /// One side has disconnected, or the connection was never established.
+        Ended, "is disconnected";
     }
 }
 
@@ -113,7 +96,8 @@ pub(super) struct Id {
     /// Path MTU and packet lifetime that the program has set for the path.
     pub path_override: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
-    pub listening: Option<Listening>,
+    /// Maximum number of requests that wait on the channel; `None` unless the id listens.
+    pub backlog: Option<usize>,
     pub groups: Vec<Group>,
     pub qp: Option<QpRemote>,
     /// Starting PSN of the peer's send queue.
@@ -143,7 +127,7 @@ impl Id {
         if states.contains(&self.state) {
             return Ok(());
         }
-        Err(IdError::State { call, state: self.state.text() })
+        Err(IdError::State { call, state: self.state.name() })
     }
 
     /// Reports whether the id is for datagrams (UD) rather than connections.
@@ -154,12 +138,12 @@ impl Id {
     /// Queues an event on the id's channel.
     pub fn report(&self, kind: CmEventKind, status: i32, param: EventParam) {
         let id = Subject::Known(self.handle.clone());
-        self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param, waiting: None });
+        self.channel.push(QueuedEvent { id, listen_id: None, kind, status, param });
     }
 
     /// Returns the id's device index and connection, or an error that names `call` if it has no connection.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
-        let none = IdError::State { call, state: self.state.text() };
+        let none = IdError::State { call, state: self.state.name() };
         self.device.zip(self.connection).ok_or(none)
     }
 }
@@ -170,7 +154,6 @@ const OUI_MASK: u64 = 0xffff_ff00_0000_0000;
 impl Device {
     fn new(context: Context, port: Arc<ManagementPort>) -> Device {
         let attr = context.query_device();
-        let gids = context.gids();
         let (prefix, bits) = port.comm_id_prefix();
         // Only the vendor part is that of the device. The rest is random: knowledge of the address must not
         // reveal the key by which peers look up our connections.
@@ -179,11 +162,11 @@ impl Device {
             max_mtu: context.0.mtu,
             ack_delay: AckTimeout::new(attr.local_ca_ack_delay),
             ids: CommIds { prefix, bits },
-            ..CmConfig::new(ca_guid, gids.clone())
+            ..CmConfig::new(ca_guid, context.gids())
         };
         let cm = Cm::new(config, context.next_random());
-        let (ids, services, claims) = Default::default();
-        Device { context, port, cm, gids, is_lost: false, ids, services, claims, may_have_more_mads: false }
+        let (ids, listeners, claims) = Default::default();
+        Device { context, port, cm, is_lost: false, ids, listeners, claims, may_have_more_mads: false }
     }
 
     pub fn now(&self) -> Instant {
@@ -199,21 +182,16 @@ impl Device {
     /// Returns the index of the GID for `ip`, if the device has that address.
     pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
         let gid = Gid::from(ip.to_canonical());
-        u8::try_from(self.gids.iter().position(|own| *own == gid)?).ok()
+        u8::try_from(self.cm.gids().iter().position(|own| *own == gid)?).ok()
     }
 
     /// Returns the device's IP addresses, derived from its GIDs.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.gids.iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
+        self.cm.gids().iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
     }
 
     pub fn gid(&self, index: u8) -> Gid {
-        self.gids.get(usize::from(index)).copied().unwrap_or_default()
-    }
-
-    /// Removes and returns the device's next asynchronous event.
-    pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.port.context().next_event()
+        self.cm.gids().get(usize::from(index)).copied().unwrap_or_default()
     }
 
     /// Rejects a connection request, or the reply to a request that this side sent.
@@ -241,8 +219,8 @@ impl Device {
     /// Sends the pending MADs. A MAD that cannot be sent is treated as lost, and retransmitted by the
     /// protocol.
     fn send(&mut self) {
-        while let Some(out) = self.cm.poll_transmit() {
-            let _ = self.port.send(&out.to, &out.mad);
+        while let Some((to, mad)) = self.cm.poll_transmit() {
+            let _ = self.port.send(&to, &mad);
         }
     }
 }
@@ -253,19 +231,10 @@ impl State {
         State { manager, devices, ids, last: 0, ports: Ports::default(), garbage }
     }
 
-    pub fn contexts(&self) -> Vec<Context> {
-        self.devices.iter().map(|device| device.context.clone()).collect()
-    }
-
-    pub fn connections(&self) -> usize {
-        let counts = self.devices.iter().map(|device| device.cm.connection_counts());
-        counts.map(|(all, in_time_wait)| all - in_time_wait).sum()
-    }
-
     /// Adds a device, and extends ids that listen on the wildcard address to it.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
-            self.ports.set_first_port(context.next_random() as u16);
+            self.ports.next = context.next_random() as u16;
         }
         self.devices.push(Device::new(context, port));
         let index = self.devices.len() - 1;
@@ -296,7 +265,7 @@ impl State {
             to: None,
             path_override: None,
             connection: None,
-            listening: None,
+            backlog: None,
             groups: Vec::new(),
             qp: None,
             psn: Psn::default(),
@@ -314,14 +283,6 @@ impl State {
         };
         self.ids.insert(self.last, id);
         handle
-    }
-
-    /// Creates an id for a connection request to `listener`, with the listener's event channel and port
-    /// space.
-    pub fn create_for(&mut self, listener: u64, qp_type: QpType) -> Option<CmId> {
-        let manager = self.manager.upgrade()?;
-        let (channel, space) = self.ids.get(&listener).map(|id| (id.channel.clone(), id.space))?;
-        Some(self.create(&manager, &channel, space, qp_type))
     }
 
     pub fn id(&self, number: u64) -> Result<&Id, IdError> {
@@ -342,18 +303,14 @@ impl State {
         if let (Some(device), Some(connection)) = (id.device, id.connection) {
             self.devices[device].release(connection);
         }
-        if id.listening.is_some() {
-            self.unlisten(number, &id);
+        if let (Some(_), Some(service)) = (id.backlog, id.service()) {
+            self.unregister(service, number);
         }
         if let (true, Some(local)) = (id.owns_port, id.local) {
             self.ports.release(id.space, local.port(), number);
         }
         std::mem::take(&mut id.groups).into_iter().for_each(|group| group.leave(id.qp.as_ref()));
         self.garbage.extend(id.channel.remove_events(number));
-    }
-
-    pub fn take_garbage(&mut self) -> Vec<QueuedEvent> {
-        std::mem::take(&mut self.garbage)
     }
 
     pub fn migrate(&mut self, number: u64, to: &EventChannel) -> Result<(), IdError> {
@@ -376,8 +333,7 @@ impl State {
                     self.devices[index].may_have_more_mads = false;
                     break;
                 };
-                let source = MadSource { from: mad.from, src_qpn: mad.src_qpn };
-                self.devices[index].cm.handle_mad(now, &source, &mad.bytes);
+                self.devices[index].cm.handle_mad(now, &mad.from, mad.src_qpn, &mad.bytes);
                 self.process_cm_events(index);
             }
             if self.devices[index].cm.poll_timeout().is_some_and(|at| at <= now) {
@@ -397,16 +353,17 @@ impl State {
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
         match (event, self.devices[device].ids.get(&connection).copied()) {
-            (Event::Requested(request), _) if request.listener.is_none() => {
+            (Event::Requested(request), _) if request.is_peer_to_peer => {
                 self.on_peer_to_peer_request(device, connection, &request);
             }
             (Event::Requested(request), _) => self.on_request(device, connection, &request),
-            (Event::SidrRequested(request), _) => self.on_sidr_request(device, connection, &request),
             (_, None) => {}
-            (Event::Accepted(accepted), Some(number)) => self.on_accepted(number, &accepted),
+            (Event::Accepted { info, ece }, Some(number)) => self.on_accepted(number, info, ece),
             (Event::Established(_), Some(number)) => self.on_established(number),
-            (Event::Rejected(rejection), Some(number)) => self.on_rejected(number, &rejection),
-            (Event::Unreachable, Some(number)) => self.on_unreachable(number),
+            (Event::Rejected(rej), Some(number)) => self.on_rejected(number, &rej),
+            (Event::Unreachable, Some(number)) => {
+                self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
+            }
             (Event::DisconnectRequested(_) | Event::Disconnected { .. }, Some(number)) => {
                 self.on_disconnected(number);
             }
@@ -414,13 +371,13 @@ impl State {
             (Event::AlternateOffered { path, .. }, Some(number)) => {
                 self.on_alternate_offered(number, device, connection, &path);
             }
-            (Event::AlternateResponse { status, .. }, Some(number)) => {
-                self.on_alternate_response(number, Some(status));
+            (Event::AlternateResponse(apr), Some(number)) => {
+                self.on_alternate_response(number, Some(apr.status));
             }
             (Event::AlternateTimeout, Some(number)) => self.on_alternate_response(number, None),
-            (Event::SidrResponse(response), Some(number)) => self.on_sidr_response(number, &response),
+            (Event::SidrResponse { rep, ece }, Some(number)) => self.on_sidr_response(number, &rep, ece),
             // The connection manager extends the response timeout on its own.
-            (Event::Delayed { .. }, Some(_)) => {}
+            (Event::Delayed(_), Some(_)) => {}
         }
     }
 

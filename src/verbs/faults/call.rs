@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::call_table::CallSet;
+use super::call_table::{CallSet, call_set};
 use super::errno_table::{ERRNOS, errno};
 use super::{Call, FaultCount};
 use crate::fault_rules::{RuleError, When, duration, hint, when};
@@ -52,7 +52,7 @@ impl CallFault {
             },
             CallEffect::Slow(by) => format!("call:{name}=slow{at},by={}ns", by.as_nanos()),
         };
-        CallFault { effect, when, calls: CallSet::from_iter([call]), text }
+        CallFault { effect, when, calls: call_set(|of| of == call), text }
     }
 
     /// Returns the effect.
@@ -67,7 +67,7 @@ impl CallFault {
 
     /// Reports whether the fault's name or group of names includes the call.
     pub fn matches(&self, call: Call) -> bool {
-        self.calls.contains(call)
+        self.calls[call as usize]
     }
 }
 
@@ -119,9 +119,9 @@ fn parse(text: &str) -> Result<CallFault, String> {
 /// Returns the set of calls with the name `text` or, if it ends with `*`, with names that begin with it.
 fn calls(text: &str) -> Result<CallSet, String> {
     let prefix = text.strip_suffix('*');
-    let matches = |call: &Call| prefix.map_or(call.name() == text, |prefix| call.name().starts_with(prefix));
-    let calls = Call::ALL.iter().copied().filter(matches).collect::<CallSet>();
-    if calls.is_empty() {
+    let matches = |call: Call| prefix.map_or(call.name() == text, |prefix| call.name().starts_with(prefix));
+    let calls = call_set(matches);
+    if !calls.contains(&true) {
         let hint = hint(text, Call::ALL.iter().map(|call| call.name()));
         return Err(format!(
             "unknown call '{text}': write a function such as ibv_reg_mr, or a prefix such as ibv_create_*{hint}"
@@ -170,8 +170,7 @@ struct ActiveFault {
 impl CallFaults {
     /// Activates faults. `seed` is that of faults with a probability. Returns `None` if there are no faults.
     pub fn new(faults: Vec<CallFault>, seed: u64) -> Option<CallFaults> {
-        let is_matched = |call: &Call| faults.iter().any(|fault| fault.matches(*call));
-        let calls = Call::ALL.iter().copied().filter(is_matched).collect();
+        let calls = call_set(|call| faults.iter().any(|fault| fault.matches(call)));
         let activate = |(index, fault): (usize, CallFault)| ActiveFault {
             rule: interned(&fault.text),
             fault,
@@ -186,7 +185,7 @@ impl CallFaults {
     /// Counts a call, and returns the faults that apply to it: the sum of all delays, and the first error.
     #[inline]
     pub fn on_call(&self, call: Call) -> CallVerdict {
-        if self.calls.contains(call) { self.evaluate(call) } else { CallVerdict::default() }
+        if self.calls[call as usize] { self.evaluate(call) } else { CallVerdict::default() }
     }
 
     #[cold]

@@ -49,28 +49,10 @@ calls! {
     rsendmsg rsendto rsetsockopt rshutdown rsocket rwrite rwritev
 }
 
-/// A set of calls, with one bit for each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct CallSet([u64; Call::ALL.len().div_ceil(64)]);
+/// A set of calls: whether it contains each call, by the number of the call.
+pub(super) type CallSet = [bool; Call::ALL.len()];
 
-impl CallSet {
-    /// Reports whether the set contains a call.
-    #[inline]
-    pub fn contains(&self, call: Call) -> bool {
-        self.0[call as usize / 64] & 1 << (call as usize % 64) != 0
-    }
-
-    pub fn is_empty(&self) -> bool {
-        *self == CallSet::default()
-    }
-}
-
-impl FromIterator<Call> for CallSet {
-    fn from_iter<I: IntoIterator<Item = Call>>(calls: I) -> CallSet {
-        let mut set = CallSet::default();
-        for call in calls {
-            set.0[call as usize / 64] |= 1 << (call as usize % 64);
-        }
-        set
-    }
+/// Returns the set of the calls that `is_element` selects.
+pub(super) fn call_set(is_element: impl Fn(Call) -> bool) -> CallSet {
+    std::array::from_fn(|number| is_element(Call::ALL[number]))
 }
