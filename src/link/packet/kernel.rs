@@ -9,12 +9,13 @@ use std::time::Duration;
 use nix::sys::socket::{SockFlag, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::host::frame_queue::FrameQueue;
+use crate::host::host_stack::{FrameOutcome, IpStack};
 use crate::host::membership::{self, JoinError};
 use crate::host::netlink::{self, Request, RouteSocket};
 use crate::host::unresolved_queue::UnresolvedQueue;
 use crate::host::{socket_calls, system_udp};
 use crate::transport::Instant;
+use crate::wire::frame::{Content, Frame};
 use crate::wire::{Mac, ROCE_PORT};
 
 /// Lifetime of a cached MAC that was obtained from the kernel.
@@ -47,9 +48,8 @@ pub(super) struct KernelNeighbours {
     netlink: RouteSocket,
     ifindex: u32,
     /// Whether this is a loopback interface, on which all MACs are zero.
-    pub loopback: bool,
-    /// Whether the interface has IPv4 addresses (index 0) and IPv6 addresses (index 1).
-    families: [bool; 2],
+    loopback: bool,
+    addresses: Vec<IpAddr>,
     /// Sockets that hold the kernel's multicast memberships, one per group: while a socket is open, the
     /// kernel reports the membership and configures the hardware to accept the group's packets. Nothing is
     /// read from them.
@@ -59,10 +59,7 @@ pub(super) struct KernelNeighbours {
     /// drops all packets that they receive.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
-    unresolved_queue: UnresolvedQueue,
-    pub outbox: FrameQueue,
-    pub unresolved: u64,
-    has_unresolved: bool,
+    unresolved: UnresolvedQueue,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,116 +96,13 @@ impl KernelNeighbours {
             netlink,
             ifindex,
             loopback,
-            families: [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of| addresses.iter().any(of)),
+            addresses: addresses.to_vec(),
             groups: HashMap::new(),
             trigger,
             _guards: guards,
             cache: HashMap::new(),
-            unresolved_queue: UnresolvedQueue::default(),
-            outbox: FrameQueue::default(),
-            unresolved: 0,
-            has_unresolved: false,
+            unresolved: UnresolvedQueue::default(),
         })
-    }
-
-    /// Returns the destination MAC for packets to `dst`. If the kernel does not know it, returns `None` and
-    /// makes the kernel resolve the next hop.
-    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
-        if self.loopback {
-            return Some(Mac::default());
-        }
-        if let Some(group) = Mac::of_group(dst) {
-            return Some(group);
-        }
-        let before = self.cache.get(&dst).copied();
-        if let Some(cached) = before.filter(|c| now < c.until) {
-            return cached.mac;
-        }
-        let (mac, is_confirmed) = match self.next_hop(dst) {
-            Some(hop) => self.neighbour(hop),
-            None => (None, true),
-        };
-        if self.cache.len() >= MAX_CACHED {
-            self.cache.clear();
-        }
-        // One datagram makes the kernel continue for as long as packets wait.
-        let pending = before.filter(|c| c.mac.is_none() && now.since(c.since) <= RESOLUTION_TIMEOUT);
-        if !is_confirmed && pending.is_none() {
-            self.trigger(dst);
-        }
-        let since = pending.map_or(now, |c| c.since);
-        let until = now + if mac.is_some() { CACHE_LIFETIME } else { QUERY_INTERVAL };
-        self.cache.insert(dst, Cached { mac, until, since });
-        mac
-    }
-
-    /// Makes the kernel join a multicast group on the interface.
-    pub fn join(&mut self, group: IpAddr) -> Result<(), JoinError> {
-        if !group.is_multicast() {
-            return Err(JoinError::NotMulticast(group));
-        }
-        if !self.families[usize::from(group.is_ipv6())] {
-            return Err(JoinError::NoAddress(group));
-        }
-        if self.is_member(group) {
-            return Ok(());
-        }
-        let any =
-            if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        // One socket per group, because the number of memberships per socket is limited.
-        let socket = || {
-            let socket = system_udp::bound((any, 0).into())?;
-            socket_calls::drop_all(&socket)?;
-            membership::join(&socket, group, self.ifindex)?;
-            Ok(socket)
-        };
-        let socket = socket().map_err(|source| JoinError::System { group, source })?;
-        self.groups.insert(group, socket);
-        Ok(())
-    }
-
-    pub fn leave(&mut self, group: IpAddr) {
-        self.groups.remove(&group);
-    }
-
-    pub fn is_member(&self, group: IpAddr) -> bool {
-        self.groups.contains_key(&group)
-    }
-
-    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. If there is no room,
-    /// counts the frame as unresolved and returns false.
-    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let queued = self.unresolved_queue.push(dst, write);
-        self.has_unresolved |= queued;
-        self.unresolved += u64::from(!queued);
-        queued
-    }
-
-    /// Queries the next hops of queued frames again. Moves frames whose next hop is now resolved to the
-    /// outbox, and drops frames whose next hop was not resolved in time.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        while self.has_unresolved {
-            let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
-            let Some(dst) = self.unresolved_queue.hops().find(due) else { break };
-            let is_expired = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
-            if self.cache.get(&dst).is_some_and(is_expired) {
-                self.cache.remove(&dst);
-                self.unresolved += self.unresolved_queue.drop_frames_for(dst);
-            } else if let Some(mac) = self.resolve(now, dst) {
-                self.unresolved_queue.release(dst, mac, &mut self.outbox);
-            }
-            self.has_unresolved = self.unresolved_queue.hops().next().is_some();
-        }
-    }
-
-    pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.has_unresolved {
-            return None;
-        }
-        self.unresolved_queue
-            .hops()
-            .map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until))
-            .min()
     }
 
     /// Makes the kernel resolve the next hop to `dst`, or confirm a stale neighbour entry.
@@ -256,6 +150,104 @@ impl KernelNeighbours {
         self.netlink.send(request).ok()?;
         let (kind, body) = netlink::messages(self.netlink.receive(buffer).ok()?).next()?;
         (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)
+    }
+}
+
+impl IpStack for KernelNeighbours {
+    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        if self.loopback {
+            return Some(Mac::default());
+        }
+        if let Some(group) = Mac::of_group(dst) {
+            return Some(group);
+        }
+        let before = self.cache.get(&dst).copied();
+        if let Some(cached) = before.filter(|c| now < c.until) {
+            return cached.mac;
+        }
+        let (mac, is_confirmed) = match self.next_hop(dst) {
+            Some(hop) => self.neighbour(hop),
+            None => (None, true),
+        };
+        if self.cache.len() >= MAX_CACHED {
+            self.cache.clear();
+        }
+        // One datagram makes the kernel continue for as long as packets wait.
+        let pending = before.filter(|c| c.mac.is_none() && now.since(c.since) <= RESOLUTION_TIMEOUT);
+        if !is_confirmed && pending.is_none() {
+            self.trigger(dst);
+        }
+        let since = pending.map_or(now, |c| c.since);
+        let until = now + if mac.is_some() { CACHE_LIFETIME } else { QUERY_INTERVAL };
+        self.cache.insert(dst, Cached { mac, until, since });
+        mac
+    }
+
+    fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
+        self.unresolved.push(Some(dst), write)
+    }
+
+    fn unresolved(&mut self) -> &mut UnresolvedQueue {
+        &mut self.unresolved
+    }
+
+    /// Classifies a frame: the kernel handles every protocol other than RoCE.
+    fn handle(&mut self, _: Instant, _: &[u8], frame: Frame) -> FrameOutcome {
+        let is_local = |ip: IpAddr| self.addresses.contains(&ip) || self.is_member(ip);
+        match frame.content {
+            Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
+            Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+            Content::Pause(pause) => FrameOutcome::Pause(pause),
+            _ => FrameOutcome::Foreign,
+        }
+    }
+
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        membership::check(group, self.addresses.iter().copied())?;
+        if self.is_member(group) {
+            return Ok(());
+        }
+        let any =
+            if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        // One socket per group, because the number of memberships per socket is limited.
+        let socket = || {
+            let socket = system_udp::bound((any, 0).into())?;
+            socket_calls::drop_all(&socket)?;
+            membership::join(&socket, group, self.ifindex)?;
+            Ok(socket)
+        };
+        let socket = socket().map_err(|source| JoinError::System { group, source })?;
+        self.groups.insert(group, socket);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr, _is_last: bool) {
+        self.groups.remove(&group);
+    }
+
+    fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.contains_key(&group)
+    }
+
+    /// Queries the next hops of queued frames again. Moves frames whose next hop is now resolved to the
+    /// outbox, and drops frames whose next hop was not resolved in time.
+    fn handle_timeout(&mut self, now: Instant) {
+        loop {
+            let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
+            let Some(dst) = self.unresolved.hops().find(due) else { return };
+            let is_expired = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
+            if self.cache.get(&dst).is_some_and(is_expired) {
+                self.cache.remove(&dst);
+                self.unresolved.finish(dst, None);
+            } else if let Some(mac) = self.resolve(now, dst) {
+                self.unresolved.finish(dst, Some(mac));
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let until = |ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until);
+        self.unresolved.hops().map(until).min()
     }
 }
 

@@ -100,7 +100,8 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     set_send_buffer(&socket, options.buffer).map_err(fail("setting the send buffer size"))?;
     let local = locals.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
-        set_multicast_interface(&socket, ip, local.index).map_err(fail("setting the multicast interface"))?;
+        membership::set_interface(&socket, ip, local.index)
+            .map_err(fail("setting the multicast interface"))?;
     }
     if shared {
         share(&socket).map_err(fail("setting SO_REUSEPORT"))?;
@@ -265,14 +266,6 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
 pub(crate) fn needs_scope(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
-}
-
-/// Sets the interface through which the socket sends multicast packets.
-fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Result<()> {
-    match ip {
-        IpAddr::V4(_) => membership::set_interface_v4(socket, ifindex),
-        IpAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, ifindex as libc::c_int),
-    }
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
