@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use rustix::net::connect;
 
 use super::connection::{Role, Room, Writer};
-use super::offer::{RingOffer, socket, socket_name};
+use super::offer::{offer, socket, socket_name};
 use super::{Rings, can_have_rings};
 use crate::burst::{BurstLimits, TxBurst};
 use crate::host::unix_sockets::{fd_message, is_own_user, peer_user};
@@ -91,8 +91,7 @@ impl Rings {
         }
         let counted = limits::connection().ok_or_else(|| io::Error::other("too many rings"))?;
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
-        let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
-        fd_message::send(&socket, &offer, &[memory.as_fd()])?;
+        fd_message::send(&socket, &offer(self.bind_addr.ip(), to.0), &[memory.as_fd()])?;
         let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, room: Room::Enough };
         self.add(socket, Role::Writer(writer), counted)
     }

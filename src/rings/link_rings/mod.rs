@@ -3,7 +3,7 @@
 //!
 //! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
 //! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
-//! memory over a connection ([`offer::RingOffer`]), otherwise the packets take the UDP socket. So no packet can overtake
+//! memory over a connection ([`offer::offer`]), otherwise the packets take the UDP socket. So no packet can overtake
 //! another by changing between both. Packets to QP1, to multicast groups and to the own NIC always take the UDP socket, as do
 //! those of UC and UD unless rings are required.
 //!
