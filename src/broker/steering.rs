@@ -1,5 +1,7 @@
 //! Packet steering for a shared address: a BPF program that selects the socket by QPN partition.
 
+use std::ops::Range;
+
 use libc::{
     BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD,
     BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
@@ -38,12 +40,12 @@ fn if_eq(k: u32, skip: u8) -> sock_filter {
 }
 
 /// Returns the BPF program that selects the socket by QPN partition, and also by shard if a process holds
-/// several partitions (listed in `several` as first partition and count).
+/// several partitions (those in `several`).
 ///
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
 /// a packet ends the program with 0, which also selects the broker.
-pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
+pub fn by_partition(several: &[Range<usize>]) -> Vec<sock_filter> {
     let load = |size: u32, at: u32| op(BPF_LD | size | BPF_ABS, at);
     let to_broker = op(BPF_RET | BPF_K, 0);
     let mad = [
@@ -71,17 +73,15 @@ pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
     // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
     // call.
     program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - QpnPartition::BITS));
-    for &(partition, count) in several {
+    for partitions in several {
+        let first = partitions.start as u32;
         let select_shard = [
             op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
-            op(BPF_ALU | BPF_AND | BPF_K, count as u32 - 1),
-            op(BPF_ALU | BPF_ADD | BPF_K, partition as u32),
+            op(BPF_ALU | BPF_AND | BPF_K, partitions.len() as u32 - 1),
+            op(BPF_ALU | BPF_ADD | BPF_K, first),
             op(BPF_RET | BPF_A, 0),
         ];
-        program.push(sock_filter {
-            jf: select_shard.len() as u8,
-            ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32)
-        });
+        program.push(if_eq(first, select_shard.len() as u8));
         program.extend(select_shard);
     }
     program.push(op(BPF_RET | BPF_A, 0));

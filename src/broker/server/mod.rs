@@ -193,20 +193,23 @@ struct Server {
 struct Client {
     connection: OwnedFd,
     since: Instant,
-    /// First of the granted partitions, and their number.
-    partitions: Option<(usize, usize)>,
-    /// Addresses of the lease.
-    bind_addrs: Vec<BindAddr>,
+    lease: Option<Lease>,
     /// Request received while the port was in use.
     pending: Option<Request>,
     /// Descriptor of the process's last acknowledgements, which the broker sends when the process has disconnected.
     last_acks: Option<OwnedFd>,
 }
 
+/// The granted partitions, and their addresses.
+struct Lease {
+    partitions: Range<usize>,
+    bind_addrs: Vec<BindAddr>,
+}
+
 impl Client {
     /// Reports whether the process has neither a granted nor a pending request.
     fn is_idle(&self) -> bool {
-        self.partitions.is_none() && self.pending.is_none()
+        self.lease.is_none() && self.pending.is_none()
     }
 }
 
@@ -222,8 +225,7 @@ impl Server {
                     Ok(()) => self.clients.push(Client {
                         connection,
                         since: Instant::now(),
-                        partitions: None,
-                        bind_addrs: Vec::new(),
+                        lease: None,
                         pending: None,
                         last_acks: None,
                     }),
@@ -268,7 +270,7 @@ impl Server {
             pending if pending || !self.releasing.is_empty() => {
                 PollTimeout::try_from(RETRY_INTERVAL).expect("the interval fits in a poll timeout")
             }
-            _ if self.clients.iter().all(|c| c.partitions.is_none()) => {
+            _ if self.clients.iter().all(|c| c.lease.is_none()) => {
                 PollTimeout::try_from(IDLE_TIMEOUT).expect("the timeout fits in a poll timeout")
             }
             _ => PollTimeout::NONE,
@@ -287,32 +289,33 @@ impl Server {
             self.release(i);
             return false;
         };
-        let response = match line.parse().map_err(Response::protocol_error) {
+        let error = match line.parse() {
             // The process already has its partitions.
-            Ok(_) if self.clients[i].partitions.is_some() => {
-                Some(Err(Response::protocol_error("the connection already has a lease")))
-            }
-            Ok(_) if fds.is_empty() => Some(Err(Response::protocol_error(
-                "the request lacks the descriptor of the last acknowledgements",
-            ))),
+            Ok(_) if self.clients[i].lease.is_some() => "the connection already has a lease".into(),
+            Ok(_) if fds.is_empty() => "the request lacks the descriptor of the last acknowledgements".into(),
             Ok(request) => {
                 self.clients[i].last_acks = Some(fds.remove(0));
-                self.grant(i, request, fds)
+                return self.grant_or_refuse(i, request, fds);
             }
-            Err(refusal) => Some(Err(refusal)),
+            Err(error) => error,
         };
-        match response {
-            None | Some(Ok(())) => true,
-            Some(Err(refusal)) => self.refuse(i, &refusal),
+        self.refuse(i, &Response::protocol_error(error))
+    }
+
+    /// Handles a request. Returns false if the client has disconnected.
+    fn grant_or_refuse(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> bool {
+        match self.grant(i, request, fds) {
+            Ok(()) => true,
+            Err(refusal) => self.refuse(i, &refusal),
         }
     }
 
     /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not have sent them.
     fn send_last_acks(&mut self, i: usize) {
         let client = &self.clients[i];
-        let (Some(records), Some((_, shards))) = (&client.last_acks, client.partitions) else { return };
-        let words = last_acks::read(records, shards);
-        for served in self.served.iter_mut().filter(|served| client.bind_addrs.contains(&served.bind_addr)) {
+        let (Some(records), Some(lease)) = (&client.last_acks, &client.lease) else { return };
+        let words = last_acks::read(records, lease.partitions.len());
+        for served in self.served.iter_mut().filter(|served| lease.bind_addrs.contains(&served.bind_addr)) {
             last_acks::send(&words, served);
         }
     }
@@ -347,8 +350,7 @@ impl Server {
     fn retry_pending(&mut self) {
         for i in (0..self.clients.len()).rev() {
             if let Some(request) = self.clients[i].pending.take()
-                && let Some(Err(refusal)) = self.grant(i, request, Vec::new())
-                && !self.refuse(i, &refusal)
+                && !self.grant_or_refuse(i, request, Vec::new())
             {
                 self.clients.remove(i);
             }
