@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -59,10 +58,10 @@ pub fn request_lease(
     fds: &[BorrowedFd<'_>],
     sharing: &Sharing,
     any_user: bool,
-    ip: IpAddr,
     stopping: &dyn Fn() -> bool,
 ) -> Result<LeaseGrant, SharingError> {
     let primary = primary(&request.bind_addrs).expect("a link has an address");
+    let ip = primary.ip();
     let system = |what| move |source| SharingError::System { ip, what, source };
     let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
     let start_time = Instant::now();

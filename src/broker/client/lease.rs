@@ -65,8 +65,7 @@ impl Lease {
         shards: usize,
         sharing: &Sharing,
     ) -> Result<(Arc<Lease>, Vec<Sockets>), SharingError> {
-        let primary = primary(&bind_addrs).expect("a link has an address");
-        let ip = primary.ip();
+        let ip = primary(&bind_addrs).expect("a link has an address").ip();
         let request = Request { partition: None, shards, bind_addrs };
         if !request.fits_a_message() {
             let reason = format!(
@@ -78,7 +77,7 @@ impl Lease {
         let system = |what| move |source| SharingError::System { ip, what, source };
         let last_acks = last_acks(shards).map_err(system("creating an eventfd"))?;
         let LeaseGrant { connection, partition: first, mut fds, any_user } =
-            request_lease(&request, &[last_acks.1.as_fd()], sharing, sharing.any_user, ip, &|| false)?;
+            request_lease(&request, &[last_acks.1.as_fd()], sharing, sharing.any_user, &|| false)?;
         let invalid = |reason| SharingError::Refused {
             ip,
             errno: libc::EPROTO,
@@ -92,7 +91,7 @@ impl Lease {
         let (mut sockets, mut keepalives) = (Vec::new(), Vec::new());
         for _ in &request.bind_addrs {
             sockets.push(per_address.by_ref().take(shards).collect());
-            keepalives.extend(per_address.next().map(FdKeepalive::from_fd));
+            keepalives.extend(per_address.next().map(FdKeepalive));
         }
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
@@ -164,12 +163,10 @@ impl Shared {
     /// connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
-            let ip = self.request.bind_addrs[0].ip();
             // A new broker must serve the same users as the last one.
-            let keepalives = self.keepalives.iter().map(AsFd::as_fd);
+            let keepalives = self.keepalives.iter().map(|keepalive| keepalive.0.as_fd());
             let fds: Vec<BorrowedFd<'_>> = [self.last_acks.1.as_fd()].into_iter().chain(keepalives).collect();
-            match request_lease(&self.request, &fds, &self.sharing, self.any_user, ip, &|| self.is_stopping())
-            {
+            match request_lease(&self.request, &fds, &self.sharing, self.any_user, &|| self.is_stopping()) {
                 Ok(granted) => connection = granted.connection,
                 // Without a broker, this process continues as before; processes that start later get no
                 // partition.

@@ -118,7 +118,7 @@ impl Server {
             let own = &served.sockets[partition..partition + count];
             own.iter().for_each(udp::drain);
             fds.extend(own.iter().map(AsFd::as_fd));
-            fds.push(served.keepalive.as_fd());
+            fds.push(served.keepalive.0.as_fd());
         }
         let granted = Response::Granted { partition, any_user: self.any_user };
         if let Err(e) = fd_message::send(&self.clients[i].connection, &granted, &fds) {
@@ -205,7 +205,7 @@ impl Server {
         }
         for (bind_addr, keepalive) in request.bind_addrs.iter().zip(fds) {
             if self.served.iter().all(|served| served.bind_addr != *bind_addr) {
-                match ServedAddress::take_over(bind_addr.clone(), FdKeepalive::from_fd(keepalive)) {
+                match ServedAddress::take_over(bind_addr.clone(), FdKeepalive(keepalive)) {
                     Ok(served) => self.served.push(served),
                     Err(e) => {
                         self.served.truncate(before);

@@ -51,10 +51,13 @@ impl GsiListener {
         for (flow, headers) in packets {
             self.responses.push(&flow, headers, &[]);
             if self.responses.is_full() {
-                let _ = self.link.transmit(NOW, &self.responses);
-                self.responses.clear();
+                self.flush();
             }
         }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
         if !self.responses.is_empty() {
             // Ignored errors: failures to send, which count as lost datagrams.
             let _ = self.link.transmit(NOW, &self.responses);
@@ -102,15 +105,12 @@ impl GsiListener {
                 refuse(&burst.flow, burst.ident, index, packet, mad);
             }
         };
-        // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
+        // Ignored errors: those of earlier sends.
         let _ = link.receive(NOW, &mut dispatch);
         for socket in orphaned {
             let _ = link.receive_from(socket, &mut dispatch);
         }
-        if !responses.is_empty() {
-            let _ = link.transmit(NOW, responses);
-            responses.clear();
-        }
+        self.flush();
     }
 }
 
