@@ -91,11 +91,8 @@ pub(crate) fn family(ip: IpAddr) -> u8 {
 
 /// Decodes an attribute value that is an IP address, as [`Request::address`] encodes it.
 pub(crate) fn address(value: &[u8]) -> Option<IpAddr> {
-    match value.len() {
-        4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
-        _ => None,
-    }
+    let v6 = |_| <[u8; 16]>::try_from(value).map(IpAddr::from);
+    <[u8; 4]>::try_from(value).map(IpAddr::from).or_else(v6).ok()
 }
 
 /// Iterates over received messages as type-body pairs, stopping at a message with an invalid length.

@@ -52,9 +52,8 @@ pub struct PacketLink {
     batch: TxBatch,
     /// Membership in the group of the NIC's packet links; `None` if there is only one shard.
     shard_group: Option<ShardGroup>,
-    /// Link state monitor; `None` if the system does not report interface states, or if another shard
-    /// monitors this interface.
-    link_state: Option<LinkStateMonitor>,
+    /// Link state monitor; without interfaces if another shard monitors this one.
+    link_state: LinkStateMonitor,
 }
 
 fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
@@ -200,7 +199,7 @@ impl PacketLink {
             ..LinkInfo::new(format!("packet {name}"), addresses)
         };
         let shared = (shared_pfc, shard_group.as_ref().map_or(0, ShardGroup::index));
-        let pfc = (pfc, socket.receive_buffer());
+        let pfc = (pfc, socket.receive_buffer);
         let is_loopback = loopback && !has_own_stack;
         Ok(PacketLink {
             endpoint: FrameEndpoint { is_loopback, ..FrameEndpoint::new(info, vlan, stack, pfc, shared) },
@@ -210,7 +209,7 @@ impl PacketLink {
             batch: TxBatch::default(),
             shard_group,
             // One monitor suffices for all shards.
-            link_state: first.then(|| LinkStateMonitor::open([interface.index]).ok()).flatten(),
+            link_state: LinkStateMonitor::open(first.then_some(interface.index)),
         })
     }
 
@@ -435,9 +434,7 @@ impl Link for PacketLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
+        self.link_state.check_exists()?;
         let mut packets = self.endpoint.local.deliver(64, sink);
         if let Some(mut contents) = self.shard_group.as_ref().and_then(ShardGroup::take) {
             packets += contents.bursts.deliver(usize::MAX, sink);
@@ -489,11 +486,11 @@ impl Multicast for PacketLink {
 
 impl PortState for PacketLink {
     fn is_up(&mut self) -> bool {
-        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
+        self.link_state.is_up()
     }
 
     fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.link_state.as_ref().map(AsFd::as_fd)
+        self.link_state.fd()
     }
 
     fn egress_room(&self) -> Option<EgressRoom> {

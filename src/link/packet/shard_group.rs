@@ -69,25 +69,6 @@ impl InboxContents {
     }
 }
 
-/// Links that need a frame besides the one that received it.
-enum FrameAudience {
-    NoOther,
-    AllOthers,
-    Members(IpAddr),
-}
-
-impl FrameAudience {
-    fn of(frame: &Frame) -> FrameAudience {
-        match &frame.content {
-            Content::Roce(roce) if roce.flow.dst.is_multicast() => FrameAudience::Members(roce.flow.dst),
-            // Each link has its own neighbour cache and its own groups to report.
-            Content::Arp(arp) if !arp.request => FrameAudience::AllOthers,
-            Content::NeighborAdvert(_) | Content::GroupQuery(_) => FrameAudience::AllOthers,
-            _ => FrameAudience::NoOther,
-        }
-    }
-}
-
 impl ShardGroup {
     /// Creates a group, and returns the memberships of its `count` links.
     pub fn new(count: usize) -> io::Result<Vec<ShardGroup>> {
@@ -144,10 +125,12 @@ impl ShardGroup {
         if !self.fans_out {
             return 0;
         }
-        let to = match FrameAudience::of(frame) {
-            FrameAudience::NoOther => return 0,
-            FrameAudience::AllOthers => u64::MAX,
-            FrameAudience::Members(group) => self.members(group),
+        let to = match &frame.content {
+            Content::Roce(roce) if roce.flow.dst.is_multicast() => self.members(roce.flow.dst),
+            // Each link has its own neighbour cache and its own groups to report.
+            Content::Arp(arp) if !arp.request => u64::MAX,
+            Content::NeighborAdvert(_) | Content::GroupQuery(_) => u64::MAX,
+            _ => return 0,
         };
         self.push_to(to, |contents| contents.push_frame(received)) as u64
     }

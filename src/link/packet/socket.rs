@@ -9,7 +9,8 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::host::socket_calls::{
-    attach_filter, drop_all, get_option, interface_exists, set_option, set_program,
+    attach_filter, drop_all, get_option, interface_exists, memory_info, set_option, set_program,
+    set_receive_buffer, set_send_buffer,
 };
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
@@ -37,8 +38,8 @@ pub(super) const RX_MESSAGES: usize = 16;
 /// Size of the largest frame, in bytes: the largest IP packet and an Ethernet header with two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 /// Requested buffer sizes, in bytes; the kernel may grant less.
-const RCVBUF: c_int = 16 << 20;
-const SNDBUF: c_int = 4 << 20;
+const RCVBUF: usize = 16 << 20;
+const SNDBUF: usize = 4 << 20;
 /// Time to wait for room in a full send queue, in milliseconds.
 const SEND_TIMEOUT_MS: u8 = 20;
 
@@ -49,6 +50,8 @@ pub(super) struct RawSocket {
     /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no super-packets,
     /// and does not report the segment size of super-packets that it delivers.
     pub vnet: bool,
+    /// Size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
+    pub receive_buffer: usize,
     rx: RxBuffers,
 }
 
@@ -124,14 +127,9 @@ impl RawSocket {
         let on: c_int = 1;
         set_option(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
         let vnet = vnet && set_vnet_len(&fd, VNET_LEN).is_ok();
-        for (forced, plain, bytes) in
-            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
-        {
-            // Exceeding the system's limit needs CAP_NET_ADMIN.
-            set_option(&fd, libc::SOL_SOCKET, forced, &bytes)
-                .or_else(|_| set_option(&fd, libc::SOL_SOCKET, plain, &bytes))?;
-        }
-        Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
+        let receive_buffer = set_receive_buffer(&fd, RCVBUF)?;
+        set_send_buffer(&fd, SNDBUF)?;
+        Ok(RawSocket { fd, ifindex, vnet, receive_buffer, rx: RxBuffers::new() })
     }
 
     /// Disables super-packets permanently after the kernel has rejected one. Frames in the receive queue are
@@ -202,19 +200,13 @@ impl RawSocket {
     /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the
     /// size that the kernel reports, half of which is the kernel's allowance for overhead.
     pub fn window(&self) -> usize {
-        (self.receive_buffer() / 4).max(64 * 1024)
-    }
-
-    /// Returns the size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
-    pub fn receive_buffer(&self) -> usize {
-        get_option::<c_int>(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0).max(0) as usize
+        (self.receive_buffer / 4).max(64 * 1024)
     }
 
     /// Returns the number of bytes of the receive buffer that are in use.
     pub fn waiting_bytes(&self) -> usize {
         // The first value is SK_MEMINFO_RMEM_ALLOC.
-        get_option::<[u32; 9]>(&self.fd, libc::SOL_SOCKET, libc::SO_MEMINFO)
-            .map_or(0, |info| info[0] as usize)
+        memory_info(&self.fd)[0] as usize
     }
 
     /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) then returns

@@ -42,12 +42,7 @@ impl Groups {
         epoll: &Epoll,
     ) -> Result<(), JoinError> {
         let (main, local) = own;
-        if !group.is_multicast() {
-            return Err(JoinError::NotMulticast(group));
-        }
-        if group.is_ipv4() != local.ip.is_ipv4() {
-            return Err(JoinError::NoAddress(group));
-        }
+        membership::check(group, [local.ip].into_iter())?;
         if self.joined.iter().any(|g| g.local.ip == group) {
             return Ok(());
         }

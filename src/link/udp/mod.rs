@@ -156,9 +156,9 @@ pub struct UdpLink {
     /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Link state monitor (rtnetlink). `None` if it is unavailable, if no interface has the address, or if
-    /// the link of another shard or address monitors the interface.
-    link_state: Option<LinkStateMonitor>,
+    /// Link state monitor (rtnetlink). Without interfaces if none has the address, or if the link of another shard or address
+    /// monitors the interface.
+    link_state: LinkStateMonitor,
 }
 
 impl UdpLink {
@@ -198,9 +198,8 @@ impl UdpLink {
         }
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(UdpLinkError::system(ip, "creating an epoll instance"))?;
-        let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
-        let link_state = link_state.filter(|_| !opened.locals.is_empty());
+        let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index));
         Ok(UdpLink {
             info: LinkInfo {
                 mtu: opened.mtu,
@@ -235,7 +234,7 @@ impl UdpLink {
 
     /// Stops monitoring the link state; the link then always counts as up.
     pub(crate) fn ignore_link_state(&mut self) {
-        self.link_state = None;
+        self.link_state = LinkStateMonitor::default();
     }
 
     /// Returns the descriptor of the socket, on which all but multicast packets arrive.
@@ -309,9 +308,7 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
+        self.link_state.check_exists()?;
         let own = self.receiver.receive(&self.socket, &self.local, sink)?;
         Ok(own + self.groups.receive(sink)?)
     }
@@ -335,11 +332,11 @@ impl Multicast for UdpLink {
 
 impl PortState for UdpLink {
     fn is_up(&mut self) -> bool {
-        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
+        self.link_state.is_up()
     }
 
     fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.link_state.as_ref().map(AsFd::as_fd)
+        self.link_state.fd()
     }
 
     fn counters(&mut self) -> LinkCounters {

@@ -10,7 +10,9 @@ use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
 use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::host::socket_calls::{get_option, interface_mtu, set_option};
+use crate::host::socket_calls::{
+    get_option, interface_mtu, memory_info, set_option, set_receive_buffer, set_send_buffer,
+};
 use crate::host::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
@@ -251,7 +253,7 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
         // Without GRO, packets arrive singly.
         let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
-    set_buffer_size(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
+    set_receive_buffer(&socket, options.buffer)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     // An IPv6 socket would otherwise receive the group's packets from every interface on which any process
     // has joined it.
@@ -308,32 +310,11 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
 /// receiver waits for a CPU. Only unread data occupies memory.
 const RCVBUF_FACTOR: usize = 4;
 
-/// Sets the size of the receive buffer, and returns the size that the kernel reports, in bytes.
-pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
-    set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
-}
-
-/// Sets the size of the send buffer, and returns the size that the kernel reports, in bytes.
-fn set_send_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
-    set_buffer_size(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, bytes)
-}
-
-/// Sets the size of a buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size
-/// that the kernel reports, in bytes.
-fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, requested: usize) -> io::Result<usize> {
-    let value = i32::try_from(requested).unwrap_or(i32::MAX / 2);
-    if set(socket, libc::SOL_SOCKET, force, value).is_err() {
-        // Never fails: the kernel clamps the value to rmem_max or wmem_max.
-        set(socket, libc::SOL_SOCKET, plain, value)?;
-    }
-    get_option::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
-}
-
 /// Returns the number of datagrams that the kernel dropped because the receive buffer was full.
 pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
     /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
-    get_option::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
+    memory_info(socket)[DROPS].into()
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {

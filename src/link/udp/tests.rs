@@ -399,7 +399,7 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert_eq!((arrived, b.counters().rx_overflow), (sent, 0));
     // They do not fit into a buffer sized for acknowledged traffic only.
-    super::socket::set_receive_buffer(&b.socket, options.buffer).unwrap();
+    crate::host::socket_calls::set_receive_buffer(&b.socket, options.buffer).unwrap();
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
