@@ -47,7 +47,7 @@ impl Groups {
             return Ok(());
         }
         let failed = |source| JoinError::System { group, source };
-        let socket = if local.wildcard {
+        let socket = if local.ip.is_unspecified() {
             join_everywhere(main, group, local).map_err(failed)?;
             None
         } else {
@@ -57,7 +57,7 @@ impl Groups {
             Some(socket)
         };
         self.receiver.get_or_insert_with(Receiver::new);
-        let local = Local { ip: group, wildcard: false, interfaces: Vec::new() };
+        let local = Local { ip: group, addresses: Vec::new() };
         self.joined.push(Group { local, socket });
         Ok(())
     }

@@ -38,8 +38,8 @@ use groups::Groups;
 pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;
 use send::Sender;
-use socket::BoundSocket;
 pub use socket::UdpProbe;
+use socket::{BoundSocket, LocalAddress};
 pub(crate) use socket::{drain, needs_scope, stop_coalescing};
 
 /// Options of a [`UdpLink`].
@@ -114,12 +114,11 @@ impl UdpLinkError {
     }
 }
 
-/// Bind address of a socket.
+/// Bind address of a socket, which is unspecified for a wildcard socket.
 struct Local {
     ip: IpAddr,
-    wildcard: bool,
-    /// Local addresses for which the socket receives packets, each with its interface index.
-    interfaces: Vec<(IpAddr, u32)>,
+    /// Local addresses for which the socket receives packets.
+    addresses: Vec<LocalAddress>,
 }
 
 impl Local {
@@ -131,12 +130,12 @@ impl Local {
 
     /// Returns the index of the interface that has the address `ip`, or 0 if there is none.
     fn interface_of(&self, ip: IpAddr) -> u32 {
-        self.interfaces.iter().find(|(own, _)| *own == ip).map_or(0, |(_, index)| *index)
+        self.addresses.iter().find(|own| own.ip == ip).map_or(0, |own| own.index)
     }
 
     /// Iterates over the distinct interface indices.
     fn interface_indices(&self) -> impl Iterator<Item = u32> {
-        let mut indices: Vec<u32> = self.interfaces.iter().map(|(_, index)| *index).collect();
+        let mut indices: Vec<u32> = self.addresses.iter().map(|own| own.index).collect();
         indices.sort_unstable();
         indices.dedup();
         indices.into_iter()
@@ -168,7 +167,7 @@ impl UdpLink {
     /// If the port is in use (an address belongs to one process), the address is not local, or the system is
     /// out of resources.
     pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::new(ip, options, socket::open(ip, options, false)?)
+        UdpLink::new(options, socket::open(ip, options, false)?)
     }
 
     /// Binds UDP port 4791 on `ip` with `count` sockets, one per shard of a NIC
@@ -181,14 +180,16 @@ impl UdpLink {
     pub fn bind_shards(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<UdpLink>, UdpLinkError> {
         let opened = steer::open(ip, options, count.next_power_of_two().min(ShardId::MAX_COUNT))?;
         let mut links: Vec<UdpLink> =
-            opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
+            opened.into_iter().map(|opened| UdpLink::new(options, opened)).collect::<Result<_, _>>()?;
         // The first link monitors the state of the port for all shards.
         links.iter_mut().skip(1).for_each(UdpLink::ignore_link_state);
         Ok(links)
     }
 
-    fn new(ip: IpAddr, options: &UdpOptions, opened: BoundSocket) -> Result<UdpLink, UdpLinkError> {
-        let mut addresses: Vec<IpAddr> = opened.locals.iter().map(|l| l.ip).collect();
+    fn new(options: &UdpOptions, opened: BoundSocket) -> Result<UdpLink, UdpLinkError> {
+        let BoundSocket { socket, local, mtu, segments, rcvbuf } = opened;
+        let ip = local.ip;
+        let mut addresses: Vec<IpAddr> = local.addresses.iter().map(|own| own.ip).collect();
         if ip.is_unspecified() {
             // Programs that do not choose a GID use the first one, which therefore should not be a loopback
             // address.
@@ -199,27 +200,23 @@ impl UdpLink {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(UdpLinkError::system(ip, "creating an epoll instance"))?;
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
-        let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index));
+        let link_state = LinkStateMonitor::open(local.addresses.iter().map(|own| own.index));
         Ok(UdpLink {
             info: LinkInfo {
-                mtu: opened.mtu,
+                mtu,
                 src_port: Some(ROCE_PORT),
-                burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
-                window: window(opened.rcvbuf, options),
+                burst: if segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
+                window: window(rcvbuf, options),
                 ..LinkInfo::new(format!("udp {ip}"), addresses)
             },
-            local: Local {
-                ip,
-                wildcard: ip.is_unspecified(),
-                interfaces: opened.locals.iter().map(|l| (l.ip, l.index)).collect(),
-            },
-            sender: Sender::new(opened.segments),
+            local,
+            sender: Sender::new(segments),
             receiver: Receiver::new(),
             groups: Groups::default(),
             epoll,
             options: options.clone(),
             link_state,
-            socket: opened.socket,
+            socket,
         })
     }
 
@@ -229,7 +226,7 @@ impl UdpLink {
         socket: OwnedFd,
         options: &UdpOptions,
     ) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::new(ip, options, socket::adopt(ip, socket, options)?)
+        UdpLink::new(options, socket::adopt(ip, socket, options)?)
     }
 
     /// Stops monitoring the link state; the link then always counts as up.

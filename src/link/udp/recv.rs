@@ -146,7 +146,7 @@ impl Receiver {
         let (src, src_port) = self.names[i].get()?;
         let mut flow = Flow::new(src, local.ip, src_port);
         let mut segment = received.len;
-        let mut dst = (!local.wildcard).then_some(local.ip);
+        let mut dst = (!local.ip.is_unspecified()).then_some(local.ip);
         for (level, kind, data) in self.controls[i].messages(received.control) {
             match (level, kind) {
                 (libc::SOL_UDP, libc::UDP_GRO) => segment = usize::try_from(number(data)?).ok()?,

@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{MsgFlags, recv};
+use pnet_datalink::NetworkInterface;
 use rustix::net::SocketFlags;
 
 use super::port_conflict::PortOwner;
-use super::{UdpLink, UdpLinkError, UdpOptions};
+use super::{Local, UdpLink, UdpLinkError, UdpOptions};
 use crate::host::socket_calls::{
     get_option, interface_mtu, memory_info, set_option, set_receive_buffer, set_send_buffer,
 };
@@ -76,9 +77,8 @@ pub(super) struct LocalAddress {
 /// A bound socket, with its properties.
 pub(super) struct BoundSocket {
     pub socket: OwnedFd,
-    /// Local addresses for which the socket receives packets.
-    pub locals: Vec<LocalAddress>,
-    /// Smallest MTU of the interfaces that have the addresses in `locals`, in bytes.
+    pub local: Local,
+    /// Smallest MTU of the interfaces that have the local addresses, in bytes.
     pub mtu: usize,
     /// Whether the kernel segments sent bursts (UDP GSO).
     pub segments: bool,
@@ -90,8 +90,8 @@ pub(super) struct BoundSocket {
 /// this process has already bound.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
     let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
-    let locals = locals(ip, options.interface.as_deref());
-    if options.interface.is_some() && locals.is_empty() {
+    let addresses = locals(ip, options.interface.as_deref());
+    if options.interface.is_some() && addresses.is_empty() {
         return Err(UdpLinkError::NotLocal { ip });
     }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
@@ -100,7 +100,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
         .map_err(fail("setting the receive buffer size"))?;
     set_send_buffer(&socket, options.buffer).map_err(fail("setting the send buffer size"))?;
-    let local = locals.iter().find(|l| l.ip == ip);
+    let local = addresses.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
         membership::set_interface(&socket, ip, local.index)
             .map_err(fail("setting the multicast interface"))?;
@@ -118,8 +118,8 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
         _ => fail("binding UDP port 4791")(source),
     })?;
-    let mtu = smallest_mtu(&socket, &locals);
-    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
+    let mtu = smallest_mtu(&socket, &addresses);
+    Ok(BoundSocket { socket, local: Local { ip, addresses }, mtu, segments, rcvbuf })
 }
 
 /// Adopts a socket that another process has bound to `ip`: resets its header fields to the defaults, and
@@ -132,13 +132,13 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
     let rcvbuf = rcvbuf.map_err(fail("reading the receive buffer size"))? as usize;
-    let locals = locals(ip, options.interface.as_deref());
-    let mtu = smallest_mtu(&socket, &locals);
-    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
+    let addresses = locals(ip, options.interface.as_deref());
+    let mtu = smallest_mtu(&socket, &addresses);
+    Ok(BoundSocket { socket, local: Local { ip, addresses }, mtu, segments, rcvbuf })
 }
 
-fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
-    locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
+fn smallest_mtu(socket: &OwnedFd, addresses: &[LocalAddress]) -> usize {
+    addresses.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
 /// Enables the kernel's coalescing of received datagrams (UDP GRO), and reports whether that succeeded.
@@ -216,24 +216,22 @@ pub(crate) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
 /// Returns the local addresses for which a socket bound to `ip` receives packets, on `interface` or on all
 /// interfaces.
 fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<LocalAddress> {
-    let mut found: Vec<LocalAddress> = pnet_datalink::interfaces()
-        .into_iter()
-        .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
-        .flat_map(|i| {
-            let (interface, index) = (i.name, i.index);
-            i.ips.into_iter().map(move |net| (net, interface.clone(), index))
-        })
+    let any = ip.is_unspecified();
+    let mut found = Vec::new();
+    let is_used = |i: &NetworkInterface| i.is_up() && interface.is_none_or(|name| i.name == name);
+    for i in pnet_datalink::interfaces().into_iter().filter(is_used) {
         // All of 127/8 is local, although an interface lists only one address of it.
-        .filter(|(net, _, _)| match ip.is_unspecified() {
+        let own = i.ips.iter().filter(|net| match any {
             true => net.is_ipv4() == ip.is_ipv4(),
             false => net.ip() == ip || ip.is_loopback() && net.ip().is_loopback() && net.contains(ip),
-        })
-        .map(|(net, interface, index)| {
-            let ip = if ip.is_unspecified() { net.ip() } else { ip };
-            LocalAddress { ip, interface, index }
-        })
-        .collect();
-    if !ip.is_unspecified() {
+        });
+        found.extend(own.map(|net| LocalAddress {
+            ip: if any { net.ip() } else { ip },
+            interface: i.name.clone(),
+            index: i.index,
+        }));
+    }
+    if !any {
         found.truncate(1);
     }
     found
