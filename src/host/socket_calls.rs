@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, sock_filter, sock_fprog};
 use nix::errno::Errno;
 
+use super::bpf::ret;
+
 /// Sets a socket option to an integer or a C struct.
 pub(crate) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
@@ -59,7 +61,7 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::R
 
 /// Attaches a socket filter that drops every packet.
 pub(crate) fn drop_all(socket: impl AsFd) -> io::Result<()> {
-    attach_filter(socket, &[sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }])
+    attach_filter(socket, &[ret(0)])
 }
 
 /// Returns the MTU of an interface, in bytes. Queries it through a socket, because /sys may show another
