@@ -11,7 +11,7 @@ use super::{
     ClaimError, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, NicEvent,
     NicObserver, PortState, SharedAddress,
 };
-use crate::burst::{BurstLimits, RxBurst, TxQueue};
+use crate::burst::{RxBurst, TxQueue};
 use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, LastAcks, PeerChange, PeerWindow};
@@ -57,28 +57,21 @@ impl<L: Link> Multihomed<L> {
     /// Combines links on one interface. The first link's port state applies to all. Returns `None` if `links`
     /// is empty.
     pub fn new(name: String, mut links: Vec<L>) -> Option<Multihomed<L>> {
-        let infos = || links.iter().map(Link::info);
-        let first = infos().next()?;
-        let burst = infos().map(|i| i.burst).fold(first.burst, |all, one| BurstLimits {
-            bytes: all.bytes.min(one.bytes),
-            packets: all.packets.min(one.packets),
-        });
-        let info = LinkInfo {
-            name,
-            addresses: infos().flat_map(|i| &i.addresses).copied().collect(),
-            mac: first.mac,
-            vlan: None,
-            mtu: infos().map(|i| i.mtu).fold(first.mtu, usize::min),
-            src_port: first.src_port,
-            burst,
-            window: infos().map(|i| i.window).fold(first.window, usize::min),
-            speed: infos().map(|i| i.speed).fold(first.speed, u64::min),
-        };
+        let mut infos = links.iter().map(Link::info);
+        let mut info = LinkInfo { name, vlan: None, ..infos.next()?.clone() };
+        for other in infos {
+            info.addresses.extend(&other.addresses);
+            info.mtu = info.mtu.min(other.mtu);
+            info.burst.bytes = info.burst.bytes.min(other.burst.bytes);
+            info.burst.packets = info.burst.packets.min(other.burst.packets);
+            info.window = info.window.min(other.window);
+            info.speed = info.speed.min(other.speed);
+        }
         let first = links[0].shared_address();
         let last_acks = first.as_ref().and_then(|shared| shared.last_acks());
         let partition = first.map_or(QpnPartition::WHOLE, |shared| shared.partition());
         let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
-        let scratch = TxQueue::new(burst);
+        let scratch = TxQueue::new(info.burst);
         Some(Multihomed {
             members,
             info,
@@ -340,6 +333,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::burst::BurstLimits;
     use crate::wire::{Flow, IpIdent};
 
     const PEER: &str = "192.0.2.9";

@@ -7,14 +7,12 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-
 use super::served_address::ServedAddress;
 use super::{IDLE_TIMEOUT, Lease, Server};
 use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
 use crate::broker::steering;
-use crate::host::unix_sockets::{SocketNames, fd_message};
+use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message};
 use crate::link::BindError;
 use crate::link::udp::{self, BindAddr, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
@@ -249,13 +247,9 @@ impl Server {
 /// Opens the token for a partition: a socket with a unique name, which a process keeps as long as it has the
 /// partition.
 fn token(names: &SocketNames, bind_addr: &BindAddr, partition: usize) -> io::Result<OwnedFd> {
-    let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    names.bind(&token, &token_name(bind_addr, partition))?;
+    let token = datagram_socket()?;
+    names.bind(&token, &format!("urxe-lease/{}/{partition}", bind_addr.key()))?;
     Ok(token)
-}
-
-fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
-    format!("urxe-lease/{}/{partition}", bind_addr.key())
 }
 
 /// Returns the maximum time for which a request waits for a port that is in use. It is longer if the port has

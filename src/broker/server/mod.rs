@@ -28,11 +28,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with};
+use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::broker_name;
 use super::protocol::{Request, Response};
-use crate::host::unix_sockets::{SocketNames, fd_message, peer_user, socket_dir};
+use crate::host::unix_sockets::{SocketNames, fd_message, peer_user, seqpacket_socket, socket_dir};
 use crate::link::udp::BindAddr;
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
@@ -142,9 +142,7 @@ fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeErr
 
 /// Opens a listening socket at which processes find the broker for an address.
 fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeError> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let listener = listener.map_err(system("opening the listening socket"))?;
+    let listener = seqpacket_socket().map_err(system("opening the listening socket"))?;
     match names.bind(&listener, &broker_name(bind_addr)) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             return Err(ServeError::Another(bind_addr.to_string()));

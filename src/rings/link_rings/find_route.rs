@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use rustix::net::connect;
 
 use super::connection::{Role, Room, Writer};
-use super::offer::{offer, socket, socket_name};
+use super::offer::{offer, socket_name};
 use super::{Rings, can_have_rings};
 use crate::burst::{BurstLimits, TxBurst};
-use crate::host::unix_sockets::{fd_message, is_own_user, peer_user};
+use crate::host::unix_sockets::{fd_message, is_own_user, peer_user, seqpacket_socket};
 use crate::link::udp::{BindAddr, needs_scope};
 use crate::rings::limits;
 use crate::rings::memory::{CAPACITY, RingWriter};
@@ -83,7 +83,7 @@ impl Rings {
         if !can_have_rings(self.bind_addr.ip()) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let socket = socket()?;
+        let socket = seqpacket_socket()?;
         connect(&socket, &self.names.address(&socket_name(to))?)?;
         // Root would be trusted, but does not trust other users itself.
         if !is_own_user(peer_user(&socket)?) {

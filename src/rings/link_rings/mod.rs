@@ -45,12 +45,12 @@ use rustix::net::listen;
 
 use super::routes::{Destination, Routes};
 use super::shared_memory::SharedMemory;
-use crate::host::unix_sockets::SocketNames;
+use crate::host::unix_sockets::{SocketNames, seqpacket_socket};
 use crate::link::udp::{BindAddr, needs_scope};
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::{Instant, PeerChange};
 use connection::Connection;
-use offer::{socket, socket_name};
+use offer::socket_name;
 
 /// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
 /// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
@@ -128,7 +128,7 @@ impl Rings {
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         let listener = match listens && can_have_rings(ip) {
             true => {
-                let (socket, name) = (socket()?, socket_name(own));
+                let (socket, name) = (seqpacket_socket()?, socket_name(own));
                 bind_when_free(&names, &socket, &name)?;
                 listen(&socket, BACKLOG)?;
                 epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;

@@ -1,10 +1,8 @@
-//! The offer with which a process passes the memory of a ring, and the socket at which another process listens
-//! for it.
+//! The offer with which a process passes the memory of a ring, and the name of the socket at which another process
+//! listens for it.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::rings::limits;
 use crate::rings::memory::{CAPACITY, RingReader};
@@ -27,11 +25,6 @@ pub(super) fn addresses(line: &str) -> Option<(IpAddr, IpAddr)> {
 
 pub(super) fn socket_name((ip, partition): Destination) -> String {
     format!("{VERSION}/{ip}/{partition}")
-}
-
-pub(super) fn socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 /// Returns the ring that a process has passed to the link with the given address, and its memory.

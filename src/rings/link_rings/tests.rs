@@ -145,7 +145,7 @@ fn packets_of_this_host_without_the_required_ring_are_dropped_until_there_is_one
     assert_eq!(write(&mut a, b_ip, 1, 4), Sent::NoRing, "the process has ended");
     // A process that accepts connections and refuses rings.
     let names = SocketNames::of(false).unwrap();
-    let listener = socket().unwrap();
+    let listener = seqpacket_socket().unwrap();
     names.bind(&listener, &socket_name((b_ip.parse().unwrap(), 1))).unwrap();
     listen(&listener, 1).unwrap();
     assert_eq!(write(&mut a, b_ip, 1, 5), Sent::Yes);
@@ -223,7 +223,7 @@ fn ring_is_read_to_its_end_after_the_writer_has_ended_and_closed_after_the_reade
 #[test]
 fn process_on_a_partition_whose_last_process_still_ends_waits_for_its_name() {
     let (ip, names) = ("127.18.251.1", SocketNames::of(false).unwrap());
-    let ending = socket().unwrap();
+    let ending = seqpacket_socket().unwrap();
     names.bind(&ending, &socket_name((ip.parse().unwrap(), 1))).unwrap();
     let ends = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(20));
@@ -265,7 +265,7 @@ fn refused_ring_is_replaced_by_the_socket() {
     let mut a = rings(a_ip, 1);
     // A process that accepts connections and closes them.
     let names = SocketNames::of(false).unwrap();
-    let listener = socket().unwrap();
+    let listener = seqpacket_socket().unwrap();
     names.bind(&listener, &socket_name((b_ip.parse().unwrap(), 1))).unwrap();
     listen(&listener, 1).unwrap();
     assert_eq!(write(&mut a, b_ip, 1, 1), Sent::Yes);
@@ -418,7 +418,7 @@ fn full_path_whose_process_ends_has_room_again() {
 
 /// Connects to a link, and sends an offer with descriptors.
 fn send_offer(to: &Rings, offer: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> OwnedFd {
-    let connection = socket().unwrap();
+    let connection = seqpacket_socket().unwrap();
     connect(&connection, &to.names.address(&socket_name((to.bind_addr.ip(), 1))).unwrap()).unwrap();
     fd_message::send(&connection, offer, fds).unwrap();
     connection
