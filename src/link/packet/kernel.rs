@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use nix::sys::socket::{SockFlag, setsockopt, sockopt};
@@ -12,8 +12,9 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use crate::host::host_stack::{FrameOutcome, IpStack};
 use crate::host::membership::{self, JoinError};
 use crate::host::netlink::{self, Request, RouteSocket};
+use crate::host::socket_calls;
+use crate::host::system_udp::{self, socket_addr};
 use crate::host::unresolved_queue::UnresolvedQueue;
-use crate::host::{socket_calls, system_udp};
 use crate::transport::Instant;
 use crate::wire::frame::{Content, Frame};
 use crate::wire::{Mac, ROCE_PORT};
@@ -248,12 +249,5 @@ impl IpStack for KernelNeighbours {
     fn next_deadline(&self) -> Option<Instant> {
         let until = |ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until);
         self.unresolved.hops().map(until).min()
-    }
-}
-
-fn socket_addr(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => SocketAddrV6::new(ip, port, 0, ifindex).into(),
-        _ => (ip, port).into(),
     }
 }

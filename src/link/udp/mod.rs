@@ -29,6 +29,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::{JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
+pub(crate) use crate::host::system_udp::needs_scope;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::Instant;
@@ -40,7 +41,7 @@ use recv::Receiver;
 use send::Sender;
 pub use socket::UdpProbe;
 use socket::{BoundSocket, LocalAddress};
-pub(crate) use socket::{drain, needs_scope, stop_coalescing};
+pub(crate) use socket::{drain, stop_coalescing};
 
 /// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -125,7 +126,7 @@ impl Local {
     /// Returns the scope ID for a flow's destination: the source address's interface if the destination needs
     /// a scope, otherwise 0.
     fn scope_of(&self, flow: &Flow) -> u32 {
-        if socket::needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
+        if needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
     }
 
     /// Returns the index of the interface that has the address `ip`, or 0 if there is none.

@@ -2,19 +2,21 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{MsgFlags, recv};
 use pnet_datalink::NetworkInterface;
-use rustix::net::SocketFlags;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, bind};
 
 use super::port_conflict::PortOwner;
 use super::{Local, UdpLink, UdpLinkError, UdpOptions};
+use crate::host::membership;
 use crate::host::socket_calls::{
     get_option, interface_mtu, memory_info, set_option, set_receive_buffer, set_send_buffer,
 };
-use crate::host::{membership, system_udp};
+use crate::host::system_udp::{self, socket_addr};
 use crate::wire::{Flow, ROCE_PORT};
 
 /// Initial hop limit of a socket, the same as in [`crate::wire::Flow::new`].
@@ -112,11 +114,11 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
         // Allows binding an address for which duplicate address detection still runs.
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1).map_err(fail("setting IPV6_FREEBIND"))?;
     }
-    let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
-    bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
-        Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
-        _ => fail("binding UDP port 4791")(source),
+    let address = socket_addr(ip, ROCE_PORT, local.map_or(0, |l| l.index));
+    bind(&socket, &address).map_err(|error| match error {
+        Errno::ADDRINUSE => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
+        Errno::ADDRNOTAVAIL => UdpLinkError::NotLocal { ip },
+        _ => fail("binding UDP port 4791")(error.into()),
     })?;
     let mtu = smallest_mtu(&socket, &addresses);
     Ok(BoundSocket { socket, local: Local { ip, addresses }, mtu, segments, rcvbuf })
@@ -256,16 +258,9 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
     // An IPv6 socket would otherwise receive the group's packets from every interface on which any process
     // has joined it.
     set(&socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, ifindex as libc::c_int)?;
-    bind(&socket, group, if needs_scope(group) { ifindex } else { 0 })?;
+    bind(&socket, &socket_addr(group, ROCE_PORT, ifindex))?;
     membership::join(&socket, group, ifindex)?;
     Ok(socket)
-}
-
-/// Reports whether an address is ambiguous without an interface: IPv6 link-local unicast, or IPv6 multicast
-/// with interface-local or link-local scope.
-pub(crate) fn needs_scope(ip: IpAddr) -> bool {
-    let IpAddr::V6(ip) = ip else { return false };
-    ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
@@ -317,12 +312,4 @@ pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
     set_option(socket, level, name, &value)
-}
-
-fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
-    let address = match ip {
-        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
-        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into(),
-    };
-    Ok(rustix::net::bind(socket, &address)?)
 }
