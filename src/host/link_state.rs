@@ -103,7 +103,7 @@ fn request_states(netlink: &RouteSocket, interfaces: &[(u32, State)]) -> io::Res
     for (index, _) in interfaces {
         let mut body = [0; IFINFOMSG_LEN];
         body[4..8].copy_from_slice(&index.to_ne_bytes());
-        netlink.send(&Request::new(libc::RTM_GETLINK, &body))?;
+        netlink.send(Request::new(libc::RTM_GETLINK, &body))?;
     }
     Ok(())
 }

@@ -104,7 +104,7 @@ pub fn request_lease(
                         let reason = refusal(primary, user);
                         return Err(SharingError::Refused { ip, errno: libc::EACCES, reason });
                     }
-                    None if started.as_ref().is_none_or(|broker| broker.age() > START_TIMEOUT) => {
+                    None if started.as_ref().is_none_or(|broker| broker.at.elapsed() > START_TIMEOUT) => {
                         let broker = spawn_broker(sharing, any_user, &primary.to_string());
                         started = Some(broker.map_err(system("starting `urxe broker`"))?);
                     }

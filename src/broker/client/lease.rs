@@ -25,9 +25,9 @@ use crate::transport::LastAcks;
 
 /// Lease of QPN partitions, one per shard, with its resources.
 pub struct Lease {
-    shared: Arc<Shared>,
+    pub shared: Arc<Shared>,
     /// First of the leased partitions, which contains the queue pair numbers of all shards.
-    partition: QpnPartition,
+    pub partition: QpnPartition,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease. A forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
@@ -39,15 +39,15 @@ pub struct Lease {
 }
 
 /// State shared with the thread that monitors the broker.
-struct Shared {
+pub struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
     /// Memory of the last acknowledgements, one part for each shard, if it could be created; and the descriptor for the broker.
     last_acks: (Option<Arc<SharedWords>>, OwnedFd),
-    sharing: Sharing,
-    /// Whether the broker serves processes of any user.
-    any_user: bool,
+    pub sharing: Sharing,
+    /// Whether the broker serves processes of any user, and therefore uses abstract socket names.
+    pub any_user: bool,
     stop: EventFd,
     /// Whether coalescing has been disabled, because a coalesced datagram contained packets for several
     /// partitions.
@@ -107,23 +107,9 @@ impl Lease {
         Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
     }
 
-    pub fn partition(&self) -> QpnPartition {
-        self.partition
-    }
-
     /// Returns the record of the last acknowledgements of a shard.
     pub fn last_acks(&self, shard: usize) -> Option<LastAcks> {
         Some(LastAcks::new(self.shared.last_acks.0.clone()?, shard))
-    }
-
-    /// Reports whether the broker serves processes of any user, and therefore uses abstract socket names.
-    pub fn has_abstract_names(&self) -> bool {
-        self.shared.any_user
-    }
-
-    /// Reports whether processes of any user are trusted.
-    pub fn any_user(&self) -> bool {
-        self.shared.sharing.any_user
     }
 
     /// Disables receive coalescing. Called after a coalesced datagram contained packets for several

@@ -157,11 +157,11 @@ fn new_link(
     let ip = bind_addr.ip();
     let inner = UdpLink::from_socket(ip, socket, options)?;
     let failed = |source| SharingError::System { ip, what: "finding the names of sockets", source };
-    let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
+    let names = SocketNames::of(lease.shared.any_user).map_err(failed)?;
     // The queue pair numbers of all shards begin with the first partition, so one link has the rings of all.
     let shared_memory = sharing.shared_memory;
     let rings =
-        Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), shard == 0, shared_memory);
+        Rings::new(bind_addr.clone(), lease.partition.index(), names.clone(), shard == 0, shared_memory);
     let add = |rings: Option<Rings>| {
         rings.iter().try_for_each(|rings| inner.add_to_group_fd(rings))?;
         Ok(rings)
@@ -179,7 +179,7 @@ fn new_link(
         }
     };
     let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
-    let registry = has_qp1.then(|| ServiceRegistry::new(bind_addr.clone(), names, lease.any_user()));
+    let registry = has_qp1.then(|| ServiceRegistry::new(bind_addr.clone(), names, sharing.any_user));
     let registry = registry.transpose().map_err(failed)?;
     registry.iter().try_for_each(|registry| inner.add_to_group_fd(registry)).map_err(failed)?;
     let to_socket = TxQueue::new(inner.info().burst);
@@ -244,13 +244,13 @@ impl Link for SharedUdpLink {
             from_rings = rings.receive(now, sink);
             let is_idle = now.since(*last_socket_packet) >= ACTIVE_SOCKET;
             let interval = MIN_SOCKET_POLL_INTERVAL[usize::from(is_idle)];
-            if rings.has_readers() && now.since(*last_socket_poll) < interval {
+            if rings.readers > 0 && now.since(*last_socket_poll) < interval {
                 return Ok(from_rings);
             }
             *last_socket_poll = now;
         }
         let from_socket = inner.receive(now, &mut |burst| {
-            if has_mixed_partitions(&burst, lease.partition()) {
+            if has_mixed_partitions(&burst, lease.partition) {
                 lease.stop_coalescing();
             }
             sink(burst);
@@ -301,7 +301,7 @@ impl MemoryPath for SharedUdpLink {
     }
 
     fn has_used_rings(&mut self) -> bool {
-        self.rings.as_ref().is_some_and(Rings::has_written)
+        self.rings.as_ref().is_some_and(|rings| rings.has_written)
     }
 
     fn next_peer_change(&mut self) -> Option<PeerChange> {
@@ -310,7 +310,7 @@ impl MemoryPath for SharedUdpLink {
 
     fn elide_icrcs(&mut self) {
         if let Some(rings) = &mut self.rings {
-            rings.elide_icrcs();
+            rings.elides_icrcs = true;
         }
     }
 
@@ -329,7 +329,7 @@ impl NicObserver for SharedUdpLink {
 
 impl SharedAddress for SharedUdpLink {
     fn partition(&self) -> QpnPartition {
-        self.lease.partition()
+        self.lease.partition
     }
 
     fn last_acks(&self) -> Option<LastAcks> {

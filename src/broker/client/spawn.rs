@@ -5,7 +5,7 @@ use std::io::{self, PipeReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -16,18 +16,13 @@ use crate::broker::Sharing;
 
 /// A broker that this process has started. It may not have bound the address yet.
 pub struct StartedBroker {
-    at: Instant,
+    pub at: Instant,
     stderr: PipeReader,
     /// Text that the broker has written to standard error so far.
     text: Vec<u8>,
 }
 
 impl StartedBroker {
-    /// Returns the time since the start.
-    pub fn age(&self) -> Duration {
-        self.at.elapsed()
-    }
-
     /// Returns the message with which the broker has ended, or `None` if it has not written a whole line.
     pub fn failure(&mut self) -> Option<String> {
         // Reads all that is there; the pipe does not block.

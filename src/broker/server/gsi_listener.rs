@@ -3,7 +3,7 @@
 //! none, the broker itself responds, because no single connection manager is responsible for the address.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
@@ -26,7 +26,7 @@ const NOW: Instant = Instant(0);
 
 /// Receiver on the socket for partition 0, which is never leased to a process.
 pub struct GsiListener {
-    link: UdpLink,
+    pub link: UdpLink,
     verifier: Verifier,
     responses: TxQueue,
     recent_reqs: RecentReqs,
@@ -111,13 +111,6 @@ impl GsiListener {
             let _ = link.receive_from(socket, &mut dispatch);
         }
         self.flush();
-    }
-}
-
-/// The file descriptor is readable when a packet has arrived.
-impl AsFd for GsiListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.socket_fd()
     }
 }
 

@@ -261,7 +261,9 @@ impl Server {
         fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
         for ServedAddress { sockets, gsi_listener, .. } in &self.served {
             let orphaned = self.orphaned.iter().map(|partition| sockets[*partition].as_fd());
-            fds.extend(orphaned.chain([gsi_listener.as_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            fds.extend(
+                orphaned.chain([gsi_listener.link.socket_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
+            );
         }
         let limit = match self.clients.iter().any(|c| c.pending.is_some()) {
             _ if self.mailboxes.has_queued() => PollTimeout::from(SEND_RETRY_MS),

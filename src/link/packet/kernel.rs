@@ -122,7 +122,7 @@ impl KernelNeighbours {
         request.address(RTA_DST, dst);
         request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
         let mut buffer = [0; 4096];
-        let reply = self.query(&request, &mut buffer)?;
+        let reply = self.query(request, &mut buffer)?;
         match netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
             Some((_, gateway)) => netlink::address(gateway),
             None => Some(dst),
@@ -138,7 +138,7 @@ impl KernelNeighbours {
         let mut request = Request::new(libc::RTM_GETNEIGH, &body);
         request.address(NDA_DST, hop);
         let mut buffer = [0; 4096];
-        let Some(reply) = self.query(&request, &mut buffer) else { return (None, false) };
+        let Some(reply) = self.query(request, &mut buffer) else { return (None, false) };
         let state = u16::from_ne_bytes([reply[8], reply[9]]);
         let mac = netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::NDA_LLADDR);
         let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
@@ -147,7 +147,7 @@ impl KernelNeighbours {
 
     /// Sends a request and returns the body of the response, which has at least [`BODY_LEN`] bytes; `None` on
     /// error.
-    fn query<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+    fn query<'b>(&self, request: Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         self.netlink.send(request).ok()?;
         let (kind, body) = netlink::messages(self.netlink.receive(buffer).ok()?).next()?;
         (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)

@@ -125,7 +125,8 @@ impl PacketLink {
             // opened again.
         }
         let links = PacketLink::open_all(&config, count)?;
-        links.iter().try_for_each(|link| link.start(link.shard()))?;
+        let shard_of = |index| ShardId::new(index, count).unwrap_or(ShardId::WHOLE);
+        links.iter().enumerate().try_for_each(|(index, link)| link.start(shard_of(index)))?;
         Ok(links)
     }
 
@@ -149,7 +150,7 @@ impl PacketLink {
         shard_group: Option<ShardGroup>,
         shared_pfc: Arc<SharedPfc>,
     ) -> Result<PacketLink, PacketError> {
-        let first = shard_group.as_ref().and_then(ShardGroup::shard).is_none_or(ShardId::is_first);
+        let shard = shard_group.as_ref().map_or(0, |shard_group| shard_group.own);
         let PacketConfig { interface: name, host_stack, mtu, offload, speed, pfc, .. } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
@@ -198,23 +199,21 @@ impl PacketLink {
             speed: speed.unwrap_or(DEFAULT_SPEED),
             ..LinkInfo::new(format!("packet {name}"), addresses)
         };
-        let shared = (shared_pfc, shard_group.as_ref().map_or(0, ShardGroup::index));
         let pfc = (pfc, socket.receive_buffer);
         let is_loopback = loopback && !has_own_stack;
         Ok(PacketLink {
-            endpoint: FrameEndpoint { is_loopback, ..FrameEndpoint::new(info, vlan, stack, pfc, shared) },
+            endpoint: FrameEndpoint {
+                is_loopback,
+                ..FrameEndpoint::new(info, vlan, stack, pfc, (shared_pfc, shard))
+            },
             has_own_stack,
             socket,
             likely_segment: 0,
             batch: TxBatch::default(),
             shard_group,
             // One monitor suffices for all shards.
-            link_state: LinkStateMonitor::open(first.then_some(interface.index)),
+            link_state: LinkStateMonitor::open((shard == 0).then_some(interface.index)),
         })
-    }
-
-    fn shard(&self) -> ShardId {
-        self.shard_group.as_ref().and_then(ShardGroup::shard).unwrap_or(ShardId::WHOLE)
     }
 
     /// Starts reception: from now on the socket accepts frames for the given shard.
@@ -225,8 +224,8 @@ impl PacketLink {
             false => Recipient::Interface(&info.addresses),
         };
         let name = info.name.trim_start_matches("packet ");
-        self.socket
-            .attach_filter(&filter::program(recipient, shard, self.endpoint.pfc.is_some()))
+        let program = filter::program(recipient, shard, self.endpoint.pfc.is_some());
+        socket_calls::attach_filter(&self.socket.fd, &program)
             .map_err(failed(name, "attach the packet filter"))
     }
 
@@ -460,7 +459,7 @@ impl Link for PacketLink {
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        [self.socket.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
+        [self.socket.fd.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
     }
 
     own_capabilities!(multicast: Multicast, port_state: PortState);

@@ -17,13 +17,13 @@ use super::socket::{RxFrame, Shape};
 use crate::burst::TxBurst;
 use crate::host::frame_queue::FrameQueue;
 use crate::link::loopback::Loopback;
-use crate::nic::ShardId;
 use crate::wire::frame::{Checksums, Content, Frame};
 
 /// Membership of one link in the group.
 #[derive(Debug)]
 pub(super) struct ShardGroup {
-    own: usize,
+    /// Index of this link.
+    pub own: usize,
     shared: Arc<Shared>,
     /// Whether the kernel delivers each frame to only one of the links.
     pub fans_out: bool,
@@ -57,18 +57,6 @@ pub(super) struct InboxContents {
 /// Maximum total size of queued frames, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-impl InboxContents {
-    /// Queues a frame; returns false if there is no room.
-    fn push_frame(&mut self, frame: &RxFrame<'_>) -> bool {
-        let fits = self.frames.byte_len() + frame.bytes.len() <= MAX_BYTES;
-        if fits {
-            let tag = (frame.shape, frame.checksums);
-            self.frames.push_tagged(tag, |out| out.extend_from_slice(frame.bytes));
-        }
-        fits
-    }
-}
-
 impl ShardGroup {
     /// Creates a group, and returns the memberships of its `count` links.
     pub fn new(count: usize) -> io::Result<Vec<ShardGroup>> {
@@ -79,16 +67,6 @@ impl ShardGroup {
         let inboxes = (0..count).map(inbox).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared { members: Mutex::default(), inboxes });
         Ok((0..count).map(|own| ShardGroup { own, shared: shared.clone(), fans_out: false }).collect())
-    }
-
-    /// Returns the shard that this link serves; `None` if the number of links is not a valid shard count.
-    pub fn shard(&self) -> Option<ShardId> {
-        ShardId::new(self.own, self.shared.inboxes.len())
-    }
-
-    /// Returns the index of this link.
-    pub fn index(&self) -> usize {
-        self.own
     }
 
     /// Makes the other links receive, although no packet has arrived.
@@ -132,7 +110,15 @@ impl ShardGroup {
             Content::NeighborAdvert(_) | Content::GroupQuery(_) => u64::MAX,
             _ => return 0,
         };
-        self.push_to(to, |contents| contents.push_frame(received)) as u64
+        let full = self.push_to(to, |InboxContents { frames, .. }| {
+            let has_room = frames.byte_len() + received.bytes.len() <= MAX_BYTES;
+            if has_room {
+                let tag = (received.shape, received.checksums);
+                frames.push_tagged(tag, |out| out.extend_from_slice(received.bytes));
+            }
+            has_room
+        });
+        full as u64
     }
 
     /// Returns the members of a multicast group, as a bit set of links.

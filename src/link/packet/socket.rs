@@ -1,16 +1,15 @@
 //! Packet socket that sends and receives many frames per system call, with virtio-net headers as metadata.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
+use libc::{c_int, iovec, mmsghdr, msghdr};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::host::socket_calls::{
-    attach_filter, drop_all, get_option, interface_exists, memory_info, set_option, set_program,
-    set_receive_buffer, set_send_buffer,
+    drop_all, interface_exists, memory_info, set_option, set_receive_buffer, set_send_buffer,
 };
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
@@ -26,7 +25,6 @@ const VNET_GSO_UDP_L4: u8 = 5;
 
 /// Constants of linux/if_packet.h that libc lacks.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
-const PACKET_FANOUT_DATA: c_int = 22;
 /// Option used instead of the older PACKET_VNET_HDR: kernels that have only the latter (before Linux 6.4) may
 /// not support UDP super-packets in virtio-net headers, and drop packets that the headers cannot describe.
 const PACKET_VNET_HDR_SZ: c_int = 24;
@@ -45,7 +43,7 @@ const SEND_TIMEOUT_MS: u8 = 20;
 
 #[derive(Debug)]
 pub(super) struct RawSocket {
-    fd: OwnedFd,
+    pub fd: OwnedFd,
     ifindex: u32,
     /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no super-packets,
     /// and does not report the segment size of super-packets that it delivers.
@@ -118,8 +116,8 @@ fn set_vnet_len(socket: &OwnedFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and its
-    /// [filter](Self::attach_filter) is attached.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and a
+    /// filter is attached.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -137,26 +135,6 @@ impl RawSocket {
     pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
         set_vnet_len(&self.fd, 0)
-    }
-
-    /// Sets a packet socket option.
-    pub fn set_packet_option(&self, name: c_int, value: &c_int) -> io::Result<()> {
-        set_option(&self.fd, libc::SOL_PACKET, name, value)
-    }
-
-    /// Returns the value of a packet socket option.
-    pub fn packet_option(&self, name: c_int) -> io::Result<c_int> {
-        get_option(&self.fd, libc::SOL_PACKET, name)
-    }
-
-    /// Sets the BPF program that distributes frames in this socket's fanout group.
-    pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
-        set_program(&self.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
-    }
-
-    /// Attaches the filter, which starts reception of the frames that it accepts.
-    pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
-        attach_filter(&self.fd, filter)
     }
 
     /// Binds the socket to the interface. With `promiscuous`, frames to other hosts are received too.
@@ -191,10 +169,6 @@ impl RawSocket {
         };
         membership.mr_address[..address.len()].copy_from_slice(address);
         set_option(&self.fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
-    }
-
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
     }
 
     /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the

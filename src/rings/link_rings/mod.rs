@@ -84,9 +84,9 @@ pub struct Rings {
     own: Destination,
     routes: Routes,
     /// Number of connections that this process reads from.
-    readers: usize,
+    pub readers: usize,
     /// Whether packets have taken a ring.
-    has_written: bool,
+    pub has_written: bool,
     /// Indices of the connections with unpublished bursts.
     unpublished: Vec<usize>,
     /// Number of full rings.
@@ -97,8 +97,8 @@ pub struct Rings {
     room_changes: VecDeque<PeerChange>,
     /// Time of the last poll of the connections.
     last_poll: Instant,
-    /// Whether packets without ICRCs are permitted.
-    elides_icrcs: bool,
+    /// Whether packets without ICRCs are permitted, in both directions.
+    pub elides_icrcs: bool,
     /// Buffer for bursts to which the ICRCs are added.
     scratch: Vec<u8>,
 }
@@ -158,21 +158,6 @@ impl Rings {
             elides_icrcs: false,
             scratch: Vec::new(),
         }))
-    }
-
-    /// Reports whether packets have taken a ring.
-    pub fn has_written(&self) -> bool {
-        self.has_written
-    }
-
-    /// Permits packets without ICRCs in both directions.
-    pub fn elide_icrcs(&mut self) {
-        self.elides_icrcs = true;
-    }
-
-    /// Reports whether other processes write to this link.
-    pub fn has_readers(&self) -> bool {
-        self.readers > 0
     }
 }
 
