@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -224,12 +225,10 @@ impl FramesLink {
             return Ok(());
         }
         let mut event = EpollEvent::new(interest, 0);
-        // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
-        if self.interest.is_empty() || self.epoll.modify(fd, &mut event).is_err() {
-            match self.epoll.add(fd, event) {
-                Err(nix::errno::Errno::EEXIST) => self.epoll.modify(fd, &mut event)?,
-                other => other?,
-            }
+        match self.epoll.modify(fd, &mut event) {
+            // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
+            Err(Errno::ENOENT) => self.epoll.add(fd, event)?,
+            other => other?,
         }
         self.interest = interest;
         Ok(())

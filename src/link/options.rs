@@ -188,11 +188,8 @@ impl Options {
 
     /// Returns the host stack configuration that the options describe; `None` if they contain no address.
     pub fn host_stack(&self) -> Option<HostStackConfig> {
-        (!self.addresses.is_empty()).then(|| HostStackConfig {
-            mac: self.mac.unwrap_or_else(|| HostStackConfig::derived_mac(&self.addresses)),
-            addresses: self.addresses.clone(),
-            gateways: self.gateways.clone(),
-            vlan: self.vlan,
-        })
+        let config = HostStackConfig::new(self.addresses.clone()).gateways(self.gateways.clone());
+        let mac = self.mac.unwrap_or(config.mac);
+        (!self.addresses.is_empty()).then(|| config.vlan(self.vlan).mac(mac))
     }
 }

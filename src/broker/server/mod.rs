@@ -44,8 +44,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time after which sending to a full socket is retried, in milliseconds.
-const SEND_RETRY_MS: u8 = 1;
+/// Time after which sending to a full socket is retried.
+const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Maximum number of attempts to bind a socket in the socket directory, which an exiting broker may remove
 /// concurrently.
@@ -266,16 +266,13 @@ impl Server {
             );
         }
         let limit = match self.clients.iter().any(|c| c.pending.is_some()) {
-            _ if self.mailboxes.has_queued() => PollTimeout::from(SEND_RETRY_MS),
-            pending if pending || !self.releasing.is_empty() => {
-                PollTimeout::try_from(RETRY_INTERVAL).expect("the interval fits in a poll timeout")
-            }
-            _ if self.clients.iter().all(|c| c.lease.is_none()) => {
-                PollTimeout::try_from(IDLE_TIMEOUT).expect("the timeout fits in a poll timeout")
-            }
-            _ => PollTimeout::NONE,
+            _ if self.mailboxes.has_queued() => Some(SEND_RETRY_INTERVAL),
+            pending if pending || !self.releasing.is_empty() => Some(RETRY_INTERVAL),
+            _ if self.clients.iter().all(|c| c.lease.is_none()) => Some(IDLE_TIMEOUT),
+            _ => None,
         };
-        match poll(&mut fds, limit) {
+        let limit = limit.map(|limit| PollTimeout::try_from(limit).expect("the limits are seconds at most"));
+        match poll(&mut fds, limit.unwrap_or(PollTimeout::NONE)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }

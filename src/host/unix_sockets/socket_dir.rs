@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
-use rustix::io::Errno;
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{SocketAddrUnix, connect};
 
 use super::{datagram_socket, socket_table};
@@ -23,12 +23,7 @@ impl DirLock {
         let path = directory.join(LOCK);
         loop {
             let file = File::create(&path)?;
-            loop {
-                match file.lock() {
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    locked => break locked?,
-                }
-            }
+            retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
             if is_same_file(&file, &path) {
                 return Ok(DirLock(file));
             }

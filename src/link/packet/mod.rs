@@ -132,11 +132,7 @@ impl PacketLink {
 
     /// Opens the links of one NIC's shards, without starting reception.
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
-        let shard_group = ShardGroup::new(count).map_err(|source| PacketError::Io {
-            name: config.interface.clone(),
-            what: "create an eventfd",
-            source,
-        })?;
+        let shard_group = ShardGroup::new(count).map_err(failed(&config.interface, "create an eventfd"))?;
         let pfc = Arc::new(SharedPfc::default());
         shard_group
             .into_iter()
@@ -272,9 +268,9 @@ impl PacketLink {
     fn add_super_packet(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own) = (burst.flow, Mac(self.endpoint.info.mac));
         let udp_end = ETHERNET_LEN + flow.header_len();
-        let super_packet = SuperPacket { segment: burst.segment, ip_end: udp_end - 8, udp_end };
-        let info = TxMessage { burst: index, packets: burst.packets, super_packet: true, to };
-        self.batch.begin(info, true, Some(super_packet), |out| {
+        let super_packet = Some(SuperPacket { segment: burst.segment, udp_end });
+        let info = TxMessage { burst: index, packets: burst.packets, super_packet, to };
+        self.batch.begin(info, true, |out| {
             frame::append_headers(out, to, own, &flow, 0, burst.bytes);
             // The pseudo-header sum, which the kernel completes in every packet.
             let at = out.len() - 2;
@@ -287,7 +283,7 @@ impl PacketLink {
     /// Adds the packets of a burst to the batch as separate messages.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, Mac(self.endpoint.info.mac), self.endpoint.vlan);
-        let info = TxMessage { burst: index, packets: 1, super_packet: false, to };
+        let info = TxMessage { burst: index, packets: 1, super_packet: None, to };
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
                 let start = out.len();
@@ -296,7 +292,7 @@ impl PacketLink {
                     tag.of_flow(&flow).insert(out, start);
                 }
             };
-            self.batch.begin(info, self.socket.vnet, None, write);
+            self.batch.begin(info, self.socket.vnet, write);
             self.batch.data(packet);
         }
     }
@@ -311,7 +307,7 @@ impl PacketLink {
             let message = self.batch.info[sent];
             match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => return Err(error),
-                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.super_packet => {
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.super_packet.is_some() => {
                     return Ok(Some(sent));
                 }
                 // A queue that is full now is full for the remaining messages as well.
@@ -349,12 +345,12 @@ impl PacketLink {
     /// Sends the pending frames of the host stack or of the kernel's neighbour resolution, and those of flow
     /// control.
     fn flush_outbox(&mut self) -> io::Result<()> {
-        const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac([0; 6]) };
+        const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: None, to: Mac([0; 6]) };
         loop {
             self.batch.clear();
             for outbox in self.endpoint.outboxes() {
                 while let (Some(bytes), false) = (outbox.front(), self.batch.is_full()) {
-                    self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                    self.batch.begin(INFO, self.socket.vnet, |out| out.extend_from_slice(bytes));
                     outbox.pop();
                 }
             }

@@ -303,8 +303,8 @@ pub(super) struct TxMessage {
     pub burst: usize,
     /// Number of packets.
     pub packets: usize,
-    /// Whether the message is a super-packet, which the kernel has to segment.
-    pub super_packet: bool,
+    /// Set if the message is a super-packet, which the kernel has to segment.
+    pub super_packet: Option<SuperPacket>,
     /// MAC of the next hop.
     pub to: Mac,
 }
@@ -313,9 +313,7 @@ pub(super) struct TxMessage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SuperPacket {
     pub segment: usize,
-    /// Offset of the end of the IP header from the start of the frame; `udp_end` is the end of the UDP
-    /// header.
-    pub ip_end: usize,
+    /// Offset of the end of the UDP header from the start of the frame.
     pub udp_end: usize,
 }
 
@@ -333,22 +331,16 @@ impl TxBatch {
     }
 
     /// Starts a message; `write` appends its headers.
-    pub fn begin(
-        &mut self,
-        info: TxMessage,
-        vnet: bool,
-        super_packet: Option<SuperPacket>,
-        write: impl FnOnce(&mut Vec<u8>),
-    ) {
+    pub fn begin(&mut self, info: TxMessage, vnet: bool, write: impl FnOnce(&mut Vec<u8>)) {
         let at = self.heads.len();
         if vnet {
             let mut head = [0; VNET_LEN];
-            if let Some(super_packet) = super_packet {
+            if let Some(SuperPacket { segment, udp_end }) = info.super_packet {
                 head[0] = VNET_NEEDS_CSUM;
                 head[1] = VNET_GSO_UDP_L4;
-                head[2..4].copy_from_slice(&(super_packet.udp_end as u16).to_ne_bytes());
-                head[4..6].copy_from_slice(&(super_packet.segment as u16).to_ne_bytes());
-                head[6..8].copy_from_slice(&(super_packet.ip_end as u16).to_ne_bytes());
+                head[2..4].copy_from_slice(&(udp_end as u16).to_ne_bytes());
+                head[4..6].copy_from_slice(&(segment as u16).to_ne_bytes());
+                head[6..8].copy_from_slice(&(udp_end as u16 - 8).to_ne_bytes());
                 // Offset of the checksum in the UDP header.
                 head[8..10].copy_from_slice(&6u16.to_ne_bytes());
             }
