@@ -204,12 +204,6 @@ impl FramesLink {
         open().map_err(|source| FramesError { wire: wire.clone(), source })
     }
 
-    /// Returns the link's host stack, for example to send a ping.
-    #[cfg(feature = "unstable-internals")]
-    pub fn host_stack(&mut self) -> &mut HostStack {
-        &mut self.endpoint.stack
-    }
-
     /// Makes the epoll instance watch the current socket for input, and for room to send while frames are
     /// queued.
     fn update_epoll_interest(&mut self) -> io::Result<()> {

@@ -130,22 +130,9 @@ impl HostStack {
         }
     }
 
-    /// See [`IpStack::resolve`].
-    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
-        let is_broadcast = self.config.addresses.iter().any(|a| a.is_broadcast(dst));
-        if let Some(mac) = Mac::of_group(dst).or(is_broadcast.then_some(Mac::BROADCAST)) {
-            return Some(mac);
-        }
-        let (mac, request) = self.neighbours.lookup(now, self.next_hop(dst)?);
-        if let Some(request) = request {
-            self.request(request);
-        }
-        mac
-    }
-
     /// Sends an echo request. Returns false if there is no source address or no route.
-    #[cfg(any(test, feature = "unstable-internals"))]
-    pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
+    #[cfg(test)]
+    fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
         let Some(src) = self.source_for(dst) else { return false };
         let (to, config) = (self.resolve(now, dst), self.config.clone());
         let echo = Echo { request: true, src, dst, id, seq };
@@ -301,7 +288,15 @@ impl HostStack {
 
 impl IpStack for HostStack {
     fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
-        HostStack::resolve(self, now, dst)
+        let is_broadcast = self.config.addresses.iter().any(|a| a.is_broadcast(dst));
+        if let Some(mac) = Mac::of_group(dst).or(is_broadcast.then_some(Mac::BROADCAST)) {
+            return Some(mac);
+        }
+        let (mac, request) = self.neighbours.lookup(now, self.next_hop(dst)?);
+        if let Some(request) = request {
+            self.request(request);
+        }
+        mac
     }
 
     fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
