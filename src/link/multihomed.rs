@@ -100,6 +100,12 @@ impl<L: Link> Multihomed<L> {
         self.members.iter().position(has_version)
     }
 
+    /// Iterates over the links that have an address, or over all of them.
+    fn links_at(&mut self, address: Option<IpAddr>) -> impl Iterator<Item = &mut L> {
+        let has = move |link: &&mut L| address.is_none_or(|ip| link.info().addresses.contains(&ip));
+        self.members.iter_mut().map(|member| &mut member.link).filter(has)
+    }
+
     fn mark_used(&mut self, i: usize, now: Instant) -> &mut L {
         self.last = i;
         self.members[i].used = now;
@@ -286,15 +292,15 @@ impl<L: Link> NicObserver for Multihomed<L> {
 
 impl<L: Link> SharedAddress for Multihomed<L> {
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
-        let selected: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
+        let mut selected: Vec<&mut L> = self.links_at(address).collect();
         if let Some(address) = address.filter(|_| selected.is_empty()) {
             return Err(ClaimError::NotLocal { address });
         }
-        for (n, i) in selected.iter().enumerate() {
-            let Some(member) = self.members[*i].link.shared_address() else { continue };
-            if let Err(e) = member.claim(service, address) {
-                selected[..n].iter().for_each(|i| release_by(&mut self.members[*i].link, service, address));
+        for n in 0..selected.len() {
+            let Some(shared) = selected[n].shared_address() else { continue };
+            if let Err(e) = shared.claim(service, address) {
+                let claimed = selected[..n].iter_mut().filter_map(|link| link.shared_address());
+                claimed.for_each(|shared| shared.release(service, address));
                 return Err(e);
             }
         }
@@ -302,11 +308,8 @@ impl<L: Link> SharedAddress for Multihomed<L> {
     }
 
     fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
-        for Member { link, .. } in &mut self.members {
-            if address.is_none_or(|ip| link.info().addresses.contains(&ip)) {
-                release_by(link, service, address);
-            }
-        }
+        let claimed = self.links_at(address).filter_map(|link| link.shared_address());
+        claimed.for_each(|shared| shared.release(service, address));
     }
 
     fn partition(&self) -> QpnPartition {
@@ -315,13 +318,6 @@ impl<L: Link> SharedAddress for Multihomed<L> {
 
     fn last_acks(&self) -> Option<LastAcks> {
         self.last_acks.clone()
-    }
-}
-
-/// Withdraws a link's claim on a service.
-fn release_by(link: &mut impl Link, service: ServiceId, address: Option<IpAddr>) {
-    if let Some(shared) = link.shared_address() {
-        shared.release(service, address);
     }
 }
 

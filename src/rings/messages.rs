@@ -76,8 +76,8 @@ pub(super) enum Taken {
 pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) -> Taken {
     let mut bytes = [0; MAX_LEN];
     for _ in 0..MAX_MESSAGES {
-        let (len, fds) = match fd_message::receive_bytes(socket, &mut bytes) {
-            Ok((0, _)) => return Taken::Ended,
+        let (len, fds, _) = match fd_message::receive_bytes(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((0, ..)) => return Taken::Ended,
             Ok(message) => message,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::Open,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Taken::Broken,

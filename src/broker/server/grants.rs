@@ -255,7 +255,8 @@ fn token(names: &SocketNames, bind_addr: &BindAddr, partition: usize) -> io::Res
 /// Returns the maximum time for which a request waits for a port that is in use. It is longer if the port has
 /// a full group of sockets: processes then have partitions and are expected to register with this broker.
 fn port_timeout(ip: IpAddr) -> Duration {
-    if PortOwner::is_group(ip, ROCE_PORT, QpnPartition::COUNT) { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
+    let group = PortOwner::user_of_group(ip, ROCE_PORT, QpnPartition::COUNT);
+    if group.is_some() { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
 }
 
 /// Converts an error to a refusal with its text and the errno value that verbs report for it.
@@ -267,7 +268,9 @@ fn refusal_of(e: UdpLinkError) -> Response {
     };
     // A group that no process has brought along for this broker.
     let hint = match &e {
-        UdpLinkError::InUse { ip, .. } if PortOwner::is_group(*ip, ROCE_PORT, QpnPartition::COUNT) => {
+        UdpLinkError::InUse { ip, .. }
+            if PortOwner::user_of_group(*ip, ROCE_PORT, QpnPartition::COUNT).is_some() =>
+        {
             "; processes of another version of urxe may share it"
         }
         _ => "",

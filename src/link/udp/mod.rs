@@ -339,11 +339,8 @@ impl PortState for UdpLink {
 
     fn counters(&mut self) -> LinkCounters {
         let mut all = self.sender.counters;
-        for received in [self.receiver.counters, self.groups.counters()] {
-            all.tx_unreachable += received.tx_unreachable;
-            all.rx_malformed += received.rx_malformed;
-            all.rx_overflow += received.rx_overflow;
-        }
+        all += self.receiver.counters;
+        all += self.groups.counters();
         all.rx_overflow += socket::dropped_datagrams(&self.socket);
         all
     }

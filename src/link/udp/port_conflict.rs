@@ -63,11 +63,6 @@ impl PortOwner {
         }
     }
 
-    /// Reports whether a reuseport group of `size` sockets already occupies `port` on `ip`.
-    pub(crate) fn is_group(ip: IpAddr, port: u16, size: usize) -> bool {
-        PortOwner::user_of_group(ip, port, size).is_some()
-    }
-
     /// Returns the owner's user ID, as seen in this user namespace, of a reuseport group of `size` sockets that
     /// already occupies `port` on `ip`, or `None` if there is no such group.
     ///
@@ -151,9 +146,9 @@ mod tests {
     #[test]
     fn group_is_recognised_even_if_some_of_its_sockets_are_not_listed() {
         let ip: IpAddr = "127.18.246.1".parse().unwrap();
-        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        assert_eq!(PortOwner::user_of_group(ip, ROCE_PORT, 64), None);
         let one = steer::bind_group(ip, &UdpOptions::default(), 1).unwrap();
-        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        assert_eq!(PortOwner::user_of_group(ip, ROCE_PORT, 64), None);
         drop(one);
         let _most = steer::bind_group(ip, &UdpOptions::default(), 48).unwrap();
         let user = nix::unistd::geteuid().as_raw();
