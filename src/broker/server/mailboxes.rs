@@ -116,14 +116,10 @@ impl Mailboxes {
     /// Records that a name has an owner or will soon have one. If it has none when a datagram is sent to it,
     /// the datagram is queued for a grace period.
     pub fn record(&mut self, name: &str) {
-        if let Some(at) = self.last_owned.get_mut(name) {
-            *at = Instant::now();
-            return;
-        }
         if self.last_owned.len() >= MAX_REMEMBERED {
             self.last_owned.retain(|_, at| at.elapsed() < OWNER_MEMORY);
         }
-        if self.last_owned.len() < MAX_REMEMBERED {
+        if self.last_owned.len() < MAX_REMEMBERED || self.last_owned.contains_key(name) {
             self.last_owned.insert(name.to_owned(), Instant::now());
         }
     }

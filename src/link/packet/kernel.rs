@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::sys::socket::{SockFlag, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
+use rustix::net::SocketFlags;
 
 use crate::host::host_stack::{FrameOutcome, IpStack};
 use crate::host::membership::{self, JoinError};
@@ -52,9 +54,8 @@ pub(super) struct KernelNeighbours {
     loopback: bool,
     addresses: Vec<IpAddr>,
     /// Sockets that hold the kernel's multicast memberships, one per group: while a socket is open, the
-    /// kernel reports the membership and configures the hardware to accept the group's packets. Nothing is
-    /// read from them.
-    groups: HashMap<IpAddr, UdpSocket>,
+    /// kernel reports the membership and configures the hardware to accept the group's packets.
+    groups: HashMap<IpAddr, OwnedFd>,
     trigger: [Option<UdpSocket>; 2],
     /// Sockets bound to the RoCE port, to keep the kernel from sending ICMP port unreachable errors. A filter
     /// drops all packets that they receive.
@@ -208,12 +209,10 @@ impl IpStack for KernelNeighbours {
         if self.is_member(group) {
             return Ok(());
         }
-        let any =
-            if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        // One socket per group, because the number of memberships per socket is limited.
+        // One socket per group, because the number of memberships per socket is limited. It has no port, so it receives
+        // nothing.
         let socket = || {
-            let socket = system_udp::bound((any, 0).into())?;
-            socket_calls::drop_all(&socket)?;
+            let socket = system_udp::unbound(group, SocketFlags::empty())?;
             membership::join(&socket, group, self.ifindex)?;
             Ok(socket)
         };
