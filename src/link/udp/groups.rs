@@ -99,13 +99,6 @@ impl Groups {
 /// Joins a group on every interface that has a local address. Fails only if no interface accepts the
 /// membership.
 fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
-    let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
-    for index in local.interface_indices() {
-        match membership::join(socket, group, index) {
-            Ok(()) => outcome = Ok(()),
-            Err(e) if outcome.is_err() => outcome = Err(e),
-            Err(_) => {}
-        }
-    }
-    outcome
+    let joined = local.interface_indices().map(|index| membership::join(socket, group, index));
+    joined.fold(Err(io::Error::from_raw_os_error(libc::ENODEV)), io::Result::or)
 }

@@ -198,11 +198,11 @@ fn slice_of(buffer: &mut [u8]) -> libc::iovec {
 fn header(name: &mut SockAddr, slice: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut h: libc::msghdr = unsafe { zeroed() };
-    h.msg_name = name.as_mut_ptr();
+    h.msg_name = name.0.as_mut_ptr().cast();
     h.msg_namelen = SockAddr::ROOM as _;
     h.msg_iov = slice;
     h.msg_iovlen = 1;
-    h.msg_control = control.as_mut_ptr();
+    h.msg_control = control.bytes.as_mut_ptr().cast();
     h.msg_controllen = Control::ROOM as _;
     h
 }

@@ -184,7 +184,7 @@ fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
-    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr(), Control::ROOM as _);
+    (header.msg_control, header.msg_controllen) = (control.bytes.as_mut_ptr().cast(), Control::ROOM as _);
     // SAFETY: the header points to `slice`, `data` and `control`, with their true lengths; all outlive the
     // call.
     assert!(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) } > 0);
