@@ -11,7 +11,7 @@ use crate::nic::QpnPartition;
 
 /// Unix socket with a queued message that carries all sockets for an address. The message is only peeked at,
 /// never removed.
-pub struct FdKeepalive(OwnedFd);
+pub struct FdKeepalive(pub OwnedFd);
 
 impl FdKeepalive {
     pub fn new(sockets: &[OwnedFd]) -> io::Result<FdKeepalive> {
@@ -20,10 +20,6 @@ impl FdKeepalive {
         let sockets: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
         fd_message::send(&to, &"sockets", &sockets)?;
         Ok(FdKeepalive(from))
-    }
-
-    pub fn from_fd(fd: OwnedFd) -> FdKeepalive {
-        FdKeepalive(fd)
     }
 
     /// Returns descriptors of all the sockets, in the order in which they were bound.
@@ -40,11 +36,5 @@ impl FdKeepalive {
     /// its first packet.
     pub fn stop_coalescing(&self) -> io::Result<()> {
         self.sockets()?.iter().try_for_each(udp::stop_coalescing)
-    }
-}
-
-impl AsFd for FdKeepalive {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }

@@ -1,12 +1,15 @@
 //! Packet steering for a shared address: a BPF program that selects the socket by QPN partition.
 
+use std::ops::Range;
+
 use libc::{
-    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD,
-    BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
+    BPF_A, BPF_ADD, BPF_ALU, BPF_B, BPF_H, BPF_JA, BPF_JMP, BPF_K, BPF_LSH, BPF_RET, BPF_RSH, BPF_W,
+    sock_filter,
 };
 
 use crate::burst::RxBurst;
-use crate::link::udp::steer::{DEST_QP_LOW, op};
+use crate::host::bpf::{if_eq, load, mask, op, ret, unless_eq};
+use crate::link::udp::steer::DEST_QP_LOW;
 use crate::nic::QpnPartition;
 use crate::wire::Qpn;
 use crate::wire::mad::MessageKind;
@@ -31,58 +34,34 @@ const REMOTE_COMM_ID: u32 = MAD + 28;
 /// Management class of the communication manager (CM).
 const CM_CLASS: u32 = 7;
 
-/// Returns a jump instruction that falls through if the accumulator equals `k`, and otherwise skips the next
-/// `skip` instructions.
-fn if_eq(k: u32, skip: u8) -> sock_filter {
-    sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
-}
-
 /// Returns the BPF program that selects the socket by QPN partition, and also by shard if a process holds
-/// several partitions (listed in `several` as first partition and count).
+/// several partitions (those in `several`).
 ///
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
 /// a packet ends the program with 0, which also selects the broker.
-pub fn by_partition(several: &[(usize, usize)]) -> Vec<sock_filter> {
-    let load = |size: u32, at: u32| op(BPF_LD | size | BPF_ABS, at);
-    let to_broker = op(BPF_RET | BPF_K, 0);
-    let mad = [
-        load(BPF_B, MAD_CLASS),
-        sock_filter { jt: 1, jf: 0, ..if_eq(CM_CLASS, 0) },
-        to_broker,
-        load(BPF_H, MAD_ATTRIBUTE),
-        if_eq(MessageKind::Req.attribute().into(), 1),
-        to_broker,
-        if_eq(MessageKind::SidrReq.attribute().into(), 1),
-        to_broker,
-        if_eq(MessageKind::SidrRep.attribute().into(), 2),
-        load(BPF_B, SIDR_REQUEST_ID),
-        op(BPF_JMP | BPF_JA, 1),
-        load(BPF_B, REMOTE_COMM_ID),
-        // Moves the byte to the position of the highest byte of a QPN.
-        op(BPF_ALU | BPF_LSH | BPF_K, 16),
-    ];
-    let mut program = vec![
-        load(BPF_W, DEST_QP_WORD),
-        op(BPF_ALU | BPF_AND | BPF_K, 0xff_ffff),
-        if_eq(Qpn::GSI.get(), mad.len() as u8),
-    ];
-    program.extend(mad);
+pub fn by_partition(several: &[Range<usize>]) -> Vec<sock_filter> {
+    let to_broker = ret(0);
+    let mut mad = vec![load(BPF_B, MAD_CLASS)];
+    unless_eq(&mut mad, CM_CLASS, &[to_broker]);
+    mad.push(load(BPF_H, MAD_ATTRIBUTE));
+    for kind in [MessageKind::Req, MessageKind::SidrReq] {
+        if_eq(&mut mad, kind.attribute().into(), &[to_broker]);
+    }
+    let load_sidr_id = [load(BPF_B, SIDR_REQUEST_ID), op(BPF_JMP | BPF_JA, 1)];
+    if_eq(&mut mad, MessageKind::SidrRep.attribute().into(), &load_sidr_id);
+    // Moves the byte to the position of the highest byte of a QPN.
+    mad.extend([load(BPF_B, REMOTE_COMM_ID), op(BPF_ALU | BPF_LSH | BPF_K, 16)]);
+    let mut program = vec![load(BPF_W, DEST_QP_WORD), mask(0xff_ffff)];
+    if_eq(&mut program, Qpn::GSI.get(), &mad);
     // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
     // call.
     program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - QpnPartition::BITS));
-    for &(partition, count) in several {
-        let select_shard = [
-            op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
-            op(BPF_ALU | BPF_AND | BPF_K, count as u32 - 1),
-            op(BPF_ALU | BPF_ADD | BPF_K, partition as u32),
-            op(BPF_RET | BPF_A, 0),
-        ];
-        program.push(sock_filter {
-            jf: select_shard.len() as u8,
-            ..op(BPF_JMP | BPF_JEQ | BPF_K, partition as u32)
-        });
-        program.extend(select_shard);
+    for partitions in several {
+        let (first, shards) = (partitions.start as u32, mask(partitions.len() as u32 - 1));
+        let add = op(BPF_ALU | BPF_ADD | BPF_K, first);
+        let select_shard = [load(BPF_B, DEST_QP_LOW), shards, add, op(BPF_RET | BPF_A, 0)];
+        if_eq(&mut program, first, &select_shard);
     }
     program.push(op(BPF_RET | BPF_A, 0));
     program

@@ -92,7 +92,7 @@ pub(crate) fn gid_table_order(ip: &IpAddr) -> u8 {
 
 /// Reports whether `ip` is a link-local IPv6 address. Link-local IPv4 addresses do not count: they are usable
 /// without naming an interface.
-fn is_link_local(ip: &IpAddr) -> bool {
+pub(crate) fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 

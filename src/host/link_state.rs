@@ -13,10 +13,12 @@ use super::netlink::{self, Request, RouteSocket};
 const IFINFOMSG_LEN: usize = 16;
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Link state monitor for a set of interfaces in the network namespace in which it was opened.
-#[derive(Debug)]
+/// Link state monitor for a set of interfaces in the network namespace in which it was opened. Without interfaces, the
+/// state is always up.
+#[derive(Debug, Default)]
 pub(crate) struct LinkStateMonitor {
-    netlink: RouteSocket,
+    /// `None` without interfaces.
+    netlink: Option<RouteSocket>,
     /// Interface indices, each with the interface's last known state.
     interfaces: Vec<(u32, State)>,
 }
@@ -29,44 +31,46 @@ enum State {
 }
 
 impl LinkStateMonitor {
-    /// Starts monitoring the interfaces with the given indices.
-    pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<LinkStateMonitor> {
-        let netlink = RouteSocket::open(libc::RTMGRP_LINK, SockFlag::SOCK_NONBLOCK)?;
-        let interfaces = interfaces.into_iter().map(|index| (index, State::Up)).collect();
-        let link_state = LinkStateMonitor { netlink, interfaces };
-        link_state.request_states()?;
-        Ok(link_state)
+    /// Starts monitoring the interfaces with the given indices, if the system reports interface states.
+    pub fn open(interfaces: impl IntoIterator<Item = u32>) -> LinkStateMonitor {
+        let interfaces: Vec<_> = interfaces.into_iter().map(|index| (index, State::Up)).collect();
+        let open = |_| RouteSocket::open(libc::RTMGRP_LINK, SockFlag::SOCK_NONBLOCK).ok();
+        match interfaces.first().and_then(open) {
+            Some(netlink) if request_states(&netlink, &interfaces).is_ok() => {
+                LinkStateMonitor { netlink: Some(netlink), interfaces }
+            }
+            _ => LinkStateMonitor::default(),
+        }
     }
 
     /// Processes pending messages, then reports whether at least one interface is up and running.
     pub fn is_up(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
-        loop {
-            match self.netlink.receive(&mut buffer) {
+        while let Some(netlink) = &self.netlink {
+            match netlink.receive(&mut buffer) {
                 Ok(messages) => self.process_messages(messages),
                 Err(Errno::EINTR) => {}
                 // The receive buffer has overflowed: the state of all interfaces is requested again. That
                 // fails only for lack of memory; the next change is then reported as usual.
-                Err(Errno::ENOBUFS) => drop(self.request_states()),
+                Err(Errno::ENOBUFS) => drop(request_states(netlink, &self.interfaces)),
                 Err(_) => break,
             }
         }
-        self.interfaces.iter().any(|(_, state)| *state == State::Up)
+        self.netlink.is_none() || self.interfaces.iter().any(|(_, state)| *state == State::Up)
     }
 
-    /// Reports whether all interfaces had been removed at the last call to [`is_up`](Self::is_up).
-    pub fn is_removed(&self) -> bool {
-        self.interfaces.iter().all(|(_, state)| *state == State::Removed)
-    }
-
-    /// Requests the current state of each interface from the kernel.
-    fn request_states(&self) -> io::Result<()> {
-        for (index, _) in &self.interfaces {
-            let mut body = [0; IFINFOMSG_LEN];
-            body[4..8].copy_from_slice(&index.to_ne_bytes());
-            self.netlink.send(&Request::new(libc::RTM_GETLINK, &body))?;
+    /// # Errors
+    /// `ENODEV` if all interfaces had been removed at the last call to [`is_up`](Self::is_up).
+    pub fn check_exists(&self) -> io::Result<()> {
+        match self.interfaces.iter().any(|(_, state)| *state != State::Removed) {
+            false if self.netlink.is_some() => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns a descriptor that is readable when the state may have changed; `None` without interfaces.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.netlink.as_ref().map(AsFd::as_fd)
     }
 
     fn process_messages(&mut self, messages: &[u8]) {
@@ -94,10 +98,14 @@ impl LinkStateMonitor {
     }
 }
 
-impl AsFd for LinkStateMonitor {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.netlink.as_fd()
+/// Requests the current state of each interface from the kernel.
+fn request_states(netlink: &RouteSocket, interfaces: &[(u32, State)]) -> io::Result<()> {
+    for (index, _) in interfaces {
+        let mut body = [0; IFINFOMSG_LEN];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        netlink.send(Request::new(libc::RTM_GETLINK, &body))?;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -129,7 +137,7 @@ mod tests {
 
     #[test]
     fn monitor_reports_up_while_any_interface_has_a_carrier() {
-        let mut monitor = LinkStateMonitor::open([1 << 30, 1 << 29]).unwrap();
+        let mut monitor = LinkStateMonitor::open([1 << 30, 1 << 29]);
         let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
         assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 30, up, 0));
         assert!(
@@ -142,7 +150,7 @@ mod tests {
             !is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 29, running, 8),
             "the interface was removed"
         );
-        assert!(!monitor.is_removed());
+        assert!(monitor.check_exists().is_ok());
         // An interface that leaves a bridge.
         let mut bridge_message = vec![0; netlink::HEADER_LEN + IFINFOMSG_LEN];
         bridge_message[..4].copy_from_slice(&((netlink::HEADER_LEN + IFINFOMSG_LEN) as u32).to_ne_bytes());
@@ -150,15 +158,17 @@ mod tests {
         bridge_message[netlink::HEADER_LEN] = libc::AF_BRIDGE as u8;
         bridge_message[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
         monitor.process_messages(&bridge_message);
-        assert!(!monitor.is_removed());
-        assert!(!is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 30, 0, 8) && monitor.is_removed());
+        assert!(monitor.check_exists().is_ok());
+        assert!(
+            !is_up_after(&mut monitor, libc::RTM_DELLINK, 1 << 30, 0, 8) && monitor.check_exists().is_err()
+        );
     }
 
     #[test]
     fn truncated_and_invalid_messages_change_nothing() {
-        let mut monitor = LinkStateMonitor::open([1 << 30]).unwrap();
+        let mut monitor = LinkStateMonitor::open([1 << 30]);
         let removal = message(libc::RTM_DELLINK, 1 << 30, 0, 0);
-        let is_unchanged = |monitor: &mut LinkStateMonitor| monitor.is_up() && !monitor.is_removed();
+        let is_unchanged = |monitor: &mut LinkStateMonitor| monitor.is_up() && monitor.check_exists().is_ok();
         assert!(is_up_after(&mut monitor, libc::RTM_NEWLINK, 1 << 30, libc::IFF_UP | libc::IFF_RUNNING, 0));
         for len in 0..removal.len() {
             monitor.process_messages(&removal[..len]);
@@ -170,13 +180,13 @@ mod tests {
             assert!(is_unchanged(&mut monitor), "after {bytes:?}");
         }
         monitor.process_messages(&removal);
-        assert!(!monitor.is_up() && monitor.is_removed());
+        assert!(!monitor.is_up() && monitor.check_exists().is_err());
     }
 
     #[test]
     fn loopback_interface_is_reported_up() {
         let lo = pnet_datalink::interfaces().into_iter().find(|i| i.is_loopback()).unwrap();
-        let mut link_state = LinkStateMonitor::open([lo.index]).unwrap();
+        let mut link_state = LinkStateMonitor::open([lo.index]);
         assert_eq!(link_state.is_up(), lo.is_up());
     }
 }

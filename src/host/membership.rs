@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
-use super::socket_calls::set_option;
+use rustix::net::sockopt;
 
 /// Reason why a link did not join a multicast group.
 #[derive(Debug, thiserror::Error)]
@@ -41,39 +41,39 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
+/// Address of the interface, which its index determines.
+const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
+
+/// Checks that a group can be joined by a link with the given addresses.
+pub(crate) fn check(group: IpAddr, mut addresses: impl Iterator<Item = IpAddr>) -> Result<(), JoinError> {
+    match addresses.any(|own| own.is_ipv4() == group.is_ipv4()) {
+        _ if !group.is_multicast() => Err(JoinError::NotMulticast(group)),
+        false => Err(JoinError::NoAddress(group)),
+        true => Ok(()),
+    }
+}
+
 /// Makes the kernel join a group on an interface for as long as the socket is open. The kernel reports the
 /// membership by IGMP or MLD, and configures the hardware to accept packets to the group.
 pub(crate) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
-    change(socket, group, ifindex, libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP)
+    Ok(match group {
+        IpAddr::V4(ip) => sockopt::set_ip_add_membership_with_ifindex(socket, &ip, &ANY, ifindex),
+        IpAddr::V6(ip) => sockopt::set_ipv6_add_membership(socket, &ip, ifindex),
+    }?)
 }
 
 /// Makes the kernel leave a group while the socket stays open.
 pub(crate) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
-    change(socket, group, ifindex, libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP)
+    Ok(match group {
+        IpAddr::V4(ip) => sockopt::set_ip_drop_membership_with_ifindex(socket, &ip, &ANY, ifindex),
+        IpAddr::V6(ip) => sockopt::set_ipv6_drop_membership(socket, &ip, ifindex),
+    }?)
 }
 
-/// Sets the interface through which an IPv4 socket sends multicast packets.
-pub(crate) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
-    set_option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
-}
-
-fn request_v4(group: Ipv4Addr, ifindex: u32) -> libc::ip_mreqn {
-    libc::ip_mreqn {
-        imr_multiaddr: libc::in_addr { s_addr: group.to_bits().to_be() },
-        imr_address: libc::in_addr { s_addr: 0 },
-        imr_ifindex: ifindex as i32,
-    }
-}
-
-fn change(socket: &impl AsFd, group: IpAddr, ifindex: u32, v4: i32, v6: i32) -> io::Result<()> {
-    match group {
-        IpAddr::V4(group) => set_option(socket, libc::IPPROTO_IP, v4, &request_v4(group, ifindex)),
-        IpAddr::V6(group) => {
-            let request = libc::ipv6_mreq {
-                ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
-                ipv6mr_interface: ifindex,
-            };
-            set_option(socket, libc::IPPROTO_IPV6, v6, &request)
-        }
-    }
+/// Sets the interface through which a socket of the IP version of `own` sends multicast packets.
+pub(crate) fn set_interface(socket: &impl AsFd, own: IpAddr, ifindex: u32) -> io::Result<()> {
+    Ok(match own {
+        IpAddr::V4(_) => sockopt::set_ip_multicast_if_with_ifindex(socket, &ANY, &ANY, ifindex),
+        IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, ifindex),
+    }?)
 }

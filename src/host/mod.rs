@@ -4,6 +4,7 @@
 //! the processes of the host; for links with an address of their own, the host stack (ARP, NDP, ICMP, IGMP, MLD); for links
 //! that carry Ethernet frames, priority flow control.
 
+pub(crate) mod bpf;
 pub(crate) mod frame_queue;
 pub(crate) mod host_stack;
 mod interfaces;

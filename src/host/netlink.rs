@@ -30,8 +30,10 @@ impl RouteSocket {
         Ok(RouteSocket(netlink))
     }
 
-    pub fn send(&self, request: &Request) -> nix::Result<usize> {
-        send(self.0.as_raw_fd(), &request.0, MsgFlags::empty())
+    pub fn send(&self, Request(mut bytes): Request) -> nix::Result<usize> {
+        let len = bytes.len() as u32;
+        bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        send(self.0.as_raw_fd(), &bytes, MsgFlags::empty())
     }
 
     /// Receives messages into `buffer`.
@@ -57,9 +59,7 @@ impl Request {
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
         bytes[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
         bytes.extend_from_slice(body);
-        let mut request = Request(bytes);
-        request.set_len();
-        request
+        Request(bytes)
     }
 
     /// Appends an attribute. The length of `value` must be a multiple of 4.
@@ -67,7 +67,6 @@ impl Request {
         self.0.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
         self.0.extend_from_slice(&kind.to_ne_bytes());
         self.0.extend_from_slice(value);
-        self.set_len();
     }
 
     /// Appends an attribute whose value is an IP address.
@@ -76,11 +75,6 @@ impl Request {
             IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
             IpAddr::V6(ip) => self.attribute(kind, &ip.octets()),
         }
-    }
-
-    fn set_len(&mut self) {
-        let len = self.0.len() as u32;
-        self.0[..4].copy_from_slice(&len.to_ne_bytes());
     }
 }
 
@@ -91,11 +85,8 @@ pub(crate) fn family(ip: IpAddr) -> u8 {
 
 /// Decodes an attribute value that is an IP address, as [`Request::address`] encodes it.
 pub(crate) fn address(value: &[u8]) -> Option<IpAddr> {
-    match value.len() {
-        4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
-        _ => None,
-    }
+    let v6 = |_| <[u8; 16]>::try_from(value).map(IpAddr::from);
+    <[u8; 4]>::try_from(value).map(IpAddr::from).or_else(v6).ok()
 }
 
 /// Iterates over received messages as type-body pairs, stopping at a message with an invalid length.

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, sock_filter, sock_fprog};
 use nix::errno::Errno;
 
+use super::bpf::ret;
+
 /// Sets a socket option to an integer or a C struct.
 pub(crate) fn set_option<T: Copy>(socket: impl AsFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
@@ -59,7 +61,7 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[sock_filter]) -> io::R
 
 /// Attaches a socket filter that drops every packet.
 pub(crate) fn drop_all(socket: impl AsFd) -> io::Result<()> {
-    attach_filter(socket, &[sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }])
+    attach_filter(socket, &[ret(0)])
 }
 
 /// Returns the MTU of an interface, in bytes. Queries it through a socket, because /sys may show another
@@ -83,10 +85,31 @@ pub(crate) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
 /// Reports whether an interface with the given index (still) exists in the socket's network namespace, which
 /// may differ from the calling thread's.
 pub(crate) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
-    // SAFETY: an ifreq consists of integers and a union of plain values, for all of which zero is valid.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    request.ifr_ifru.ifru_ifindex = index as c_int;
-    // SAFETY: SIOCGIFNAME reads the index and writes the name, both within `request`, which lives through the
-    // call.
-    unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFNAME as _, &raw mut request) == 0 }
+    rustix::net::netdevice::index_to_name(socket, index).is_ok()
+}
+
+/// Sets the size of the receive buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size that
+/// the kernel reports, in bytes.
+pub(crate) fn set_receive_buffer(socket: impl AsFd, requested: usize) -> io::Result<usize> {
+    set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, requested)
+}
+
+/// Sets the size of the send buffer, as [`set_receive_buffer`] does.
+pub(crate) fn set_send_buffer(socket: impl AsFd, requested: usize) -> io::Result<usize> {
+    set_buffer_size(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, requested)
+}
+
+fn set_buffer_size(socket: impl AsFd, force: c_int, plain: c_int, requested: usize) -> io::Result<usize> {
+    let value = c_int::try_from(requested).unwrap_or(c_int::MAX / 2);
+    // Exceeding the system's limit needs CAP_NET_ADMIN.
+    if set_option(&socket, libc::SOL_SOCKET, force, &value).is_err() {
+        // Never fails: the kernel clamps the value to rmem_max or wmem_max.
+        set_option(&socket, libc::SOL_SOCKET, plain, &value)?;
+    }
+    get_option::<c_int>(socket, libc::SOL_SOCKET, plain).map(|bytes| bytes as usize)
+}
+
+/// Returns the socket's memory information (`SK_MEMINFO_*`), all zeros if the kernel does not report it.
+pub(crate) fn memory_info(socket: impl AsFd) -> [u32; 9] {
+    get_option(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).unwrap_or_default()
 }

@@ -13,16 +13,17 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::loopback::Loopback;
+use super::frame_endpoint::FrameEndpoint;
 use super::options::{Options, SpecError};
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
-use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
+use crate::burst::{RxBurst, TxBurst, TxQueue};
 use crate::host::frame_queue::FrameQueue;
-use crate::host::host_stack::{FrameOutcome, HostStack, HostStackConfig};
-use crate::host::pfc::{Pfc, PfcConfig, PfcLink};
+use crate::host::host_stack::{HostStack, HostStackConfig, IpStack};
+use crate::host::pfc::PfcConfig;
 use crate::sys::setters::setters;
 use crate::transport::{EgressRoom, Instant, earliest};
 use crate::wire::Mac;
@@ -161,8 +162,7 @@ impl FromStr for FramesConfig {
 /// A link over a Unix socket that carries Ethernet frames.
 #[derive(Debug)]
 pub struct FramesLink {
-    info: LinkInfo,
-    host_stack: HostStack,
+    endpoint: FrameEndpoint<HostStack>,
     socket: Socket,
     /// Epoll instance that watches the current socket, so that the descriptor to poll does not change after a
     /// reconnect.
@@ -170,10 +170,6 @@ pub struct FramesLink {
     interest: EpollFlags,
     tx: FrameQueue,
     rx: FrameQueue,
-    local: Loopback,
-    counters: LinkCounters,
-    /// Priority flow control, if enabled.
-    pfc: Option<Box<Pfc>>,
     /// Whether the peer has accepted no data for [`SEND_TIMEOUT`]. If so, senders are not blocked again until
     /// the peer accepts data.
     stalled: bool,
@@ -189,33 +185,16 @@ impl FramesLink {
         let FramesConfig { wire, host_stack, mtu, speed, pfc } = config;
         let open = || -> io::Result<FramesLink> {
             let addresses = host_stack.addresses.iter().map(|a| a.ip).collect();
-            let info = LinkInfo {
-                mac: host_stack.mac.0,
-                vlan: host_stack.vlan.map(|tag| tag.id),
-                mtu,
-                burst: BurstLimits::SEGMENTED,
-                speed: speed.unwrap_or(DEFAULT_SPEED),
-                ..LinkInfo::new(wire.to_string(), addresses)
-            };
-            let properties = PfcLink {
-                mac: host_stack.mac,
-                vlan: host_stack.vlan,
-                speed: info.speed,
-                capacity: RX_CAPACITY,
-                shard: 0,
-            };
-            let pfc = pfc.map(|config| Box::new(Pfc::new(config, properties, Arc::default())));
+            let info = LinkInfo::new(wire.to_string(), addresses).mac(host_stack.mac.0).mtu(mtu);
+            let info = info.speed(speed.unwrap_or(DEFAULT_SPEED));
+            let (vlan, stack) = (host_stack.vlan, Box::new(HostStack::new(host_stack)));
             let mut link = FramesLink {
-                info,
-                host_stack: HostStack::new(host_stack),
+                endpoint: FrameEndpoint::new(info, vlan, stack, (pfc, RX_CAPACITY), (Arc::default(), 0)),
                 socket: Socket::open(&wire)?,
                 epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
                 interest: EpollFlags::empty(),
                 tx: FrameQueue::default(),
                 rx: FrameQueue::default(),
-                local: Loopback::default(),
-                counters: LinkCounters::default(),
-                pfc,
                 stalled: false,
                 reconnect_at: Instant::default(),
             };
@@ -223,12 +202,6 @@ impl FramesLink {
             Ok(link)
         };
         open().map_err(|source| FramesError { wire: wire.clone(), source })
-    }
-
-    /// Returns the link's host stack, for example to send a ping.
-    #[cfg(feature = "unstable-internals")]
-    pub fn host_stack(&mut self) -> &mut HostStack {
-        &mut self.host_stack
     }
 
     /// Makes the epoll instance watch the current socket for input, and for room to send while frames are
@@ -246,12 +219,10 @@ impl FramesLink {
             return Ok(());
         }
         let mut event = EpollEvent::new(interest, 0);
-        // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
-        if self.interest.is_empty() || self.epoll.modify(fd, &mut event).is_err() {
-            match self.epoll.add(fd, event) {
-                Err(nix::errno::Errno::EEXIST) => self.epoll.modify(fd, &mut event)?,
-                other => other?,
-            }
+        match self.epoll.modify(fd, &mut event) {
+            // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
+            Err(Errno::ENOENT) => self.epoll.add(fd, event)?,
+            other => other?,
         }
         self.interest = interest;
         Ok(())
@@ -259,52 +230,35 @@ impl FramesLink {
 
     /// Queues a burst's packets as frames, or counts them as dropped.
     fn queue_burst(&mut self, now: Instant, burst: &TxBurst<'_>) {
-        let flow = burst.flow;
-        if self.host_stack.owns(flow.dst) {
-            if !self.local.push(burst) {
-                self.counters.tx_dropped += burst.packets as u64;
-            }
+        let exceeds_mtu = self.endpoint.exceeds_mtu(burst);
+        if !exceeds_mtu && !self.endpoint.loop_back(burst) {
             return;
         }
-        if flow.header_len() + burst.segment > self.info.mtu {
-            self.counters.tx_dropped += burst.packets as u64;
+        if exceeds_mtu || !self.socket.is_connected() || self.is_backlog_full_after_wait() {
+            self.endpoint.counters.tx_dropped += burst.packets as u64;
             return;
         }
-        if self.host_stack.is_member(flow.dst) && !self.local.push(burst) {
-            self.counters.tx_dropped += burst.packets as u64;
-        }
-        if !self.socket.is_connected() || self.is_backlog_full_after_wait() {
-            self.counters.tx_dropped += burst.packets as u64;
-            return;
-        }
-        let mac = self.host_stack.resolve(now, flow.dst);
-        let macs = (mac.unwrap_or_default(), Mac(self.info.mac));
-        let tag = self.host_stack.config().vlan;
-        let mut paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
+        let Some(to) = self.endpoint.resolve_or_keep_back(now, burst) else { return };
+        let (macs, tag) = ((to, Mac(self.endpoint.info.mac)), self.endpoint.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &flow, id, packet);
-            match &mut paused {
-                _ if mac.is_none() => _ = self.host_stack.queue_unresolved(flow.dst, write),
-                Some(pfc) => self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write)),
-                None => self.socket.queue(&mut self.tx, write),
-            }
+            let write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &burst.flow, id, packet);
+            self.socket.queue(&mut self.tx, write);
         }
     }
 
     fn flush(&mut self) {
-        let mut queue = |frame: &[u8]| match self.tx.byte_len() < BACKLOG_BYTES {
-            true => self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame)),
-            false => self.counters.tx_dropped += 1,
-        };
-        let outboxes = [Some(&mut self.host_stack.outbox), self.pfc.as_mut().map(|pfc| &mut pfc.outbox)];
-        for outbox in outboxes.into_iter().flatten() {
+        let mut dropped = 0;
+        for outbox in self.endpoint.outboxes() {
             while let Some(frame) = outbox.front() {
-                queue(frame);
+                match self.tx.byte_len() < BACKLOG_BYTES {
+                    true => self.socket.queue(&mut self.tx, |out| out.extend_from_slice(frame)),
+                    false => dropped += 1,
+                }
                 outbox.pop();
             }
         }
         let len_before = self.tx.byte_len();
-        self.counters.tx_dropped += self.socket.flush(&mut self.tx);
+        self.endpoint.counters.tx_dropped += dropped + self.socket.flush(&mut self.tx);
         if self.tx.is_empty() || self.tx.byte_len() < len_before {
             self.stalled = false;
         }
@@ -344,25 +298,11 @@ impl FramesLink {
 
     fn handle_front(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let Some(bytes) = self.rx.front() else { return 0 };
-        match self.host_stack.handle_frame(now, bytes, Checksums::Verify) {
-            FrameOutcome::Packet(packet) => {
-                if let Some(pfc) = &mut self.pfc {
-                    pfc.on_received(&packet.flow);
-                }
-                let data = &bytes[packet.payload];
-                sink(RxBurst::new(packet.flow, packet.ident, data.len(), data));
-                return 1;
-            }
-            FrameOutcome::Pause(frame) => match &mut self.pfc {
-                Some(pfc) => _ = pfc.on_frame(now, &frame),
-                None => self.counters.rx_foreign += 1,
-            },
-            FrameOutcome::Foreign => self.counters.rx_foreign += 1,
-            FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
-            FrameOutcome::Malformed(e) => self.counters.count(&e),
-            FrameOutcome::EchoReply { .. } | FrameOutcome::Handled => {}
-        }
-        0
+        let Some(frame) = self.endpoint.parse(bytes, Checksums::Verify) else { return 0 };
+        let Some(packet) = self.endpoint.receive(now, bytes, frame, || ()) else { return 0 };
+        let data = &bytes[packet.payload];
+        sink(RxBurst::new(packet.flow, packet.ident, data.len(), data));
+        1
     }
 }
 
@@ -380,11 +320,11 @@ impl Drop for FramesLink {
 
 impl Link for FramesLink {
     fn info(&self) -> &LinkInfo {
-        &self.info
+        &self.endpoint.info
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        if let Some(pfc) = &mut self.pfc {
+        if let Some(pfc) = &mut self.endpoint.pfc {
             // Frames that were held back precede new ones.
             pfc.release();
             self.flush();
@@ -402,21 +342,17 @@ impl Link for FramesLink {
             self.reconnect_at = if due { now + RECONNECT_INTERVAL } else { self.reconnect_at };
             if due && self.socket.connect() {
                 self.interest = EpollFlags::empty();
-                self.pfc.iter_mut().for_each(|pfc| pfc.on_new_neighbour());
+                self.endpoint.pfc.iter_mut().for_each(|pfc| pfc.on_new_neighbour());
             }
         }
-        self.host_stack.handle_timeout(now);
-        let mut packets = self.local.deliver(BATCH, sink);
+        let mut packets = self.endpoint.local.deliver(BATCH, sink);
         // With flow control, the frames that wait are visible here and not in the socket.
-        self.socket.fill(&mut self.rx, if self.pfc.is_some() { RX_BACKLOG } else { BATCH });
+        self.socket.fill(&mut self.rx, if self.endpoint.pfc.is_some() { RX_BACKLOG } else { BATCH });
         for _ in 0..BATCH.min(self.rx.len()) {
             packets += self.handle_front(now, sink);
             self.rx.pop();
         }
-        if let Some(pfc) = &mut self.pfc {
-            pfc.handle_timeout(now);
-            pfc.update(now, self.rx.byte_len());
-        }
+        self.endpoint.handle_timeout(now, || self.rx.byte_len());
         self.flush();
         if !self.socket.is_connected() {
             self.interest = EpollFlags::empty();
@@ -426,12 +362,9 @@ impl Link for FramesLink {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        if !self.local.is_empty() || !self.rx.is_empty() {
-            return Some(Instant::default());
-        }
+        let unread = (!self.rx.is_empty()).then_some(Instant::default());
         let reconnect = self.socket.wants_reconnect().then_some(self.reconnect_at);
-        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
-        earliest([self.host_stack.next_deadline(), reconnect, pfc])
+        earliest([unread, reconnect, self.endpoint.next_deadline()])
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -443,7 +376,7 @@ impl Link for FramesLink {
 
 impl Multicast for FramesLink {
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.host_stack.join(now, group)?;
+        self.endpoint.stack.join(now, group)?;
         self.flush();
         // If this fails, frames that the socket has no room for now are sent with the next packet.
         let _ = self.update_epoll_interest();
@@ -451,7 +384,7 @@ impl Multicast for FramesLink {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.host_stack.leave(group);
+        self.endpoint.stack.leave(group, true);
         self.flush();
         let _ = self.update_epoll_interest();
     }
@@ -459,14 +392,10 @@ impl Multicast for FramesLink {
 
 impl PortState for FramesLink {
     fn egress_room(&self) -> Option<EgressRoom> {
-        self.pfc.as_ref().map(|pfc| pfc.egress_room())
+        self.endpoint.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
     fn counters(&mut self) -> LinkCounters {
-        let mut counters = LinkCounters { tx_unresolved: self.host_stack.unresolved(), ..self.counters };
-        if let Some(pfc) = &self.pfc {
-            (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();
-        }
-        counters
+        self.endpoint.counters()
     }
 }

@@ -118,12 +118,11 @@ impl fmt::Display for LinkSpec {
 impl LinkSpec {
     /// Returns the VLAN ID of the link's host stack; `None` if there is no host stack or no VLAN.
     pub fn vlan(&self) -> Option<u16> {
-        let host_stack = match self {
-            LinkSpec::Packet(config) => config.host_stack.as_ref(),
-            LinkSpec::Frames(config) => Some(&config.host_stack),
+        match self {
+            LinkSpec::Packet(config) => config.host_stack.as_ref()?.vlan.map(|tag| tag.id),
+            LinkSpec::Frames(config) => config.host_stack.vlan.map(|tag| tag.id),
             LinkSpec::Fabric | LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } => None,
-        };
-        host_stack.and_then(|s| s.vlan).map(|tag| tag.id)
+        }
     }
 
     /// Reports whether the link can be opened with more than one shard.

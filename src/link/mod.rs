@@ -55,6 +55,7 @@ macro_rules! delegate_link_methods {
 
 mod capabilities;
 mod counters;
+mod frame_endpoint;
 mod frames;
 mod host_memory;
 mod link_spec;

@@ -11,7 +11,7 @@ use super::{
     ClaimError, HostMemory, JoinError, Link, LinkCounters, LinkInfo, MemoryPath, Multicast, NicEvent,
     NicObserver, PortState, SharedAddress,
 };
-use crate::burst::{BurstLimits, RxBurst, TxQueue};
+use crate::burst::{RxBurst, TxQueue};
 use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::nic::QpnPartition;
 use crate::transport::{Instant, LastAcks, PeerChange, PeerWindow};
@@ -57,28 +57,21 @@ impl<L: Link> Multihomed<L> {
     /// Combines links on one interface. The first link's port state applies to all. Returns `None` if `links`
     /// is empty.
     pub fn new(name: String, mut links: Vec<L>) -> Option<Multihomed<L>> {
-        let infos = || links.iter().map(Link::info);
-        let first = infos().next()?;
-        let burst = infos().map(|i| i.burst).fold(first.burst, |all, one| BurstLimits {
-            bytes: all.bytes.min(one.bytes),
-            packets: all.packets.min(one.packets),
-        });
-        let info = LinkInfo {
-            name,
-            addresses: infos().flat_map(|i| &i.addresses).copied().collect(),
-            mac: first.mac,
-            vlan: None,
-            mtu: infos().map(|i| i.mtu).fold(first.mtu, usize::min),
-            src_port: first.src_port,
-            burst,
-            window: infos().map(|i| i.window).fold(first.window, usize::min),
-            speed: infos().map(|i| i.speed).fold(first.speed, u64::min),
-        };
+        let mut infos = links.iter().map(Link::info);
+        let mut info = LinkInfo { name, vlan: None, ..infos.next()?.clone() };
+        for other in infos {
+            info.addresses.extend(&other.addresses);
+            info.mtu = info.mtu.min(other.mtu);
+            info.burst.bytes = info.burst.bytes.min(other.burst.bytes);
+            info.burst.packets = info.burst.packets.min(other.burst.packets);
+            info.window = info.window.min(other.window);
+            info.speed = info.speed.min(other.speed);
+        }
         let first = links[0].shared_address();
         let last_acks = first.as_ref().and_then(|shared| shared.last_acks());
         let partition = first.map_or(QpnPartition::WHOLE, |shared| shared.partition());
         let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
-        let scratch = TxQueue::new(burst);
+        let scratch = TxQueue::new(info.burst);
         Some(Multihomed {
             members,
             info,
@@ -105,6 +98,12 @@ impl<L: Link> Multihomed<L> {
         let has_version =
             |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
         self.members.iter().position(has_version)
+    }
+
+    /// Iterates over the links that have an address, or over all of them.
+    fn links_at(&mut self, address: Option<IpAddr>) -> impl Iterator<Item = &mut L> {
+        let has = move |link: &&mut L| address.is_none_or(|ip| link.info().addresses.contains(&ip));
+        self.members.iter_mut().map(|member| &mut member.link).filter(has)
     }
 
     fn mark_used(&mut self, i: usize, now: Instant) -> &mut L {
@@ -293,15 +292,15 @@ impl<L: Link> NicObserver for Multihomed<L> {
 
 impl<L: Link> SharedAddress for Multihomed<L> {
     fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
-        let applies = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
-        let selected: Vec<usize> = (0..self.members.len()).filter(|i| applies(&self.members[*i])).collect();
+        let mut selected: Vec<&mut L> = self.links_at(address).collect();
         if let Some(address) = address.filter(|_| selected.is_empty()) {
             return Err(ClaimError::NotLocal { address });
         }
-        for (n, i) in selected.iter().enumerate() {
-            let Some(member) = self.members[*i].link.shared_address() else { continue };
-            if let Err(e) = member.claim(service, address) {
-                selected[..n].iter().for_each(|i| release_by(&mut self.members[*i].link, service, address));
+        for n in 0..selected.len() {
+            let Some(shared) = selected[n].shared_address() else { continue };
+            if let Err(e) = shared.claim(service, address) {
+                let claimed = selected[..n].iter_mut().filter_map(|link| link.shared_address());
+                claimed.for_each(|shared| shared.release(service, address));
                 return Err(e);
             }
         }
@@ -309,11 +308,8 @@ impl<L: Link> SharedAddress for Multihomed<L> {
     }
 
     fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
-        for Member { link, .. } in &mut self.members {
-            if address.is_none_or(|ip| link.info().addresses.contains(&ip)) {
-                release_by(link, service, address);
-            }
-        }
+        let claimed = self.links_at(address).filter_map(|link| link.shared_address());
+        claimed.for_each(|shared| shared.release(service, address));
     }
 
     fn partition(&self) -> QpnPartition {
@@ -325,13 +321,6 @@ impl<L: Link> SharedAddress for Multihomed<L> {
     }
 }
 
-/// Withdraws a link's claim on a service.
-fn release_by(link: &mut impl Link, service: ServiceId, address: Option<IpAddr>) {
-    if let Some(shared) = link.shared_address() {
-        shared.release(service, address);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
@@ -340,6 +329,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::burst::BurstLimits;
     use crate::wire::{Flow, IpIdent};
 
     const PEER: &str = "192.0.2.9";

@@ -116,8 +116,8 @@ fn threshold(option: &'static str, text: &str) -> Result<usize, SpecError> {
 }
 
 /// Sets an option that may be given once.
-fn set<T>(to: &mut Option<T>, option: &'static str, value: T) -> Result<(), SpecError> {
-    match to.replace(value) {
+fn set<T>(to: &mut Option<T>, option: &'static str, value: Result<T, SpecError>) -> Result<(), SpecError> {
+    match to.replace(value?) {
         None => Ok(()),
         Some(_) => Err(SpecError::Twice { option }),
     }
@@ -152,24 +152,22 @@ impl Options {
                     if mac.is_multicast() || mac == Mac::default() {
                         return Err(SpecError::MacNotUnicast(mac));
                     }
-                    set(&mut out.mac, "mac", mac)?;
+                    set(&mut out.mac, "mac", Ok(mac))?;
                 }
-                Some(("mtu", bytes)) => {
-                    set(&mut out.mtu, "mtu", number(bytes, MIN_MTU..=MAX_MTU, SpecError::Mtu)?)?;
+                Some(("mtu", mtu)) => {
+                    set(&mut out.mtu, "mtu", number(mtu, MIN_MTU..=MAX_MTU, SpecError::Mtu))?
                 }
-                Some(("vlan", id)) => set(&mut vlan, "vlan", number(id, 1..=4094, SpecError::Vlan)?)?,
-                Some(("pcp", priority)) => {
-                    set(&mut pcp, "pcp", number(priority, 0..=7, SpecError::Priority)?)?;
-                }
+                Some(("vlan", id)) => set(&mut vlan, "vlan", number(id, 1..=4094, SpecError::Vlan))?,
+                Some(("pcp", text)) => set(&mut pcp, "pcp", number(text, 0..=7, SpecError::Priority))?,
                 Some(("speed", speed)) => {
-                    let mbps = number(speed, 1..=MAX_SPEED, SpecError::Speed)?;
-                    set(&mut out.speed, "speed", mbps * 1_000_000)?;
+                    let mbps = number(speed, 1..=MAX_SPEED, SpecError::Speed);
+                    set(&mut out.speed, "speed", mbps.map(|mbps| mbps * 1_000_000))?;
                 }
-                Some(("pfc", "on")) => set(&mut pfc, "pfc", true)?,
-                Some(("pfc", "off")) => set(&mut pfc, "pfc", false)?,
+                Some(("pfc", "on")) => set(&mut pfc, "pfc", Ok(true))?,
+                Some(("pfc", "off")) => set(&mut pfc, "pfc", Ok(false))?,
                 Some(("pfc", switch)) => return Err(SpecError::Pfc(switch.to_owned())),
-                Some(("xoff", bytes)) => set(&mut xoff, "xoff", threshold("xoff", bytes)?)?,
-                Some(("xon", bytes)) => set(&mut xon, "xon", threshold("xon", bytes)?)?,
+                Some(("xoff", bytes)) => set(&mut xoff, "xoff", threshold("xoff", bytes))?,
+                Some(("xon", bytes)) => set(&mut xon, "xon", threshold("xon", bytes))?,
                 _ => return Err(SpecError::UnknownOption { option: option.to_owned() }),
             }
         }
@@ -190,11 +188,8 @@ impl Options {
 
     /// Returns the host stack configuration that the options describe; `None` if they contain no address.
     pub fn host_stack(&self) -> Option<HostStackConfig> {
-        (!self.addresses.is_empty()).then(|| HostStackConfig {
-            mac: self.mac.unwrap_or_else(|| HostStackConfig::derived_mac(&self.addresses)),
-            addresses: self.addresses.clone(),
-            gateways: self.gateways.clone(),
-            vlan: self.vlan,
-        })
+        let config = HostStackConfig::new(self.addresses.clone()).gateways(self.gateways.clone());
+        let mac = self.mac.unwrap_or(config.mac);
+        (!self.addresses.is_empty()).then(|| config.vlan(self.vlan).mac(mac))
     }
 }

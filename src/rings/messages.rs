@@ -1,7 +1,6 @@
 //! Messages over the connection of a ring, after the offer of the ring itself.
 #![forbid(unsafe_code)]
 
-use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 
@@ -24,42 +23,21 @@ pub(super) const NOTIFICATION: &[u8] = b"\0";
 /// Message with which a reader confirms a ring.
 pub(super) const CONFIRMATION: &[u8] = b"y";
 
-/// Message about memory in which the writer leaves payloads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Message {
-    /// From the writer, with the descriptor of the memory.
-    Offer(u32),
-    /// From the reader: it has mapped the memory.
-    Accept(u32),
-    /// From the reader: it has not.
-    Refuse(u32),
-    /// From the writer: the memory is no longer in use.
-    Withdraw(u32),
-}
+/// First words of the messages about memory in which the writer leaves payloads. The number of the memory follows.
+///
+/// From the writer, with the descriptor of the memory.
+const OFFER: &str = "offer";
+/// From the reader: it has mapped the memory.
+const ACCEPT: &str = "accept";
+/// From the reader: it has not.
+const REFUSE: &str = "refuse";
+/// From the writer: the memory is no longer in use.
+const WITHDRAW: &str = "withdraw";
 
-impl fmt::Display for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Message::Offer(id) => write!(f, "offer {id}"),
-            Message::Accept(id) => write!(f, "accept {id}"),
-            Message::Refuse(id) => write!(f, "refuse {id}"),
-            Message::Withdraw(id) => write!(f, "withdraw {id}"),
-        }
-    }
-}
-
-impl Message {
-    fn parse(bytes: &[u8]) -> Option<Message> {
-        let (kind, id) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
-        let id = id.parse().ok()?;
-        match kind {
-            "offer" => Some(Message::Offer(id)),
-            "accept" => Some(Message::Accept(id)),
-            "refuse" => Some(Message::Refuse(id)),
-            "withdraw" => Some(Message::Withdraw(id)),
-            _ => None,
-        }
-    }
+/// Splits a message into the word and the number.
+fn parse(bytes: &[u8]) -> Option<(&str, u32)> {
+    let (word, id) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
+    Some((word, id.parse().ok()?))
 }
 
 /// Tells the reader of changes of the memory that is shared with it.
@@ -70,14 +48,14 @@ pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) ->
     while let Some(change) = ring.next_change()? {
         let sent = match &change {
             Change::Offer(memory) => {
-                fd_message::send(socket, &Message::Offer(memory.id()), &[memory.as_fd()])
+                fd_message::send(socket, &format_args!("{OFFER} {}", memory.id()), &[memory.as_fd()])
             }
-            Change::Withdraw(id) => fd_message::send(socket, &Message::Withdraw(*id), &[]),
+            Change::Withdraw(id) => fd_message::send(socket, &format_args!("{WITHDRAW} {id}"), &[]),
         };
         if let Err(error) = sent {
             // ETOOMANYREFS: other processes of this user have not yet received descriptors that were sent to them.
             let is_transient = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ETOOMANYREFS));
-            ring.on_unsent(&change, is_transient);
+            ring.memory.on_unsent(&change, is_transient);
             break;
         }
     }
@@ -98,8 +76,8 @@ pub(super) enum Taken {
 pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) -> Taken {
     let mut bytes = [0; MAX_LEN];
     for _ in 0..MAX_MESSAGES {
-        let (len, fds) = match fd_message::receive_bytes(socket, &mut bytes) {
-            Ok((0, _)) => return Taken::Ended,
+        let (len, fds, _) = match fd_message::receive_bytes(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((0, ..)) => return Taken::Ended,
             Ok(message) => message,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Taken::Open,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Taken::Broken,
@@ -108,18 +86,18 @@ pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) ->
         if &bytes[..len] == NOTIFICATION {
             continue;
         }
-        let taken = match (Message::parse(&bytes[..len]), &fds[..]) {
+        let taken = match (parse(&bytes[..len]), &fds[..]) {
             // No descriptor if this process has none left.
-            (Some(Message::Offer(id)), []) => answer(socket, Message::Refuse(id)),
-            (Some(Message::Offer(id)), [memory]) => match ring.share(id, memory) {
-                Ok(Ok(())) => answer(socket, Message::Accept(id)),
+            (Some((OFFER, id)), []) => answer(socket, REFUSE, id),
+            (Some((OFFER, id)), [memory]) => match ring.memory.share(id, memory) {
+                Ok(Ok(())) => answer(socket, ACCEPT, id),
                 Ok(Err(error)) => {
                     trace_event!(DEBUG, "urxe::link", "memory not mapped", reason = %error);
-                    answer(socket, Message::Refuse(id))
+                    answer(socket, REFUSE, id)
                 }
                 Err(_) => return Taken::Broken,
             },
-            (Some(Message::Withdraw(id)), []) => ring.withdraw(id).is_ok(),
+            (Some((WITHDRAW, id)), []) => ring.memory.withdraw(id).is_ok(),
             _ => false,
         };
         if !taken {
@@ -130,8 +108,9 @@ pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) ->
 }
 
 /// Sends an answer. Returns false if the writer does not read its answers; one that has ended needs none.
-fn answer(socket: &CloseOnForkFd, answer: Message) -> bool {
-    let sent = send(socket, answer.to_string().as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+fn answer(socket: &CloseOnForkFd, word: &str, id: u32) -> bool {
+    let answer = format!("{word} {id}");
+    let sent = send(socket, answer.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     !matches!(sent, Err(Errno::AGAIN))
 }
 
@@ -148,9 +127,8 @@ pub(super) fn take_from_reader(
         Err(Errno::AGAIN | Errno::INTR) => return Taken::Open,
         Err(_) => return Taken::Ended,
     };
-    let is_valid = match Message::parse(&bytes[..len]) {
-        Some(Message::Accept(id)) => ring.on_answer(id, true),
-        Some(Message::Refuse(id)) => ring.on_answer(id, false),
+    let is_valid = match parse(&bytes[..len]) {
+        Some((word @ (ACCEPT | REFUSE), id)) => ring.memory.on_answer(id, word == ACCEPT),
         _ => &bytes[..len] == CONFIRMATION && !std::mem::replace(is_confirmed, true),
     };
     if is_valid { Taken::Open } else { Taken::Broken }

@@ -1,7 +1,7 @@
 //! Routes of a link's packets: through a ring or through the UDP socket, by destination.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 /// Destination of packets: an address and a QPN partition.
@@ -24,9 +24,8 @@ const MAX_ROUTES: usize = 4096;
 /// The routes, and the addresses of which the paths have changed.
 #[derive(Debug, Default)]
 pub struct Routes {
-    by_destination: HashMap<Destination, Route>,
-    /// Destinations without a route, because the process that read their ring has ended.
-    ended: HashSet<Destination>,
+    /// `None` for a destination without a route, because the process that read its ring has ended.
+    by_destination: HashMap<Destination, Option<Route>>,
     /// The destination looked up last, with its route.
     last: Option<(Destination, Route)>,
     /// Addresses whose paths have changed since [`next_changed`](Self::next_changed) returned them.
@@ -40,7 +39,7 @@ impl Routes {
         match self.last {
             Some((last, route)) if last == to => Some(route),
             _ => {
-                let route = *self.by_destination.get(&to)?;
+                let route = (*self.by_destination.get(&to)?)?;
                 self.last = Some((to, route));
                 Some(route)
             }
@@ -49,16 +48,15 @@ impl Routes {
 
     /// Reports whether there is no room for further destinations.
     pub fn is_full(&self) -> bool {
-        self.by_destination.len() + self.ended.len() >= MAX_ROUTES
+        self.by_destination.len() >= MAX_ROUTES
     }
 
     /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet tries again.
     pub fn set(&mut self, to: Destination, route: Route) {
         match route {
             Route::Nowhere => self.by_destination.remove(&to),
-            _ => self.by_destination.insert(to, route),
+            _ => self.by_destination.insert(to, Some(route)),
         };
-        self.ended.remove(&to);
         self.last = None;
         self.note_change(to.0);
     }
@@ -67,12 +65,12 @@ impl Routes {
     /// one.
     pub fn end(&mut self, to: Destination) {
         self.forget(to);
-        self.ended.insert(to);
+        self.by_destination.insert(to, None);
     }
 
     /// Reports whether the last process at a destination without a route has ended.
     pub fn has_ended(&self, to: Destination) -> bool {
-        self.ended.contains(&to)
+        self.by_destination.get(&to) == Some(&None)
     }
 
     /// Forgets the route to a destination: the next packet decides again.
@@ -84,14 +82,14 @@ impl Routes {
 
     /// Returns the number of rings and of sockets among the routes to an address.
     pub fn count(&self, address: IpAddr) -> (usize, usize) {
-        let routes = || self.by_destination.iter().filter(|(to, _)| to.0 == address);
-        let rings = routes().filter(|(_, route)| matches!(route, Route::Ring(_))).count();
+        let routes = || self.by_destination.iter().filter(|(to, route)| to.0 == address && route.is_some());
+        let rings = routes().filter(|(_, route)| matches!(route, Some(Route::Ring(_)))).count();
         (rings, routes().count() - rings)
     }
 
     /// Records that a ring from an address has been opened or closed. Has no effect if there is no route to the address.
     pub fn note_reader_change(&mut self, address: IpAddr) {
-        if self.by_destination.keys().any(|to| to.0 == address) {
+        if self.count(address) != (0, 0) {
             self.note_change(address);
         }
     }

@@ -3,13 +3,17 @@
 
 mod flow_control;
 
+use std::net::IpAddr;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant as Clock};
 
+use etherparse::PacketBuilder;
 use urxe::link::{FramesConfig, FramesLink, Link, Multicast, PortState};
 use urxe::transport::{Instant, TxQueue};
+use urxe::wire::frame::{Checksums, Content, Echo, parse};
 use urxe::wire::{Flow, icrc};
 use urxe_test_support::numbered::{expect, now, packets};
 
@@ -52,6 +56,31 @@ fn pair_with(dir: &Dir, wire: &str, more: &str) -> (FramesLink, FramesLink) {
     }
 }
 
+/// Opens a link over datagrams, and the socket of its peer.
+fn with_socket(dir: &Dir) -> (FramesLink, UnixDatagram) {
+    let link = dir.open("frames:dgram:@/a,@/b,ip=10.77.0.1/24,ip=fd77::1/64,mtu=4500");
+    let peer = UnixDatagram::bind(dir.0.join("b")).unwrap();
+    peer.connect(dir.0.join("a")).unwrap();
+    (link, peer)
+}
+
+/// Returns a frame with an echo request.
+fn echo_request(src: IpAddr, dst: IpAddr, to: [u8; 6], data: &[u8]) -> Vec<u8> {
+    let (mut frame, ethernet) = (Vec::new(), PacketBuilder::ethernet2([2, 0, 0, 0, 0, 9], to));
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = ethernet.ipv4(src.octets(), dst.octets(), 64);
+            ip.icmpv4_echo_request(1, 2).write(&mut frame, data).unwrap();
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let ip = ethernet.ipv6(src.octets(), dst.octets(), 64);
+            ip.icmpv6_echo_request(1, 2).write(&mut frame, data).unwrap();
+        }
+        mixed => panic!("{mixed:?}"),
+    }
+    frame
+}
+
 fn check_both_directions(wire: &str) {
     let dir = Dir::new(wire);
     let (mut a, mut b) = pair(&dir, wire);
@@ -86,22 +115,28 @@ fn unix_stream_sockets_carry_bursts_both_ways() {
 }
 
 #[test]
-fn ping_between_two_host_stacks_is_answered() {
+fn ping_is_answered_and_its_sender_is_known() {
     let dir = Dir::new("ping");
-    let (mut a, mut b) = pair(&dir, "dgram");
-    let start = Clock::now();
-    for dst in ["10.77.0.2", "fd77::2"] {
-        assert!(a.host_stack().ping(now(start), dst.parse().unwrap(), 1, 1, b"x"));
+    let (mut a, peer) = with_socket(&dir);
+    let mut buffer = [0; 2000];
+    for (src, dst) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
+        let [src, dst] = [src, dst].map(|ip| ip.parse().unwrap());
+        peer.send(&echo_request(src, dst, a.info().mac, b"x")).unwrap();
+        a.receive(Instant(0), &mut |_| {}).unwrap();
+        let len = peer.recv(&mut buffer).unwrap();
+        let content = parse(&buffer[..len], Checksums::Verify).unwrap().content;
+        let Content::Echo { echo, data } = content else { panic!("{content:?}") };
+        assert_eq!(echo, Echo { request: false, src: dst, dst: src, id: 1, seq: 2 });
+        assert_eq!(&buffer[data], b"x");
+        // Packets to the sender are sent at once.
+        let mut queue = TxQueue::new(a.info().burst);
+        packets(&mut queue, &Flow::new(dst, src, 9), 1, 100);
+        a.transmit(Instant(0), &queue).unwrap();
+        let len = peer.recv(&mut buffer).unwrap();
+        let content = parse(&buffer[..len], Checksums::Verify).unwrap().content;
+        assert!(matches!(content, Content::Roce(_)), "{content:?}");
     }
-    for _ in 0..10 {
-        a.receive(now(start), &mut |_| {}).unwrap();
-        b.receive(now(start), &mut |_| {}).unwrap();
-    }
-    // Both have resolved each other, so packets are sent at once.
-    for dst in ["10.77.0.2", "fd77::2"] {
-        assert!(a.host_stack().resolve(now(start), dst.parse().unwrap()).is_some());
-    }
-    assert_eq!((a.counters(), b.counters()), Default::default());
+    assert_eq!(a.counters(), Default::default());
 }
 
 #[test]
@@ -161,7 +196,9 @@ fn two_busy_threads_exchange_packets_without_loss() {
                 let (mut sent, mut got) = (0, 0);
                 let mut queue = TxQueue::new(link.info().burst);
                 // The neighbour is resolved first, because the queue for it is bounded.
-                while link.host_stack().resolve(now(start), ip(peer)).is_none() {
+                packets(&mut queue, &flow, 1, 1024);
+                link.transmit(now(start), &queue).unwrap();
+                while link.next_deadline().is_some() {
                     link.receive(now(start), &mut |b| got += b.packets().count()).unwrap();
                 }
                 while got < 10_000 || sent < 10_000 || link.next_deadline().is_some() {
@@ -196,12 +233,15 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
     let (mut a, mut b) = pair(&dir, "dgram");
     let start = Clock::now();
     let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
-    a.host_stack().ping(now(start), ip(2), 1, 1, b"");
+    // The neighbour is resolved first, because the queue for it is bounded.
+    let mut queue = TxQueue::new(a.info().burst);
+    packets(&mut queue, &Flow::new(ip(1), ip(2), 2), 1, 64);
+    a.transmit(now(start), &queue).unwrap();
     for _ in 0..4 {
         a.receive(now(start), &mut |_| {}).unwrap();
         b.receive(now(start), &mut |_| {}).unwrap();
     }
-    let mut queue = TxQueue::new(a.info().burst);
+    queue.clear();
     let flow = Flow::new(ip(1), ip(2), 1);
     packets(&mut queue, &flow, 2000, 4096);
     a.transmit(now(start), &queue).unwrap();
@@ -218,19 +258,13 @@ fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
 #[test]
 fn answers_of_the_host_stack_beyond_the_backlog_of_a_peer_that_does_not_read_are_dropped() {
     let dir = Dir::new("deaf");
-    let (mut a, mut b) = pair(&dir, "dgram");
-    let start = Clock::now();
+    let (mut a, peer) = with_socket(&dir);
     let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
-    b.host_stack().ping(now(start), ip(1), 1, 1, b"");
-    for _ in 0..4 {
-        a.receive(now(start), &mut |_| {}).unwrap();
-        b.receive(now(start), &mut |_| {}).unwrap();
-    }
     // The peer sends echo requests with 4,000 bytes, and reads no answer.
-    for n in 0..3000 {
-        b.host_stack().ping(now(start), ip(1), 2, n, &[7; 4000]);
-        b.transmit(now(start), &TxQueue::new(b.info().burst)).unwrap();
-        a.receive(now(start), &mut |_| {}).unwrap();
+    let request = echo_request(ip(2), ip(1), a.info().mac, &[7; 4000]);
+    for _ in 0..3000 {
+        peer.send(&request).unwrap();
+        a.receive(Instant(0), &mut |_| {}).unwrap();
     }
     let dropped = a.counters().tx_dropped;
     assert!(

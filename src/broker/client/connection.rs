@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -59,12 +58,12 @@ pub fn request_lease(
     fds: &[BorrowedFd<'_>],
     sharing: &Sharing,
     any_user: bool,
-    ip: IpAddr,
     stopping: &dyn Fn() -> bool,
 ) -> Result<LeaseGrant, SharingError> {
     let primary = primary(&request.bind_addrs).expect("a link has an address");
+    let ip = primary.ip();
     let system = |what| move |source| SharingError::System { ip, what, source };
-    let private = SocketNames::private().map_err(system("creating the directory of the broker's socket"))?;
+    let private = SocketNames::of(false).map_err(system("creating the directory of the broker's socket"))?;
     let start_time = Instant::now();
     let mut started: Option<StartedBroker> = None;
     let (mut next_check, mut check_interval) = (start_time, RETRY_INTERVAL);
@@ -105,7 +104,7 @@ pub fn request_lease(
                         let reason = refusal(primary, user);
                         return Err(SharingError::Refused { ip, errno: libc::EACCES, reason });
                     }
-                    None if started.as_ref().is_none_or(|broker| broker.age() > START_TIMEOUT) => {
+                    None if started.as_ref().is_none_or(|broker| broker.at.elapsed() > START_TIMEOUT) => {
                         let broker = spawn_broker(sharing, any_user, &primary.to_string());
                         started = Some(broker.map_err(system("starting `urxe broker`"))?);
                     }
@@ -170,13 +169,12 @@ fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) ->
             sockopt::set_socket_timeout(&socket, direction, Some(BROKER_TIMEOUT))?;
         }
         // Does not block on a process that owns an abstract name and accepts no connection.
-        if names.are_abstract() && !sharing.any_user {
-            rustix::io::ioctl_fionbio(&socket, true)?;
-        }
+        let is_of_others = *names == SocketNames::Abstract && !sharing.any_user;
+        rustix::io::ioctl_fionbio(&socket, is_of_others)?;
         match connect(&socket, &names.address(&broker_name(bind_addr))?) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
-            Err(_) if names.are_abstract() && !sharing.any_user => continue,
+            Err(_) if is_of_others => continue,
             Err(e) => return Err(e.into()),
         }
         rustix::io::ioctl_fionbio(&socket, false)?;

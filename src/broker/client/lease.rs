@@ -25,9 +25,9 @@ use crate::transport::LastAcks;
 
 /// Lease of QPN partitions, one per shard, with its resources.
 pub struct Lease {
-    shared: Arc<Shared>,
+    pub shared: Arc<Shared>,
     /// First of the leased partitions, which contains the queue pair numbers of all shards.
-    partition: QpnPartition,
+    pub partition: QpnPartition,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// The process that owns the lease. A forked child has a copy of this struct, but not of the thread.
     process: ForkGeneration,
@@ -39,15 +39,15 @@ pub struct Lease {
 }
 
 /// State shared with the thread that monitors the broker.
-struct Shared {
+pub struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
     /// Memory of the last acknowledgements, one part for each shard, if it could be created; and the descriptor for the broker.
     last_acks: (Option<Arc<SharedWords>>, OwnedFd),
-    sharing: Sharing,
-    /// Whether the broker serves processes of any user.
-    any_user: bool,
+    pub sharing: Sharing,
+    /// Whether the broker serves processes of any user, and therefore uses abstract socket names.
+    pub any_user: bool,
     stop: EventFd,
     /// Whether coalescing has been disabled, because a coalesced datagram contained packets for several
     /// partitions.
@@ -65,8 +65,7 @@ impl Lease {
         shards: usize,
         sharing: &Sharing,
     ) -> Result<(Arc<Lease>, Vec<Sockets>), SharingError> {
-        let primary = primary(&bind_addrs).expect("a link has an address");
-        let ip = primary.ip();
+        let ip = primary(&bind_addrs).expect("a link has an address").ip();
         let request = Request { partition: None, shards, bind_addrs };
         if !request.fits_a_message() {
             let reason = format!(
@@ -78,7 +77,7 @@ impl Lease {
         let system = |what| move |source| SharingError::System { ip, what, source };
         let last_acks = last_acks(shards).map_err(system("creating an eventfd"))?;
         let LeaseGrant { connection, partition: first, mut fds, any_user } =
-            request_lease(&request, &[last_acks.1.as_fd()], sharing, sharing.any_user, ip, &|| false)?;
+            request_lease(&request, &[last_acks.1.as_fd()], sharing, sharing.any_user, &|| false)?;
         let invalid = |reason| SharingError::Refused {
             ip,
             errno: libc::EPROTO,
@@ -92,7 +91,7 @@ impl Lease {
         let (mut sockets, mut keepalives) = (Vec::new(), Vec::new());
         for _ in &request.bind_addrs {
             sockets.push(per_address.by_ref().take(shards).collect());
-            keepalives.extend(per_address.next().map(FdKeepalive::from_fd));
+            keepalives.extend(per_address.next().map(FdKeepalive));
         }
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let stop = stop.map_err(|e| system("creating an eventfd")(e.into()))?;
@@ -108,23 +107,9 @@ impl Lease {
         Ok((Arc::new(Lease { shared, partition, watcher, process, _tokens: fds, connection }), sockets))
     }
 
-    pub fn partition(&self) -> QpnPartition {
-        self.partition
-    }
-
     /// Returns the record of the last acknowledgements of a shard.
     pub fn last_acks(&self, shard: usize) -> Option<LastAcks> {
         Some(LastAcks::new(self.shared.last_acks.0.clone()?, shard))
-    }
-
-    /// Reports whether the broker serves processes of any user, and therefore uses abstract socket names.
-    pub fn has_abstract_names(&self) -> bool {
-        self.shared.any_user
-    }
-
-    /// Reports whether processes of any user are trusted.
-    pub fn any_user(&self) -> bool {
-        self.shared.sharing.any_user
     }
 
     /// Disables receive coalescing. Called after a coalesced datagram contained packets for several
@@ -164,12 +149,10 @@ impl Shared {
     /// connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
-            let ip = self.request.bind_addrs[0].ip();
             // A new broker must serve the same users as the last one.
-            let keepalives = self.keepalives.iter().map(AsFd::as_fd);
+            let keepalives = self.keepalives.iter().map(|keepalive| keepalive.0.as_fd());
             let fds: Vec<BorrowedFd<'_>> = [self.last_acks.1.as_fd()].into_iter().chain(keepalives).collect();
-            match request_lease(&self.request, &fds, &self.sharing, self.any_user, ip, &|| self.is_stopping())
-            {
+            match request_lease(&self.request, &fds, &self.sharing, self.any_user, &|| self.is_stopping()) {
                 Ok(granted) => connection = granted.connection,
                 // Without a broker, this process continues as before; processes that start later get no
                 // partition.

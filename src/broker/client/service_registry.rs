@@ -48,7 +48,7 @@ pub struct ServiceRegistry {
     /// Time of the last poll.
     last_poll: Instant,
     /// Number of datagrams dropped because the sender is not trusted or the content is not a forwarded MAD.
-    rejected: u64,
+    pub rejected: u64,
 }
 
 impl ServiceRegistry {
@@ -141,12 +141,6 @@ impl ServiceRegistry {
         }
         packets
     }
-
-    /// Returns the number of datagrams dropped because the sender is not trusted or the content is not a
-    /// forwarded MAD.
-    pub fn rejected(&self) -> u64 {
-        self.rejected
-    }
 }
 
 /// The file descriptor is readable when a request has arrived.
@@ -214,11 +208,11 @@ mod tests {
             let mut claims = claims(ip, any_user);
             claims.claim(ServiceId(1), None).unwrap();
             send(&claims, own.as_raw()).unwrap();
-            assert_eq!((received(&mut claims, 1), claims.rejected()), (vec![280], 0));
+            assert_eq!((received(&mut claims, 1), claims.rejected), (vec![280], 0));
             if own.is_root() {
                 send(&claims, 65_534).unwrap();
                 let expected = if any_user { vec![280] } else { vec![] };
-                assert_eq!((received(&mut claims, 2), claims.rejected()), (expected, u64::from(!any_user)));
+                assert_eq!((received(&mut claims, 2), claims.rejected), (expected, u64::from(!any_user)));
             } else {
                 assert!(send(&claims, 65_534).is_err());
             }
@@ -296,7 +290,7 @@ mod tests {
         send(&claims, 3, b"not a forwarded MAD");
         let mut all: Vec<usize> = (1..=3).flat_map(|at| received(&mut claims, at)).collect();
         all.sort_unstable();
-        assert_eq!((all, claims.rejected()), ((100..140).collect(), 1));
+        assert_eq!((all, claims.rejected), ((100..140).collect(), 1));
         (0..40).for_each(|id| claims.release(ServiceId(id)));
         assert!(received(&mut claims, 9).is_empty());
         claims.claim(ServiceId(1), None).unwrap();

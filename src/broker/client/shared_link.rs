@@ -17,8 +17,8 @@ use crate::burst::{RxBurst, TxQueue};
 use crate::host::unix_sockets::SocketNames;
 use crate::link::udp::{self, BindAddr, UdpLink, UdpOptions};
 use crate::link::{
-    ClaimError, HostMemory, Link, LinkCounters, LinkInfo, LinkSpec, MemoryPath, Multicast, Multihomed,
-    NicEvent, NicObserver, PortState, SharedAddress, boxed, default_address, own_capabilities,
+    ClaimError, HostMemory, Link, LinkCounters, LinkInfo, LinkSpec, MemoryPath, Multicast, NicEvent,
+    NicObserver, PortState, SharedAddress, boxed, default_address, own_capabilities,
 };
 use crate::nic::QpnPartition;
 use crate::rings::{Rings, Route, SharedMemory, can_have_rings};
@@ -46,12 +46,12 @@ impl Sharing {
                 let ip = ip.unwrap_or_else(default_address);
                 Ok(boxed(SharedUdpLink::bind(ip, &options, shards, self)?))
             }
-            LinkSpec::UdpOn { interface, address: Some(ip) } => {
-                let options = options.on_interface(interface)?;
-                Ok(boxed(SharedUdpLink::bind(*ip, &options, shards, self)?))
-            }
-            LinkSpec::UdpOn { interface, address: None } => {
-                Ok(boxed(SharedUdpLink::bind_interface(interface, &options, shards, self)?))
+            LinkSpec::UdpOn { interface, address } => {
+                let (addresses, options) = udp::find_interface(interface, &options)?;
+                match address {
+                    Some(ip) => Ok(boxed(SharedUdpLink::bind(*ip, &options, shards, self)?)),
+                    None => Ok(boxed(udp::combine(interface, share(&addresses, &options, shards, self)?)?)),
+                }
             }
             LinkSpec::Fabric | LinkSpec::Packet(_) | LinkSpec::Frames(_) => match self.shared_memory {
                 SharedMemory::Require => Err(no_rings(spec, "it is not a udp link")),
@@ -85,10 +85,8 @@ pub struct SharedUdpLink {
     last_socket_poll: Instant,
     /// Time at which the socket last had packets.
     last_socket_packet: Instant,
-    /// Number of packets for which there was no room in a ring.
-    dropped: u64,
-    /// Number of packets for which a ring is required, and there was none.
-    without_ring: u64,
+    /// Packets that neither the socket nor the registry counts.
+    counters: LinkCounters,
 }
 
 /// Minimum time between two polls of the socket while other processes write to rings: if the socket had packets less than
@@ -114,20 +112,6 @@ impl SharedUdpLink {
         sharing: &Sharing,
     ) -> Result<Vec<SharedUdpLink>, SharingError> {
         Ok(share(&[ip], options, count, sharing)?.swap_remove(0))
-    }
-
-    /// Binds every address of an interface like [`bind`](Self::bind); see [`UdpLink::bind_interface`].
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind).
-    pub fn bind_interface(
-        name: &str,
-        options: &UdpOptions,
-        count: usize,
-        sharing: &Sharing,
-    ) -> Result<Vec<Multihomed<SharedUdpLink>>, SharingError> {
-        let (addresses, options) = udp::find_interface(name, options)?;
-        Ok(udp::combine(name, share(&addresses, &options, count, sharing)?)?)
     }
 }
 
@@ -173,14 +157,14 @@ fn new_link(
     let ip = bind_addr.ip();
     let inner = UdpLink::from_socket(ip, socket, options)?;
     let failed = |source| SharingError::System { ip, what: "finding the names of sockets", source };
-    let names = SocketNames::of(lease.has_abstract_names()).map_err(failed)?;
+    let names = SocketNames::of(lease.shared.any_user).map_err(failed)?;
     // The queue pair numbers of all shards begin with the first partition, so one link has the rings of all.
     let shared_memory = sharing.shared_memory;
     let rings =
-        Rings::new(bind_addr.clone(), lease.partition().index(), names.clone(), shard == 0, shared_memory);
-    let add = |rings: Option<Rings>| match rings {
-        Some(rings) => inner.add_to_group_fd(&rings).map(|()| Some(rings)),
-        None => Ok(None),
+        Rings::new(bind_addr.clone(), lease.partition.index(), names.clone(), shard == 0, shared_memory);
+    let add = |rings: Option<Rings>| {
+        rings.iter().try_for_each(|rings| inner.add_to_group_fd(rings))?;
+        Ok(rings)
     };
     let rings = match rings.and_then(add) {
         Ok(rings) => rings,
@@ -195,13 +179,9 @@ fn new_link(
         }
     };
     let failed = |source| SharingError::System { ip, what: "creating the service registry", source };
-    let registry = if has_qp1 {
-        let registry = ServiceRegistry::new(bind_addr.clone(), names, lease.any_user()).map_err(failed)?;
-        inner.add_to_group_fd(&registry).map_err(failed)?;
-        Some(registry)
-    } else {
-        None
-    };
+    let registry = has_qp1.then(|| ServiceRegistry::new(bind_addr.clone(), names, sharing.any_user));
+    let registry = registry.transpose().map_err(failed)?;
+    registry.iter().try_for_each(|registry| inner.add_to_group_fd(registry)).map_err(failed)?;
     let to_socket = TxQueue::new(inner.info().burst);
     Ok(SharedUdpLink {
         inner,
@@ -212,8 +192,7 @@ fn new_link(
         to_socket,
         last_socket_poll: Instant(0),
         last_socket_packet: Instant(0),
-        dropped: 0,
-        without_ring: 0,
+        counters: LinkCounters::default(),
     })
 }
 
@@ -237,8 +216,8 @@ impl Link for SharedUdpLink {
             }
             match route {
                 Route::Ring(ring) if rings.write(now, ring, &burst) => {}
-                Route::Ring(_) => self.dropped += burst.packets as u64,
-                Route::Nowhere => self.without_ring += burst.packets as u64,
+                Route::Ring(_) => self.counters.tx_dropped += burst.packets as u64,
+                Route::Nowhere => self.counters.tx_no_ring += burst.packets as u64,
                 Route::Socket { .. } => self.to_socket.push_burst(&burst),
             }
         }
@@ -265,13 +244,13 @@ impl Link for SharedUdpLink {
             from_rings = rings.receive(now, sink);
             let is_idle = now.since(*last_socket_packet) >= ACTIVE_SOCKET;
             let interval = MIN_SOCKET_POLL_INTERVAL[usize::from(is_idle)];
-            if rings.has_readers() && now.since(*last_socket_poll) < interval {
+            if rings.readers > 0 && now.since(*last_socket_poll) < interval {
                 return Ok(from_rings);
             }
             *last_socket_poll = now;
         }
         let from_socket = inner.receive(now, &mut |burst| {
-            if has_mixed_partitions(&burst, lease.partition()) {
+            if has_mixed_partitions(&burst, lease.partition) {
                 lease.stop_coalescing();
             }
             sink(burst);
@@ -309,9 +288,8 @@ impl PortState for SharedUdpLink {
 
     fn counters(&mut self) -> LinkCounters {
         let mut all = self.inner.counters();
-        all.tx_dropped += self.dropped;
-        all.tx_no_ring += self.without_ring;
-        all.rx_foreign += self.registry.as_ref().map_or(0, ServiceRegistry::rejected);
+        all += self.counters;
+        all.rx_foreign += self.registry.as_ref().map_or(0, |registry| registry.rejected);
         all
     }
 }
@@ -323,7 +301,7 @@ impl MemoryPath for SharedUdpLink {
     }
 
     fn has_used_rings(&mut self) -> bool {
-        self.rings.as_ref().is_some_and(Rings::has_written)
+        self.rings.as_ref().is_some_and(|rings| rings.has_written)
     }
 
     fn next_peer_change(&mut self) -> Option<PeerChange> {
@@ -332,7 +310,7 @@ impl MemoryPath for SharedUdpLink {
 
     fn elide_icrcs(&mut self) {
         if let Some(rings) = &mut self.rings {
-            rings.elide_icrcs();
+            rings.elides_icrcs = true;
         }
     }
 
@@ -351,7 +329,7 @@ impl NicObserver for SharedUdpLink {
 
 impl SharedAddress for SharedUdpLink {
     fn partition(&self) -> QpnPartition {
-        self.lease.partition()
+        self.lease.partition
     }
 
     fn last_acks(&self) -> Option<LastAcks> {

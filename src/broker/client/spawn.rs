@@ -5,24 +5,24 @@ use std::io::{self, PipeReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 
 use crate::broker::Sharing;
 
 /// A broker that this process has started. It may not have bound the address yet.
 pub struct StartedBroker {
-    at: Instant,
+    pub at: Instant,
     stderr: PipeReader,
     /// Text that the broker has written to standard error so far.
     text: Vec<u8>,
 }
 
 impl StartedBroker {
-    /// Returns the time since the start.
-    pub fn age(&self) -> Duration {
-        self.at.elapsed()
-    }
-
     /// Returns the message with which the broker has ended, or `None` if it has not written a whole line.
     pub fn failure(&mut self) -> Option<String> {
         // Reads all that is there; the pipe does not block.
@@ -56,16 +56,15 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
         stderr: writer.as_raw_fd(),
         stack: second.as_mut_ptr_range().end.cast(),
     };
-    let previous_mask = block_signals()?;
+    // None of the program's signal handlers runs in a child, which shares its memory.
+    let previous_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     // SAFETY: the child makes only system calls, with data prepared before. The data and the stacks outlive
     // it and are not used otherwise: CLONE_VFORK suspends this thread until the child has ended.
     let child = unsafe {
         clone_without_sigchld(start_grandchild, first.as_mut_ptr_range().end.cast(), &raw const launch)
     };
     let error = io::Error::last_os_error();
-    // SAFETY: the call reads a mask that `block_signals` has initialised, and accepts a null pointer for the
-    // old one.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &previous_mask, ptr::null_mut()) };
+    previous_mask.thread_set_mask()?;
     if child == -1 {
         return Err(error);
     }
@@ -116,30 +115,13 @@ unsafe fn clone_without_sigchld(child: Child, stack: *mut c_void, launch: *const
     unsafe { ((*launch).clone)(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
 }
 
-/// Blocks all signals of this thread and returns the previous mask, so that none of the program's signal
-/// handlers runs in a child, which shares its memory.
-fn block_signals() -> io::Result<libc::sigset_t> {
-    // SAFETY: a `sigset_t` is plain data, for which zeros are valid, and the calls write only to the two
-    // local sets.
-    let (before, failed) = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        (before, libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before))
-    };
-    if failed == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(failed)) }
-}
-
 fn wait_for(child: c_int) -> io::Result<()> {
-    let mut status = 0;
     loop {
-        // SAFETY: the call writes to `status`, an int that outlives it.
-        match unsafe { libc::waitpid(child, &mut status, libc::__WALL) } {
-            -1 => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::Interrupted => {}
-                e => return Err(e),
-            },
-            _ if status == 0 => return Ok(()),
-            _ => return Err(io::Error::other("the child process could not start the broker")),
+        match waitpid(Pid::from_raw(child), Some(WaitPidFlag::__WALL)) {
+            Err(Errno::EINTR) => {}
+            Ok(WaitStatus::Exited(_, 0)) => return Ok(()),
+            Ok(_) => return Err(io::Error::other("the child process could not start the broker")),
+            Err(e) => return Err(e.into()),
         }
     }
 }

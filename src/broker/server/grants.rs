@@ -3,33 +3,29 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-
 use super::served_address::ServedAddress;
-use super::{IDLE_TIMEOUT, Server};
+use super::{IDLE_TIMEOUT, Lease, Server};
 use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
 use crate::broker::steering;
-use crate::host::unix_sockets::{SocketNames, fd_message};
+use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message};
+use crate::link::BindError;
 use crate::link::udp::{self, BindAddr, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
 /// Maximum time to wait for an exiting process to release its port and its partitions.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
+
 impl Server {
-    /// Handles a request. Returns `None` if the request must wait, for the port or for other processes to receive descriptors.
-    pub(super) fn grant(
-        &mut self,
-        i: usize,
-        request: Request,
-        fds: Vec<OwnedFd>,
-    ) -> Option<Result<(), Response>> {
+    /// Handles a request. It stays pending if it must wait, for the port or for other processes to receive descriptors.
+    pub(super) fn grant(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> Result<(), Response> {
         if let Some(partition) = request.partition {
-            return Some(self.reattach(i, partition, &request, fds));
+            return self.reattach(i, partition, &request, fds);
         }
         let before = self.served.len();
         let bound = request.bind_addrs.iter().try_for_each(|bind_addr| self.bind(bind_addr));
@@ -39,9 +35,9 @@ impl Server {
         };
         let granted = match bound {
             Ok(()) => self.grant_partitions(i, &request),
-            Err(e) => Err(refusal_of(&e)),
+            Err(e) => Err(refusal_of(e)),
         };
-        let Err(Response::Refused { errno, reason }) = granted else { return Some(Ok(())) };
+        let Err(Response::Refused { errno, reason }) = granted else { return Ok(()) };
         // Releases the addresses that only this request needed.
         self.served.truncate(before);
         let max_wait = match (errno, used_port) {
@@ -52,7 +48,7 @@ impl Server {
         };
         if self.clients[i].since.elapsed() < max_wait {
             self.clients[i].pending = Some(request);
-            return None;
+            return Ok(());
         }
         let hint = match errno {
             libc::ETOOMANYREFS => {
@@ -60,7 +56,7 @@ impl Server {
             }
             _ => "",
         };
-        Some(Err(Response::Refused { errno, reason: format!("{reason}{hint}") }))
+        Err(Response::Refused { errno, reason: format!("{reason}{hint}") })
     }
 
     /// Binds an address unless it is already bound.
@@ -77,10 +73,9 @@ impl Server {
 
     /// Releases the partitions of a client that has disconnected.
     pub(super) fn release(&mut self, i: usize) {
-        let released = self.clients[i].partitions.take();
-        self.clients[i].bind_addrs.clear();
-        self.releasing.extend(released.map(|(first, count)| (first..first + count, Instant::now())));
-        self.update_steering_if(released.is_some_and(|(_, count)| count > 1));
+        let Some(Lease { partitions, .. }) = self.clients[i].lease.take() else { return };
+        self.releasing.push((partitions.clone(), Instant::now()));
+        self.update_steering_if(partitions.len() > 1);
     }
 
     /// Checks which partitions of disconnected processes have become free, and marks them as orphaned.
@@ -100,10 +95,8 @@ impl Server {
     pub(super) fn release_addresses(&mut self) {
         // A process that is exiting may still use its sockets.
         if self.releasing.is_empty() {
-            let clients = &self.clients;
-            let is_leased =
-                |bind_addr: &BindAddr| clients.iter().any(|client| client.bind_addrs.contains(bind_addr));
-            self.served.retain(|served| is_leased(&served.bind_addr));
+            let leases = || self.clients.iter().filter_map(|client| client.lease.as_ref());
+            self.served.retain(|served| leases().any(|lease| lease.bind_addrs.contains(&served.bind_addr)));
         }
     }
 
@@ -111,9 +104,7 @@ impl Server {
     fn grant_partitions(&mut self, i: usize, request: &Request) -> Result<(), Response> {
         let count = request.shards;
         let (partition, tokens) = self.free_partitions(count)?;
-        self.clients[i].partitions = Some((partition, count));
-        self.clients[i].bind_addrs.clone_from(&request.bind_addrs);
-        self.orphaned.retain(|orphaned| !(partition..partition + count).contains(orphaned));
+        self.set_lease(i, partition..partition + count, request);
         self.update_steering_if(count > 1);
         let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
         for bind_addr in &request.bind_addrs {
@@ -125,12 +116,11 @@ impl Server {
             let own = &served.sockets[partition..partition + count];
             own.iter().for_each(udp::drain);
             fds.extend(own.iter().map(AsFd::as_fd));
-            fds.push(served.keepalive.as_fd());
+            fds.push(served.keepalive.0.as_fd());
         }
         let granted = Response::Granted { partition, any_user: self.any_user };
         if let Err(e) = fd_message::send(&self.clients[i].connection, &granted, &fds) {
-            self.clients[i].partitions = None;
-            self.clients[i].bind_addrs.clear();
+            self.clients[i].lease = None;
             self.update_steering_if(count > 1);
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             let reason = format!("the broker of {} could not send the sockets: {e}", self.bind_addr);
@@ -152,10 +142,8 @@ impl Server {
         // The first partition belongs to the broker.
         let mut all: Vec<usize> =
             (0..QpnPartition::COUNT).step_by(count).filter(|first| *first > 0).collect();
-        all.sort_by_key(|first| rank(*first));
-        let (before, after): (Vec<usize>, Vec<usize>) =
-            all.into_iter().partition(|first| rank(*first) <= rank(self.last));
-        for first in after.into_iter().chain(before) {
+        all.sort_by_key(|first| (rank(*first) <= rank(self.last), rank(*first)));
+        for first in all {
             let tokens =
                 (first..first + count).map(|partition| token(&self.names, &self.bind_addr, partition));
             match tokens.collect::<io::Result<_>>() {
@@ -196,7 +184,8 @@ impl Server {
             )));
         }
         let (claimed, before) = (partition..partition + request.shards, self.served.len());
-        let overlaps = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
+        let overlaps =
+            |Lease { partitions: own, .. }: &Lease| own.start < claimed.end && claimed.start < own.end;
         // A process that has a partition also holds its token, so that the token's name cannot be bound.
         let has_tokens = || {
             claimed.clone().all(|partition| {
@@ -204,14 +193,17 @@ impl Server {
                     .is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
             })
         };
-        if partition == 0 || self.clients.iter().filter_map(|c| c.partitions).any(overlaps) || !has_tokens() {
+        if partition == 0
+            || self.clients.iter().filter_map(|c| c.lease.as_ref()).any(overlaps)
+            || !has_tokens()
+        {
             return Err(Response::protocol_error(format!(
                 "the process has no lease on partition {partition}"
             )));
         }
         for (bind_addr, keepalive) in request.bind_addrs.iter().zip(fds) {
             if self.served.iter().all(|served| served.bind_addr != *bind_addr) {
-                match ServedAddress::take_over(bind_addr.clone(), FdKeepalive::from_fd(keepalive)) {
+                match ServedAddress::take_over(bind_addr.clone(), FdKeepalive(keepalive)) {
                     Ok(served) => self.served.push(served),
                     Err(e) => {
                         self.served.truncate(before);
@@ -220,9 +212,7 @@ impl Server {
                 }
             }
         }
-        self.clients[i].partitions = Some((partition, request.shards));
-        self.clients[i].bind_addrs.clone_from(&request.bind_addrs);
-        self.orphaned.retain(|orphaned| !claimed.contains(orphaned));
+        self.set_lease(i, claimed, request);
         self.update_steering_if(true);
         // The next poll detects a process that has disconnected.
         let granted = Response::Granted { partition, any_user: self.any_user };
@@ -230,9 +220,15 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the first partition and the number of partitions of each client that has more than one.
-    fn sharded_clients(&self) -> Vec<(usize, usize)> {
-        self.clients.iter().filter_map(|c| c.partitions).filter(|(_, count)| *count > 1).collect()
+    fn set_lease(&mut self, i: usize, partitions: Range<usize>, request: &Request) {
+        self.orphaned.retain(|orphaned| !partitions.contains(orphaned));
+        self.clients[i].lease = Some(Lease { partitions, bind_addrs: request.bind_addrs.clone() });
+    }
+
+    /// Returns the partitions of each client that has more than one.
+    fn sharded_clients(&self) -> Vec<Range<usize>> {
+        let partitions = self.clients.iter().filter_map(|c| Some(c.lease.as_ref()?.partitions.clone()));
+        partitions.filter(|partitions| partitions.len() > 1).collect()
     }
 
     /// Attaches the steering program for the current partitions if `changed` is set.
@@ -251,35 +247,33 @@ impl Server {
 /// Opens the token for a partition: a socket with a unique name, which a process keeps as long as it has the
 /// partition.
 fn token(names: &SocketNames, bind_addr: &BindAddr, partition: usize) -> io::Result<OwnedFd> {
-    let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    names.bind(&token, &token_name(bind_addr, partition))?;
+    let token = datagram_socket()?;
+    names.bind(&token, &format!("urxe-lease/{}/{partition}", bind_addr.key()))?;
     Ok(token)
-}
-
-fn token_name(bind_addr: &BindAddr, partition: usize) -> String {
-    format!("urxe-lease/{}/{partition}", bind_addr.key())
 }
 
 /// Returns the maximum time for which a request waits for a port that is in use. It is longer if the port has
 /// a full group of sockets: processes then have partitions and are expected to register with this broker.
 fn port_timeout(ip: IpAddr) -> Duration {
-    if PortOwner::is_group(ip, ROCE_PORT, QpnPartition::COUNT) { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
+    let group = PortOwner::user_of_group(ip, ROCE_PORT, QpnPartition::COUNT);
+    if group.is_some() { IDLE_TIMEOUT } else { RELEASE_TIMEOUT }
 }
 
 /// Converts an error to a refusal with its text and the errno value that verbs report for it.
-fn refusal_of(e: &UdpLinkError) -> Response {
-    let errno = match e {
+fn refusal_of(e: UdpLinkError) -> Response {
+    let errno = match &e {
         UdpLinkError::InUse { .. } => libc::EADDRINUSE,
         UdpLinkError::NotLocal { .. } | UdpLinkError::NoInterface { .. } => libc::ENODEV,
         UdpLinkError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
     };
-    let cause = std::error::Error::source(e).map_or(String::new(), |cause| format!(": {cause}"));
     // A group that no process has brought along for this broker.
-    let hint = match e {
-        UdpLinkError::InUse { ip, .. } if PortOwner::is_group(*ip, ROCE_PORT, QpnPartition::COUNT) => {
+    let hint = match &e {
+        UdpLinkError::InUse { ip, .. }
+            if PortOwner::user_of_group(*ip, ROCE_PORT, QpnPartition::COUNT).is_some() =>
+        {
             "; processes of another version of urxe may share it"
         }
         _ => "",
     };
-    Response::Refused { errno, reason: format!("{e}{cause}{hint}") }
+    Response::Refused { errno, reason: format!("{}{hint}", BindError::Udp(e)) }
 }

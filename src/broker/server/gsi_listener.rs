@@ -3,7 +3,7 @@
 //! none, the broker itself responds, because no single connection manager is responsible for the address.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use super::mailboxes::{Mailboxes, Outcome};
 use super::recent_reqs::RecentReqs;
@@ -26,7 +26,7 @@ const NOW: Instant = Instant(0);
 
 /// Receiver on the socket for partition 0, which is never leased to a process.
 pub struct GsiListener {
-    link: UdpLink,
+    pub link: UdpLink,
     verifier: Verifier,
     responses: TxQueue,
     recent_reqs: RecentReqs,
@@ -51,10 +51,13 @@ impl GsiListener {
         for (flow, headers) in packets {
             self.responses.push(&flow, headers, &[]);
             if self.responses.is_full() {
-                let _ = self.link.transmit(NOW, &self.responses);
-                self.responses.clear();
+                self.flush();
             }
         }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
         if !self.responses.is_empty() {
             // Ignored errors: failures to send, which count as lost datagrams.
             let _ = self.link.transmit(NOW, &self.responses);
@@ -102,22 +105,12 @@ impl GsiListener {
                 refuse(&burst.flow, burst.ident, index, packet, mad);
             }
         };
-        // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
+        // Ignored errors: those of earlier sends.
         let _ = link.receive(NOW, &mut dispatch);
         for socket in orphaned {
             let _ = link.receive_from(socket, &mut dispatch);
         }
-        if !responses.is_empty() {
-            let _ = link.transmit(NOW, responses);
-            responses.clear();
-        }
-    }
-}
-
-/// The file descriptor is readable when a packet has arrived.
-impl AsFd for GsiListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.socket_fd()
+        self.flush();
     }
 }
 

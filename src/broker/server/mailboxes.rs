@@ -94,10 +94,11 @@ impl Mailboxes {
     /// owner.
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         if !self.queues.contains_key(name) {
+            let had_owner = |at: &Instant| at.elapsed() < OWNER_MEMORY;
             match self.try_send(name, &datagram) {
                 Ok(()) => return Outcome::Sent,
                 Err(Errno::AGAIN) => {}
-                Err(Errno::CONNREFUSED) if self.had_owner(name) => {}
+                Err(Errno::CONNREFUSED) if self.last_owned.get(name).is_some_and(had_owner) => {}
                 Err(Errno::CONNREFUSED) => return Outcome::NoOwner,
                 Err(_) => return Outcome::Lost,
             }
@@ -115,20 +116,12 @@ impl Mailboxes {
     /// Records that a name has an owner or will soon have one. If it has none when a datagram is sent to it,
     /// the datagram is queued for a grace period.
     pub fn record(&mut self, name: &str) {
-        if let Some(at) = self.last_owned.get_mut(name) {
-            *at = Instant::now();
-            return;
-        }
         if self.last_owned.len() >= MAX_REMEMBERED {
             self.last_owned.retain(|_, at| at.elapsed() < OWNER_MEMORY);
         }
-        if self.last_owned.len() < MAX_REMEMBERED {
+        if self.last_owned.len() < MAX_REMEMBERED || self.last_owned.contains_key(name) {
             self.last_owned.insert(name.to_owned(), Instant::now());
         }
-    }
-
-    fn had_owner(&self, name: &str) -> bool {
-        self.last_owned.get(name).is_some_and(|at| at.elapsed() < OWNER_MEMORY)
     }
 
     /// Queues a datagram until the socket exists and has room. Drops the datagram if a queue limit is

@@ -28,11 +28,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with};
+use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::broker_name;
 use super::protocol::{Request, Response};
-use crate::host::unix_sockets::{SocketNames, fd_message, peer_user, socket_dir};
+use crate::host::unix_sockets::{SocketNames, fd_message, peer_user, seqpacket_socket, socket_dir};
 use crate::link::udp::BindAddr;
 use mailboxes::Mailboxes;
 use served_address::ServedAddress;
@@ -44,8 +44,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between retries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time after which sending to a full socket is retried, in milliseconds.
-const SEND_RETRY_MS: u8 = 1;
+/// Time after which sending to a full socket is retried.
+const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Maximum number of attempts to bind a socket in the socket directory, which an exiting broker may remove
 /// concurrently.
@@ -142,9 +142,7 @@ fn private_listener(bind_addr: &BindAddr) -> Result<(PathBuf, OwnedFd), ServeErr
 
 /// Opens a listening socket at which processes find the broker for an address.
 fn listener(names: &SocketNames, bind_addr: &BindAddr) -> Result<OwnedFd, ServeError> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let listener = listener.map_err(system("opening the listening socket"))?;
+    let listener = seqpacket_socket().map_err(system("opening the listening socket"))?;
     match names.bind(&listener, &broker_name(bind_addr)) {
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
             return Err(ServeError::Another(bind_addr.to_string()));
@@ -193,20 +191,23 @@ struct Server {
 struct Client {
     connection: OwnedFd,
     since: Instant,
-    /// First of the granted partitions, and their number.
-    partitions: Option<(usize, usize)>,
-    /// Addresses of the lease.
-    bind_addrs: Vec<BindAddr>,
+    lease: Option<Lease>,
     /// Request received while the port was in use.
     pending: Option<Request>,
     /// Descriptor of the process's last acknowledgements, which the broker sends when the process has disconnected.
     last_acks: Option<OwnedFd>,
 }
 
+/// The granted partitions, and their addresses.
+struct Lease {
+    partitions: Range<usize>,
+    bind_addrs: Vec<BindAddr>,
+}
+
 impl Client {
     /// Reports whether the process has neither a granted nor a pending request.
     fn is_idle(&self) -> bool {
-        self.partitions.is_none() && self.pending.is_none()
+        self.lease.is_none() && self.pending.is_none()
     }
 }
 
@@ -222,8 +223,7 @@ impl Server {
                     Ok(()) => self.clients.push(Client {
                         connection,
                         since: Instant::now(),
-                        partitions: None,
-                        bind_addrs: Vec::new(),
+                        lease: None,
                         pending: None,
                         last_acks: None,
                     }),
@@ -261,19 +261,18 @@ impl Server {
         fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
         for ServedAddress { sockets, gsi_listener, .. } in &self.served {
             let orphaned = self.orphaned.iter().map(|partition| sockets[*partition].as_fd());
-            fds.extend(orphaned.chain([gsi_listener.as_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+            fds.extend(
+                orphaned.chain([gsi_listener.link.socket_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
+            );
         }
         let limit = match self.clients.iter().any(|c| c.pending.is_some()) {
-            _ if self.mailboxes.has_queued() => PollTimeout::from(SEND_RETRY_MS),
-            pending if pending || !self.releasing.is_empty() => {
-                PollTimeout::try_from(RETRY_INTERVAL).expect("the interval fits in a poll timeout")
-            }
-            _ if self.clients.iter().all(|c| c.partitions.is_none()) => {
-                PollTimeout::try_from(IDLE_TIMEOUT).expect("the timeout fits in a poll timeout")
-            }
-            _ => PollTimeout::NONE,
+            _ if self.mailboxes.has_queued() => Some(SEND_RETRY_INTERVAL),
+            pending if pending || !self.releasing.is_empty() => Some(RETRY_INTERVAL),
+            _ if self.clients.iter().all(|c| c.lease.is_none()) => Some(IDLE_TIMEOUT),
+            _ => None,
         };
-        match poll(&mut fds, limit) {
+        let limit = limit.map(|limit| PollTimeout::try_from(limit).expect("the limits are seconds at most"));
+        match poll(&mut fds, limit.unwrap_or(PollTimeout::NONE)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
@@ -287,32 +286,33 @@ impl Server {
             self.release(i);
             return false;
         };
-        let response = match line.parse().map_err(Response::protocol_error) {
+        let error = match line.parse() {
             // The process already has its partitions.
-            Ok(_) if self.clients[i].partitions.is_some() => {
-                Some(Err(Response::protocol_error("the connection already has a lease")))
-            }
-            Ok(_) if fds.is_empty() => Some(Err(Response::protocol_error(
-                "the request lacks the descriptor of the last acknowledgements",
-            ))),
+            Ok(_) if self.clients[i].lease.is_some() => "the connection already has a lease".into(),
+            Ok(_) if fds.is_empty() => "the request lacks the descriptor of the last acknowledgements".into(),
             Ok(request) => {
                 self.clients[i].last_acks = Some(fds.remove(0));
-                self.grant(i, request, fds)
+                return self.grant_or_refuse(i, request, fds);
             }
-            Err(refusal) => Some(Err(refusal)),
+            Err(error) => error,
         };
-        match response {
-            None | Some(Ok(())) => true,
-            Some(Err(refusal)) => self.refuse(i, &refusal),
+        self.refuse(i, &Response::protocol_error(error))
+    }
+
+    /// Handles a request. Returns false if the client has disconnected.
+    fn grant_or_refuse(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> bool {
+        match self.grant(i, request, fds) {
+            Ok(()) => true,
+            Err(refusal) => self.refuse(i, &refusal),
         }
     }
 
     /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not have sent them.
     fn send_last_acks(&mut self, i: usize) {
         let client = &self.clients[i];
-        let (Some(records), Some((_, shards))) = (&client.last_acks, client.partitions) else { return };
-        let words = last_acks::read(records, shards);
-        for served in self.served.iter_mut().filter(|served| client.bind_addrs.contains(&served.bind_addr)) {
+        let (Some(records), Some(lease)) = (&client.last_acks, &client.lease) else { return };
+        let words = last_acks::read(records, lease.partitions.len());
+        for served in self.served.iter_mut().filter(|served| lease.bind_addrs.contains(&served.bind_addr)) {
             last_acks::send(&words, served);
         }
     }
@@ -347,8 +347,7 @@ impl Server {
     fn retry_pending(&mut self) {
         for i in (0..self.clients.len()).rev() {
             if let Some(request) = self.clients[i].pending.take()
-                && let Some(Err(refusal)) = self.grant(i, request, Vec::new())
-                && !self.refuse(i, &refusal)
+                && !self.grant_or_refuse(i, request, Vec::new())
             {
                 self.clients.remove(i);
             }

@@ -66,7 +66,7 @@ fn address_on_which_no_process_has_a_lease_any_more_is_released() {
     let (ip, sharing, server) = start_broker("127.18.247.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
+    let address = SocketNames::of(false).unwrap().address(&broker_name(&bind_addr)).unwrap();
     let connection = stream();
     connect(&connection, &address).unwrap();
     let memory = memfd::create("acknowledgements", 1).unwrap();
@@ -92,7 +92,7 @@ fn broker_rejects_malformed_messages_and_continues() {
     let (ip, sharing, server) = start_broker("127.18.241.1");
     let first = join(ip, 1, &sharing).unwrap();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
+    let address = SocketNames::of(false).unwrap().address(&broker_name(&bind_addr)).unwrap();
     let long = [b'x'; 9000];
     let with_nul = b"urxe-broker-5 acquire 1 127.18.241.1\0";
     let lines: [&[u8]; 7] = [
@@ -152,7 +152,7 @@ fn reattaching_to_a_partition_without_its_token_fails_despite_the_same_pid() {
     let one = join(ip, 1, &sharing).unwrap();
     let partition = one[0].partition().index();
     let bind_addr = BindAddr::new(ip, &UdpOptions::default());
-    let address = SocketNames::private().unwrap().address(&broker_name(&bind_addr)).unwrap();
+    let address = SocketNames::of(false).unwrap().address(&broker_name(&bind_addr)).unwrap();
     // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
@@ -182,7 +182,7 @@ fn service_claimed_by_one_process_cannot_be_claimed_by_another_until_released() 
 fn socket_file_of_a_killed_process_is_removed_when_the_broker_exits() {
     let (ip, sharing, server) = start_broker("127.18.244.1");
     let links = join(ip, 1, &sharing).unwrap();
-    let names = SocketNames::private().unwrap();
+    let names = SocketNames::of(false).unwrap();
     let SocketNames::Private(directory) = &names else { panic!("not a private name") };
     let file = directory.join(format!("urxe-service-{ip}-0000000001061234"));
     // The file of a killed process remains.

@@ -11,6 +11,7 @@ mod neighbours;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{IfAddr, IfAddrError};
@@ -18,14 +19,14 @@ use groups::Groups;
 use neighbours::REACHABLE_TIME;
 use neighbours::{NeighbourRequest, Neighbours};
 
-use super::frame_queue::FrameQueue;
-use super::membership::JoinError;
+use super::interfaces::is_link_local;
+use super::membership::{self, JoinError};
 use super::unresolved_queue::UnresolvedQueue;
 use crate::sys::setters::setters;
-use crate::transport::Instant;
+use crate::transport::{Instant, earliest};
 use crate::wire::frame::{
-    self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, MembershipState, NeighborAdvert,
-    NeighborSolicit, PauseFrame, RoceFrame, VlanTag,
+    self, Arp, Content, Echo, Frame, MembershipState, NeighborAdvert, NeighborSolicit, PauseFrame, RoceFrame,
+    VlanTag,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -53,15 +54,6 @@ setters!(HostStackConfig { mac: Mac, gateways: Vec<IpAddr> } optional { vlan: Vl
 pub enum FrameOutcome {
     /// RoCEv2 packet to an address of the host stack or to a group that it has joined.
     Packet(RoceFrame),
-    /// Reply to [`HostStack::ping`].
-    EchoReply {
-        /// The host that replied.
-        from: IpAddr,
-        /// Identifier.
-        id: u16,
-        /// Sequence number.
-        seq: u16,
-    },
     /// RoCEv1 packet, which is not supported.
     RoceV1 {
         /// Whether the ICRC is valid.
@@ -73,8 +65,45 @@ pub enum FrameOutcome {
     Handled,
     /// The frame is not addressed to the host stack, or is of an unknown kind.
     Foreign,
-    /// The frame is truncated, malformed or unsupported.
-    Malformed(FrameError),
+}
+
+/// The IP stack that resolves addresses for a link that carries frames, and joins its groups: one of its own, or that of
+/// the kernel.
+pub(crate) trait IpStack: fmt::Debug + Send {
+    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is not yet known,
+    /// returns `None` and requests it; [`queue_unresolved`](Self::queue_unresolved) holds packets until the reply arrives.
+    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac>;
+
+    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the frame, with any
+    /// destination MAC. Once the next hop is resolved, the frame is in the outbox; if the resolution fails, the frame is
+    /// dropped and counted. If there is no route or no room, counts it at once and returns false without calling `write`.
+    fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool;
+
+    /// Returns the frames to send, and those without a MAC.
+    fn unresolved(&mut self) -> &mut UnresolvedQueue;
+
+    /// Handles a received frame, and replies if it is a request to this stack.
+    fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome;
+
+    /// Joins a multicast group, and reports the membership to routers and switches.
+    ///
+    /// # Errors
+    /// [`JoinError`]; the group is then not joined.
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError>;
+
+    /// Leaves a multicast group. `is_last` is false if another link with the same addresses is still a member, so that no
+    /// change is reported to routers and switches.
+    fn leave(&mut self, group: IpAddr, is_last: bool);
+
+    /// Reports whether the stack has joined `group`.
+    fn is_member(&self, group: IpAddr) -> bool;
+
+    /// Repeats what was not answered, and gives up a resolution after the last attempt.
+    fn handle_timeout(&mut self, now: Instant);
+
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if nothing is
+    /// pending.
+    fn next_deadline(&self) -> Option<Instant>;
 }
 
 /// The host stack of one link.
@@ -83,20 +112,10 @@ pub struct HostStack {
     config: HostStackConfig,
     neighbours: Neighbours,
     groups: Groups,
-    /// Frames to send.
-    pub(crate) outbox: FrameQueue,
-    /// Frames whose next hop is not yet resolved.
-    unresolved_queue: UnresolvedQueue,
-    unresolved: u64,
+    unresolved: UnresolvedQueue,
     /// Address and MAC of the sender learned most recently, and the time. Most packets come from that sender
     /// again, and then need no lookup.
     last_sender: Option<(IpAddr, Mac, Instant)>,
-}
-
-enum Hop {
-    Group(Mac),
-    Host(IpAddr),
-    None,
 }
 
 impl HostStack {
@@ -106,210 +125,40 @@ impl HostStack {
             config,
             neighbours: Neighbours::default(),
             groups: Groups::default(),
-            outbox: FrameQueue::default(),
-            unresolved_queue: UnresolvedQueue::default(),
-            unresolved: 0,
+            unresolved: UnresolvedQueue::default(),
             last_sender: None,
         }
     }
 
-    /// Returns the configuration of the host stack.
-    pub fn config(&self) -> &HostStackConfig {
-        &self.config
-    }
-
-    /// Joins a multicast group, and reports the membership to routers and switches.
-    ///
-    /// # Errors
-    /// [`JoinError`] if `group` is not a multicast address, or the host stack has no address of its IP
-    /// version.
-    pub fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        if !group.is_multicast() {
-            return Err(JoinError::NotMulticast(group));
-        }
-        if self.source_for(group).is_none() {
-            return Err(JoinError::NoAddress(group));
-        }
-        if self.groups.join(now, group) {
-            self.report(group, MembershipState::Joined);
-        }
-        Ok(())
-    }
-
-    /// Leaves a multicast group, and reports the change to routers and switches.
-    pub fn leave(&mut self, group: IpAddr) {
-        if self.groups.leave(group) {
-            self.report(group, MembershipState::Left);
-        }
-    }
-
-    /// Leaves a multicast group without a report, because another host stack with the same addresses is still
-    /// a member.
-    pub(crate) fn leave_without_report(&mut self, group: IpAddr) {
-        self.groups.leave(group);
-    }
-
-    /// Reports whether the host stack has joined `group`.
-    pub fn is_member(&self, group: IpAddr) -> bool {
-        self.groups.contains(group)
-    }
-
-    /// Returns the VLAN ID of the host stack.
-    pub fn vlan_id(&self) -> Option<u16> {
-        self.config.vlan.map(|tag| tag.id)
-    }
-
-    /// Reports whether `ip` is an address of the host stack.
-    pub fn owns(&self, ip: IpAddr) -> bool {
-        self.config.addresses.iter().any(|a| a.ip == ip)
-    }
-
-    /// Returns the number of packets dropped because the next hop did not reply, there was no route, or the
-    /// queue was full.
-    pub fn unresolved(&self) -> u64 {
-        self.unresolved
-    }
-
-    /// Parses a received frame, and replies if it is a request to this host.
-    pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> FrameOutcome {
-        match frame::parse(bytes, checksums) {
-            Ok(frame) => self.handle(now, bytes, frame),
-            Err(e) => FrameOutcome::Malformed(e),
-        }
-    }
-
-    /// Handles a received frame that has already been parsed.
-    pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
-        // Pause frames are for the station itself, in whatever VLAN it is.
-        if let Content::Pause(pause) = frame.content {
-            return FrameOutcome::Pause(pause);
-        }
-        // VLAN 0 carries only a priority (IEEE 802.1Q).
-        let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
-        let is_other_vlan = vlans.next() != self.vlan_id() || vlans.next().is_some();
-        if is_other_vlan || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
-            return FrameOutcome::Foreign;
-        }
-        match frame.content {
-            Content::Roce(roce) if self.owns(roce.flow.dst) || self.is_member(roce.flow.dst) => {
-                if self.owns(roce.flow.src) {
-                    return FrameOutcome::Foreign;
-                }
-                self.learn_sender(now, roce.flow.src, frame.src);
-                FrameOutcome::Packet(roce)
-            }
-            Content::Arp(arp) => self.handle_arp(now, &arp),
-            Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
-            Content::NeighborAdvert(na) => self.handle_advert(now, &na),
-            Content::GroupQuery(query) => self.handle_group_query(&query),
-            Content::Echo { echo, data } if self.owns(echo.dst) => {
-                self.learn_sender(now, echo.src, frame.src);
-                if !echo.request {
-                    return FrameOutcome::EchoReply { from: echo.src, id: echo.id, seq: echo.seq };
-                }
-                let reply = Echo { request: false, src: echo.dst, dst: echo.src, ..echo };
-                self.emit(|out, mac| frame::append_echo(out, frame.src, mac, &reply, &bytes[data]));
-                FrameOutcome::Handled
-            }
-            Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
-            _ => FrameOutcome::Foreign,
-        }
-    }
-
-    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is
-    /// not yet known, returns `None` and sends a request; [`queue_unresolved`](Self::queue_unresolved) holds
-    /// packets until the reply arrives.
-    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
-        match self.next_hop(dst) {
-            Hop::Group(mac) => Some(mac),
-            Hop::Host(ip) => {
-                let (mac, request) = self.neighbours.lookup(now, ip);
-                if let Some(request) = request {
-                    self.request(request);
-                }
-                mac
-            }
-            Hop::None => None,
-        }
-    }
-
-    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the
-    /// frame, with any destination MAC. Once the next hop is resolved, [`outbox`](Self::outbox)
-    /// returns the frame; if the resolution fails, the frame is dropped and counted as unresolved. If there
-    /// is no route or no room, counts it at once and returns false without calling `write`.
-    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        match self.next_hop(dst) {
-            Hop::Host(hop) if self.unresolved_queue.push(hop, write) => true,
-            _ => {
-                self.unresolved += 1;
-                false
-            }
-        }
-    }
-
     /// Sends an echo request. Returns false if there is no source address or no route.
-    #[cfg(any(test, feature = "unstable-internals"))]
-    pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
+    #[cfg(test)]
+    fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
         let Some(src) = self.source_for(dst) else { return false };
-        let mac = self.resolve(now, dst);
+        let (to, config) = (self.resolve(now, dst), self.config.clone());
         let echo = Echo { request: true, src, dst, id, seq };
-        let own = self.config.mac;
-        match mac {
-            Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
-            None => {
-                let vlan = self.config.vlan;
-                return self.queue_unresolved(dst, |out| {
-                    let start = out.len();
-                    frame::append_echo(out, Mac::default(), own, &echo, data);
-                    if let Some(tag) = vlan {
-                        tag.insert(out, start);
-                    }
-                });
-            }
+        let append = |out: &mut _, own| frame::append_echo(out, to.unwrap_or_default(), own, &echo, data);
+        if to.is_none() {
+            return self.queue_unresolved(dst, &mut |out| config.append(out, append));
         }
+        self.emit(append);
         true
     }
 
-    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if
-    /// nothing is pending.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
+    /// Reports whether `ip` is an address of the host stack.
+    fn owns(&self, ip: IpAddr) -> bool {
+        self.config.addresses.iter().any(|a| a.ip == ip)
     }
 
-    /// Repeats unanswered requests, gives up a resolution after the last attempt, and repeats membership
-    /// reports.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        while let Some(due) = self.neighbours.expire(now) {
-            match due {
-                Ok(request) => self.request(request),
-                Err(failed) => {
-                    self.last_sender = None;
-                    self.unresolved += self.unresolved_queue.drop_frames_for(failed);
-                }
-            }
-        }
-        while let Some(group) = self.groups.due(now) {
-            self.report(group, MembershipState::Joined);
-        }
-    }
-
-    fn next_hop(&self, dst: IpAddr) -> Hop {
-        if let Some(mac) = Mac::of_group(dst) {
-            return Hop::Group(mac);
-        }
-        if self.config.addresses.iter().any(|a| a.is_broadcast(dst)) {
-            return Hop::Group(Mac::BROADCAST);
-        }
+    /// Returns the host that gets packets to `dst`: the destination or a router.
+    fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         if self.on_link(dst) {
-            return Hop::Host(dst);
+            return Some(dst);
         }
-        let router = self.config.gateways.iter().find(|g| g.is_ipv4() == dst.is_ipv4());
-        router.map_or(Hop::None, |g| Hop::Host(*g))
+        self.config.gateways.iter().find(|g| g.is_ipv4() == dst.is_ipv4()).copied()
     }
 
     fn on_link(&self, ip: IpAddr) -> bool {
-        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-        link_local || self.config.addresses.iter().any(|a| a.contains(ip))
+        is_link_local(&ip) || self.config.addresses.iter().any(|a| a.contains(ip))
     }
 
     /// Returns the source address for packets to `dst`: one on the same network if possible.
@@ -320,38 +169,22 @@ impl HostStack {
     }
 
     fn emit(&mut self, write: impl FnOnce(&mut Vec<u8>, Mac)) {
-        if self.outbox.len() < MAX_OUTBOX {
-            let (mac, vlan) = (self.config.mac, self.config.vlan);
-            self.outbox.push_with(|out| {
-                let start = out.len();
-                write(out, mac);
-                if let Some(tag) = vlan {
-                    tag.insert(out, start);
-                }
-            });
+        let HostStack { config, unresolved: UnresolvedQueue { outbox, .. }, .. } = self;
+        if outbox.len() < MAX_OUTBOX {
+            outbox.push_with(|out| config.append(out, write));
         }
     }
 
     /// Queues a membership report for a group.
     fn report(&mut self, group: IpAddr, membership: MembershipState) {
-        let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let src = match group {
             IpAddr::V4(_) => self.source_for(group),
-            IpAddr::V6(_) => self.config.addresses.iter().map(|a| a.ip).find(link_local),
+            IpAddr::V6(_) => self.config.addresses.iter().map(|a| a.ip).find(is_link_local),
         };
         let src = src.unwrap_or_else(|| groups::link_local(self.config.mac).into());
         if let Some(report) = self.groups.report(src, group, membership) {
             self.emit(|out, own| frame::append_group_report(out, own, &report));
         }
-    }
-
-    fn handle_group_query(&mut self, query: &GroupQuery) -> FrameOutcome {
-        // The reply is sent without a random delay: a single host stack does not flood the router that
-        // queries.
-        for group in self.groups.on_query(query) {
-            self.report(group, MembershipState::Member);
-        }
-        FrameOutcome::Handled
     }
 
     /// Queues a request for the MAC of a neighbour.
@@ -398,36 +231,34 @@ impl HostStack {
             self.last_sender = None;
         }
         if self.neighbours.learn(now, ip, mac, only_known) {
-            self.unresolved_queue.release(ip, mac, &mut self.outbox);
+            self.unresolved.finish(ip, Some(mac));
         }
     }
 
-    fn handle_arp(&mut self, now: Instant, arp: &Arp) -> FrameOutcome {
+    fn handle_arp(&mut self, now: Instant, arp: &Arp) {
         let for_us = self.owns(arp.target_ip.into());
         // RFC 826: a known entry is updated by any message; a new one is added only if the target is this
         // host stack.
         self.learn(now, arp.sender_ip.into(), arp.sender_mac, !for_us);
         if arp.request && for_us && arp.sender_ip != arp.target_ip {
-            let (ip, request) = (arp.target_ip, *arp);
             self.emit(|out, own| {
                 let reply = Arp {
                     request: false,
                     sender_mac: own,
-                    sender_ip: ip,
-                    target_mac: request.sender_mac,
-                    target_ip: request.sender_ip,
+                    sender_ip: arp.target_ip,
+                    target_mac: arp.sender_mac,
+                    target_ip: arp.sender_ip,
                 };
-                frame::append_arp(out, request.sender_mac, &reply);
+                frame::append_arp(out, arp.sender_mac, &reply);
             });
         }
-        FrameOutcome::Handled
     }
 
-    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) -> FrameOutcome {
+    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) {
         if !self.owns(ns.target.into()) {
-            return FrameOutcome::Handled;
+            return;
         }
-        let probe = ns.src.is_unspecified();
+        let (target, probe) = (ns.target, ns.src.is_unspecified());
         if let (false, Some(mac)) = (probe, ns.source_mac) {
             self.learn(now, ns.src.into(), mac, false);
         }
@@ -437,22 +268,14 @@ impl HostStack {
             Some(group) if probe => (all_nodes, group),
             _ => (ns.src, ns.source_mac.unwrap_or(from)),
         };
-        let target = ns.target;
         self.emit(|out, own| {
-            let na = NeighborAdvert {
-                src: target,
-                dst,
-                target,
-                target_mac: Some(own),
-                solicited: !probe,
-                replace: true,
-            };
+            let (target_mac, solicited) = (Some(own), !probe);
+            let na = NeighborAdvert { src: target, dst, target, target_mac, solicited, replace: true };
             frame::append_neighbor_advert(out, to, own, &na);
         });
-        FrameOutcome::Handled
     }
 
-    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> FrameOutcome {
+    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) {
         if let Some(mac) = na.target_mac {
             // Without the override flag an advertisement must not replace a different MAC (RFC 4861, 7.2.5).
             let known = self.neighbours.mac(na.target.into());
@@ -460,7 +283,107 @@ impl HostStack {
                 self.learn(now, na.target.into(), mac, true);
             }
         }
+    }
+}
+
+impl IpStack for HostStack {
+    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        let is_broadcast = self.config.addresses.iter().any(|a| a.is_broadcast(dst));
+        if let Some(mac) = Mac::of_group(dst).or(is_broadcast.then_some(Mac::BROADCAST)) {
+            return Some(mac);
+        }
+        let (mac, request) = self.neighbours.lookup(now, self.next_hop(dst)?);
+        if let Some(request) = request {
+            self.request(request);
+        }
+        mac
+    }
+
+    fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
+        self.unresolved.push(self.next_hop(dst), write)
+    }
+
+    fn unresolved(&mut self) -> &mut UnresolvedQueue {
+        &mut self.unresolved
+    }
+
+    fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
+        // Pause frames are for the station itself, in whatever VLAN it is.
+        if let Content::Pause(pause) = frame.content {
+            return FrameOutcome::Pause(pause);
+        }
+        // VLAN 0 carries only a priority (IEEE 802.1Q).
+        let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
+        let is_other_vlan = vlans.next() != self.config.vlan.map(|tag| tag.id) || vlans.next().is_some();
+        if is_other_vlan || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
+            return FrameOutcome::Foreign;
+        }
+        match frame.content {
+            Content::Roce(roce) if self.owns(roce.flow.dst) || self.is_member(roce.flow.dst) => {
+                if self.owns(roce.flow.src) {
+                    return FrameOutcome::Foreign;
+                }
+                self.learn_sender(now, roce.flow.src, frame.src);
+                return FrameOutcome::Packet(roce);
+            }
+            Content::Arp(arp) => self.handle_arp(now, &arp),
+            Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
+            Content::NeighborAdvert(na) => self.handle_advert(now, &na),
+            // The reply is sent without a random delay: a single host stack does not flood the router that
+            // queries.
+            Content::GroupQuery(query) => {
+                for group in self.groups.on_query(&query) {
+                    self.report(group, MembershipState::Member);
+                }
+            }
+            Content::Echo { echo, data } if self.owns(echo.dst) => {
+                self.learn_sender(now, echo.src, frame.src);
+                if echo.request {
+                    let reply = Echo { request: false, src: echo.dst, dst: echo.src, ..echo };
+                    self.emit(|out, own| frame::append_echo(out, frame.src, own, &reply, &bytes[data]));
+                }
+            }
+            Content::RoceV1 { intact } => return FrameOutcome::RoceV1 { intact },
+            _ => return FrameOutcome::Foreign,
+        }
         FrameOutcome::Handled
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        membership::check(group, self.config.addresses.iter().map(|a| a.ip))?;
+        if self.groups.join(now, group) {
+            self.report(group, MembershipState::Joined);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr, is_last: bool) {
+        if self.groups.leave(group) && is_last {
+            self.report(group, MembershipState::Left);
+        }
+    }
+
+    fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.contains(group)
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        while let Some(due) = self.neighbours.expire(now) {
+            match due {
+                Ok(request) => self.request(request),
+                Err(failed) => {
+                    self.last_sender = None;
+                    self.unresolved.finish(failed, None);
+                }
+            }
+        }
+        while let Some(group) = self.groups.due(now) {
+            self.report(group, MembershipState::Joined);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        earliest([self.neighbours.next_deadline(), self.groups.next_deadline()])
     }
 }
 
@@ -484,5 +407,14 @@ impl HostStackConfig {
             }
         };
         Mac([0x52, 0x58, tail[0], tail[1], tail[2], tail[3]])
+    }
+
+    /// Appends the frame that `write` appends, with the VLAN tag.
+    fn append(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>, Mac)) {
+        let start = out.len();
+        write(out, self.mac);
+        if let Some(tag) = self.vlan {
+            tag.insert(out, start);
+        }
     }
 }

@@ -66,16 +66,13 @@ impl Neighbours {
     /// Stores the MAC of `ip`; with `only_known`, only if `ip` already has an entry. Returns whether it was
     /// stored.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) -> bool {
-        if let Some(entry) = self.entries.get_mut(&ip) {
-            self.resolving -= usize::from(entry.resolution.is_some());
-            *entry = Entry { mac: Some(mac), confirmed_at: now, resolution: None };
-            return true;
+        match self.entries.get(&ip) {
+            Some(entry) => self.resolving -= usize::from(entry.resolution.is_some()),
+            None if only_known => return false,
+            None => self.evict_if_full(),
         }
-        if !only_known {
-            self.evict_if_full();
-            self.entries.insert(ip, Entry { mac: Some(mac), confirmed_at: now, resolution: None });
-        }
-        !only_known
+        self.entries.insert(ip, Entry { mac: Some(mac), confirmed_at: now, resolution: None });
+        true
     }
 
     /// Returns the MAC of `ip` if it is known, even if it is stale.

@@ -7,7 +7,7 @@ use super::neighbours::{MAX_NEIGHBOURS, MAX_REQUESTS};
 use super::*;
 use crate::host::unresolved_queue::MAX_UNRESOLVED_BYTES;
 use crate::wire::Flow;
-use crate::wire::frame::append_frame;
+use crate::wire::frame::{Checksums, append_frame};
 
 const OWN: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
@@ -47,9 +47,9 @@ fn ip(s: &str) -> IpAddr {
 
 fn drain(s: &mut HostStack) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
-    while let Some(frame) = s.outbox.front() {
+    while let Some(frame) = s.unresolved.outbox.front() {
         out.push(frame.to_vec());
-        s.outbox.pop();
+        s.unresolved.outbox.pop();
     }
     out
 }
@@ -61,7 +61,7 @@ fn packet(src: &str, dst: &str, to: Mac) -> Vec<u8> {
 }
 
 fn handle(s: &mut HostStack, ms: u64, frame: &[u8]) -> FrameOutcome {
-    s.handle_frame(at(ms), frame, Checksums::Verify)
+    s.handle(at(ms), frame, frame::parse(frame, Checksums::Verify).unwrap())
 }
 
 #[test]
@@ -100,10 +100,10 @@ fn duplicate_address_probe_gets_a_response_to_all_nodes() {
 fn queued_frame_is_sent_when_its_neighbour_replies() {
     let mut s = host_stack();
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), None);
-    s.queue_unresolved(ip("10.77.0.1"), |out| {
+    s.queue_unresolved(ip("10.77.0.1"), &mut |out| {
         out.extend_from_slice(&packet("10.77.0.2", "10.77.0.1", Mac::default()))
     });
-    s.queue_unresolved(ip("10.77.0.9"), |out| {
+    s.queue_unresolved(ip("10.77.0.9"), &mut |out| {
         out.extend_from_slice(&packet("10.77.0.2", "10.77.0.9", Mac::default()))
     });
     let mut request = unhex(ARP_REQUEST);
@@ -123,7 +123,7 @@ fn queued_frame_is_sent_when_its_neighbour_replies() {
     reply[38..42].copy_from_slice(&[10, 77, 0, 2]);
     assert_eq!(handle(&mut s, 2, &reply), FrameOutcome::Handled);
     assert_eq!(drain(&mut s), [packet("10.77.0.2", "10.77.0.1", PEER)]);
-    assert_eq!((s.resolve(at(3), ip("10.77.0.1")), s.unresolved()), (Some(PEER), 0));
+    assert_eq!((s.resolve(at(3), ip("10.77.0.1")), s.unresolved.dropped), (Some(PEER), 0));
 }
 
 #[test]
@@ -131,14 +131,14 @@ fn resolution_fails_after_the_maximum_number_of_requests() {
     let mut s = host_stack();
     for dst in ["10.77.0.3", "fd77::3"] {
         assert_eq!(s.resolve(at(0), ip(dst)), None);
-        s.queue_unresolved(ip(dst), |out| out.extend_from_slice(&[0; 60]));
+        s.queue_unresolved(ip(dst), &mut |out| out.extend_from_slice(&[0; 60]));
     }
     let mut requests = drain(&mut s).len();
     while let Some(when) = s.next_deadline() {
         s.handle_timeout(when);
         requests += drain(&mut s).len();
     }
-    assert_eq!((requests, s.unresolved()), (2 * MAX_REQUESTS as usize, 2));
+    assert_eq!((requests, s.unresolved.dropped), (2 * MAX_REQUESTS as usize, 2));
     // The next packet starts a new resolution.
     assert_eq!(s.resolve(at(9000), ip("10.77.0.3")), None);
     assert_eq!(drain(&mut s).len(), 1);
@@ -186,9 +186,9 @@ fn group_resolves_to_its_multicast_mac_and_off_link_host_to_the_router() {
     assert_eq!(drain(&mut s)[0][38..42], [10, 77, 0, 254]);
     // There is no router for IPv6.
     assert_eq!(s.resolve(at(0), ip("2001:db8::1")), None);
-    s.queue_unresolved(ip("2001:db8::1"), |out| out.extend_from_slice(&[0; 60]));
+    s.queue_unresolved(ip("2001:db8::1"), &mut |out| out.extend_from_slice(&[0; 60]));
     assert!(drain(&mut s).is_empty());
-    assert_eq!(s.unresolved(), 1);
+    assert_eq!(s.unresolved.dropped, 1);
 }
 
 #[test]
@@ -197,9 +197,9 @@ fn frames_beyond_the_queue_limit_are_dropped_and_counted() {
     s.resolve(at(0), ip("10.77.0.1"));
     let n = MAX_UNRESOLVED_BYTES / 4096 + 10;
     for _ in 0..n {
-        s.queue_unresolved(ip("10.77.0.1"), |out| out.extend_from_slice(&[0; 4096]));
+        s.queue_unresolved(ip("10.77.0.1"), &mut |out| out.extend_from_slice(&[0; 4096]));
     }
-    assert_eq!(s.unresolved(), 10);
+    assert_eq!(s.unresolved.dropped, 10);
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn packets_are_classified_by_destination_and_update_the_neighbour_cache() {
     // Another group that maps to the same MAC.
     let same_mac = packet("10.77.0.1", "238.129.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
     assert_eq!(handle(&mut s, 0, &same_mac), FrameOutcome::Foreign);
-    s.leave(ip("239.1.2.3"));
+    s.leave(ip("239.1.2.3"), true);
     assert_eq!(handle(&mut s, 0, &group), FrameOutcome::Foreign);
     for foreign in [
         packet("10.77.0.1", "10.77.0.2", PEER),
@@ -230,7 +230,7 @@ fn packets_are_classified_by_destination_and_update_the_neighbour_cache() {
     assert!(matches!(handle(&mut s, 0, &tagged), FrameOutcome::Packet(_)), "VLAN 0 carries only a priority");
     tagged[15] = 5;
     assert_eq!(handle(&mut s, 0, &tagged), FrameOutcome::Foreign);
-    assert!(matches!(handle(&mut s, 0, &accepted[..50]), FrameOutcome::Malformed(_)));
+    assert!(frame::parse(&accepted[..50], Checksums::Verify).is_err());
 }
 
 #[test]
@@ -244,18 +244,19 @@ fn echo_requests_are_sent_and_replied_to() {
             vlan: None,
         });
         assert!(a.ping(at(0), ip(peer), 3, 4, b"abc"));
-        let mut outcomes = Vec::new();
+        let mut replies = Vec::new();
         for _ in 0..4 {
             for f in drain(&mut a) {
                 assert_ne!(handle(&mut b, 0, &f), FrameOutcome::Foreign);
             }
-            outcomes.extend(drain(&mut b).iter().map(|f| handle(&mut a, 0, f)));
+            for f in drain(&mut b) {
+                if let Content::Echo { echo, .. } = frame::parse(&f, Checksums::Verify).unwrap().content {
+                    replies.push(echo);
+                }
+                assert_eq!(handle(&mut a, 0, &f), FrameOutcome::Handled);
+            }
         }
-        assert_eq!(
-            outcomes.last(),
-            Some(&FrameOutcome::EchoReply { from: ip(peer), id: 3, seq: 4 }),
-            "{own}"
-        );
+        assert_eq!(replies, [Echo { request: false, src: ip(peer), dst: ip(own), id: 3, seq: 4 }]);
         assert!(!b.ping(at(0), ip(if own.contains(':') { "10.0.0.1" } else { "fd00::1" }), 0, 0, b""));
     }
 }
@@ -318,15 +319,15 @@ fn membership_is_reported_twice_after_joining_and_again_on_query_and_on_leave() 
         assert_eq!(handle(&mut s, 2000, &unhex(QUERIES[query])), FrameOutcome::Handled);
         assert_eq!(drain(&mut s), reports(&[(group, Member, old)]));
     }
-    s.leave(ip(v4));
-    s.leave(ip(v4));
-    s.leave(ip(v6));
+    s.leave(ip(v4), true);
+    s.leave(ip(v4), true);
+    s.leave(ip(v6), true);
     assert_eq!(drain(&mut s), reports(&[(v4, Left, true), (v6, Left, true)]));
     handle(&mut s, 2001, &unhex(QUERIES[0]));
     assert!(drain(&mut s).is_empty());
     // A membership that ends before its report is repeated is not reported again.
     s.join(at(3000), ip(v4)).unwrap();
-    s.leave(ip(v4));
+    s.leave(ip(v4), true);
     assert_eq!(s.next_deadline(), None);
 }
 
@@ -347,7 +348,7 @@ fn membership_of_all_nodes_and_host_local_groups_is_not_reported() {
 #[test]
 fn joining_a_group_fails_without_an_address_of_its_ip_version() {
     let only_v6 =
-        HostStackConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..host_stack().config().clone() };
+        HostStackConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..host_stack().config.clone() };
     let mut s = HostStack::new(only_v6);
     assert!(matches!(s.join(at(0), ip("239.1.2.3")), Err(JoinError::NoAddress(_))));
     assert!(matches!(s.join(at(0), ip("fd77::1")), Err(JoinError::NotMulticast(_))));
@@ -364,7 +365,7 @@ fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
 #[test]
 fn vlan_host_stack_tags_its_frames_and_accepts_only_its_vlan() {
     let vlan = Some(VlanTag { id: 5, priority: 3 });
-    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
+    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config.clone() });
     let request = unhex(ARP_REQUEST);
     for other in [request.clone(), tagged(&request, 0), tagged(&request, 6), tagged(&tagged(&request, 6), 5)]
     {
@@ -376,7 +377,7 @@ fn vlan_host_stack_tags_its_frames_and_accepts_only_its_vlan() {
     let replies = drain(&mut s);
     assert_eq!(replies, [tagged(&unhex(ARP_REPLY), 3 << 13 | 5)]);
     // Both the frame queued for resolution and the request carry exactly one tag.
-    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config().clone() });
+    let mut s = HostStack::new(HostStackConfig { vlan, ..host_stack().config.clone() });
     assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
     let outgoing = drain(&mut s);
     assert_eq!((outgoing.len(), &outgoing[0][12..16]), (1, &[0x81, 0x00, 0x60, 0x05][..]));
@@ -413,7 +414,9 @@ proptest::proptest! {
         }
         let mut s = host_stack();
         s.join(at(0), ip("239.1.2.3")).unwrap();
-        s.handle_frame(at(0), &frame, Checksums::Trust);
+        if let Ok(parsed) = frame::parse(&frame, Checksums::Trust) {
+            s.handle(at(0), &frame, parsed);
+        }
         drain(&mut s);
     }
 }

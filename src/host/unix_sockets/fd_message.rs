@@ -6,6 +6,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -38,7 +39,7 @@ pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<Ow
     let mut text = [0; MAX_LEN];
     // A peek never blocks; otherwise the mode of the descriptor decides.
     let peek = if peek { RecvFlags::PEEK | RecvFlags::DONTWAIT } else { RecvFlags::empty() };
-    let (len, fds, lacks_fds) = receive_with(from, &mut text, peek)?;
+    let (len, fds, lacks_fds) = receive_bytes(from, &mut text, peek)?;
     if lacks_fds {
         // This process lacks descriptors: no message carries more than there is room for.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
@@ -47,14 +48,9 @@ pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<Ow
     Ok((len > 0).then_some((line, fds)))
 }
 
-/// Receives a message of at most `bytes.len()` bytes with descriptors, without blocking. Returns its length, which is 0 at
-/// the end of the connection. Descriptors are missing if this process lacks them.
-pub fn receive_bytes(from: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    receive_with(from, bytes, RecvFlags::DONTWAIT).map(|(len, fds, _)| (len, fds))
-}
-
-/// Receives a message, and reports whether descriptors are missing.
-fn receive_with(
+/// Receives a message of at most `bytes.len()` bytes with descriptors. Returns its length, which is 0 at the end of the
+/// connection, and whether descriptors are missing because this process lacks them.
+pub fn receive_bytes(
     from: impl AsFd,
     bytes: &mut [u8],
     flags: RecvFlags,
@@ -62,12 +58,8 @@ fn receive_with(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let max = bytes.len();
-    let received = loop {
-        match recvmsg(&from, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC | flags) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => break other?,
-        }
-    };
+    let flags = RecvFlags::CMSG_CLOEXEC | flags;
+    let received = retry_on_intr(|| recvmsg(&from, &mut [IoSliceMut::new(bytes)], &mut control, flags))?;
     let mut fds = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

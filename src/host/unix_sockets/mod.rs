@@ -32,6 +32,14 @@ pub(crate) fn peer_user(connection: &OwnedFd) -> nix::Result<u32> {
 
 /// Opens a non-blocking Unix datagram socket.
 pub(crate) fn datagram_socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+    socket(SocketType::DGRAM)
+}
+
+/// Opens a non-blocking Unix socket for connections that keep the boundaries of messages.
+pub(crate) fn seqpacket_socket() -> rustix::io::Result<OwnedFd> {
+    socket(SocketType::SEQPACKET)
+}
+
+fn socket(kind: SocketType) -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }

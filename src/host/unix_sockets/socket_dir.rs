@@ -5,11 +5,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{SocketAddrUnix, connect};
 
-use super::socket_table;
+use super::{datagram_socket, socket_table};
 
 /// Name of the lock file in each directory.
 const LOCK: &str = "lock";
@@ -23,12 +23,7 @@ impl DirLock {
         let path = directory.join(LOCK);
         loop {
             let file = File::create(&path)?;
-            loop {
-                match file.lock() {
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    locked => break locked?,
-                }
-            }
+            retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
             if is_same_file(&file, &path) {
                 return Ok(DirLock(file));
             }
@@ -129,8 +124,7 @@ fn is_directory_name(name: &str) -> bool {
 /// Reports whether no process in any network namespace has the socket at `address` open.
 pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
     // A listening socket refuses a datagram socket for its type, so its owner is not disturbed.
-    let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
+    Ok(connect(datagram_socket()?, address) == Err(Errno::CONNREFUSED))
 }
 
 /// Number of further names that a user tries in `/tmp` if another user has taken the first.

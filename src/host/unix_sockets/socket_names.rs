@@ -32,19 +32,10 @@ pub enum SocketNames {
 }
 
 impl SocketNames {
-    /// Returns the namespace for this user's sockets in this thread's network namespace.
-    pub fn private() -> io::Result<SocketNames> {
-        Ok(SocketNames::Private(socket_dir::own()?.into()))
-    }
-
-    /// Returns the namespace used by a broker that serves all users (`any_user`) or only its own.
+    /// Returns the namespace used by a broker that serves all users (`any_user`) or only its own: that for this user's
+    /// sockets in this thread's network namespace.
     pub fn of(any_user: bool) -> io::Result<SocketNames> {
-        if any_user { Ok(SocketNames::Abstract) } else { SocketNames::private() }
-    }
-
-    /// Reports whether processes of any user can bind the names.
-    pub fn are_abstract(&self) -> bool {
-        *self == SocketNames::Abstract
+        Ok(if any_user { SocketNames::Abstract } else { SocketNames::Private(socket_dir::own()?.into()) })
     }
 
     /// Returns the address of the socket called `name`.

@@ -7,8 +7,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::SocketAddrUnix;
+
 use super::FramesWire;
 use crate::host::frame_queue::FrameQueue;
+use crate::host::unix_sockets::socket_dir::is_dead;
 
 /// Largest frame in bytes: an IP packet of 65,535 bytes with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
@@ -43,14 +46,14 @@ impl Socket {
     pub fn open(wire: &FramesWire) -> io::Result<Socket> {
         let (kind, bound, room) = match wire {
             FramesWire::Dgram { local, remote } => {
-                remove_stale(local, |p| UnixDatagram::unbound()?.connect(p))?;
+                remove_stale(local)?;
                 let socket = UnixDatagram::bind(local)?;
                 socket.set_nonblocking(true)?;
                 let kind = Kind::Dgram { socket, remote: remote.clone(), connected: false };
                 (kind, Some(local.clone()), MAX_FRAME)
             }
             FramesWire::Listen(path) => {
-                remove_stale(path, |p| UnixStream::connect(p).map(drop))?;
+                remove_stale(path)?;
                 let listener = UnixListener::bind(path)?;
                 listener.set_nonblocking(true)?;
                 let kind = Kind::Stream { origin: Origin::Listener(listener), stream: None };
@@ -168,12 +171,10 @@ impl Drop for Socket {
 }
 
 /// Removes the file at `path` if it is a socket that no process has open.
-fn remove_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    match fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_socket() => match connect(path) {
-            Err(e) if e.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
-            _ => Ok(()),
-        },
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    match SocketAddrUnix::new(path) {
+        Ok(address) if is_socket && is_dead(&address)? => fs::remove_file(path),
         _ => Ok(()),
     }
 }

@@ -12,11 +12,13 @@ use libc::c_int;
 
 use super::filter;
 use super::socket::RawSocket;
+use crate::host::socket_calls::{get_option, set_option, set_program};
 use crate::nic::ShardId;
 
-/// Fanout mode in which a classic BPF program selects the socket. The constant is from linux/if_packet.h;
-/// libc lacks it.
+/// Fanout mode in which a classic BPF program selects the socket, and the option for the program. The constants are from
+/// linux/if_packet.h; libc lacks them.
 const PACKET_FANOUT_CBPF: c_int = 6;
+const PACKET_FANOUT_DATA: c_int = 22;
 /// Flag that makes the kernel choose an unused group ID.
 const PACKET_FANOUT_FLAG_UNIQUEID: c_int = 0x2000;
 /// Flag that excludes outgoing frames. Kernels before 6.10 ignore it, and the socket filters drop such frames
@@ -34,13 +36,15 @@ pub(super) fn join<'a>(sockets: impl ExactSizeIterator<Item = &'a RawSocket>) ->
     let mut group = None;
     for socket in sockets {
         match group {
-            Some(group) => socket.set_packet_option(libc::PACKET_FANOUT, &group)?,
+            Some(group) => set_option(&socket.fd, libc::SOL_PACKET, libc::PACKET_FANOUT, &group)?,
             None => {
                 let flags = PACKET_FANOUT_FLAG_UNIQUEID | PACKET_FANOUT_FLAG_IGNORE_OUTGOING;
-                socket.set_packet_option(libc::PACKET_FANOUT, &((PACKET_FANOUT_CBPF | flags) << 16))?;
+                let new_group: c_int = (PACKET_FANOUT_CBPF | flags) << 16;
+                set_option(&socket.fd, libc::SOL_PACKET, libc::PACKET_FANOUT, &new_group)?;
                 let shard = ShardId::new(0, count).ok_or(io::ErrorKind::InvalidInput)?;
-                socket.fan_out(&filter::fanout_program(shard.bits()))?;
-                group = Some(socket.packet_option(libc::PACKET_FANOUT)?);
+                let program = filter::fanout_program(shard.bits());
+                set_program(&socket.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, &program)?;
+                group = Some(get_option::<c_int>(&socket.fd, libc::SOL_PACKET, libc::PACKET_FANOUT)?);
             }
         }
     }

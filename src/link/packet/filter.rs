@@ -5,10 +5,11 @@
 use std::net::IpAddr;
 
 use libc::{
-    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX,
-    BPF_MSH, BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_PKTTYPE, SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, sock_filter,
+    BPF_A, BPF_B, BPF_H, BPF_IMM, BPF_IND, BPF_LD, BPF_LDX, BPF_MSH, BPF_RET, BPF_W, SKF_AD_OFF,
+    SKF_AD_PKTTYPE, SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, sock_filter,
 };
 
+use crate::host::bpf::{if_eq, load, mask, op, ret, unless_eq};
 use crate::nic::ShardId;
 use crate::wire::frame::PauseFrame;
 use crate::wire::{Mac, ROCE_PORT};
@@ -16,6 +17,36 @@ use crate::wire::{Mac, ROCE_PORT};
 /// Maximum number of addresses that the filter checks, since a jump can skip at most 255 instructions. If
 /// there are more, addresses are checked in user space instead.
 const MAX_ADDRESSES: usize = 16;
+
+/// An IP version, with offsets from the IP header.
+struct IpVersion {
+    ethertype: u32,
+    is_ipv4: bool,
+    protocol: u32,
+    dst: u32,
+    /// The bits in the first byte of a destination address that tell multicast addresses, and their value in those.
+    multicast: (u32, u32),
+}
+
+const IP_VERSIONS: [IpVersion; 2] = [
+    IpVersion { ethertype: 0x0800, is_ipv4: true, protocol: 9, dst: 16, multicast: (0xf0, 0xe0) },
+    IpVersion { ethertype: 0x86dd, is_ipv4: false, protocol: 6, dst: 24, multicast: (0xff, 0xff) },
+];
+
+impl IpVersion {
+    /// Returns instructions that load what tells multicast addresses, from a packet whose IP header is at the offset `at`.
+    fn load_multicast(&self, at: u32) -> [sock_filter; 2] {
+        [load(BPF_B, at + self.dst), mask(self.multicast.0)]
+    }
+
+    /// Returns the instruction that loads the length of the IP header into the index register.
+    fn load_header_len(&self, at: u32) -> sock_filter {
+        if self.is_ipv4 { op(BPF_LDX | BPF_B | BPF_MSH, at) } else { op(BPF_LDX | BPF_IMM, 40) }
+    }
+}
+
+/// IP protocol number of UDP.
+const UDP: u32 = 17;
 
 /// EtherType of MAC control frames, among them pause frames.
 const MAC_CONTROL: u16 = 0x8808;
@@ -31,63 +62,27 @@ pub(super) enum Recipient<'a> {
 
 type Block = Vec<sock_filter>;
 
-fn op(code: u32, k: u32) -> sock_filter {
-    sock_filter { code: code as u16, jt: 0, jf: 0, k }
-}
-
-fn load(size: u32, at: u32) -> sock_filter {
-    op(BPF_LD | size | BPF_ABS, at)
-}
-
 /// Returns an instruction that loads one of the kernel's ancillary values (`SKF_AD_*`), which are not part of
 /// the frame.
 fn load_ancillary(what: i32) -> sock_filter {
     load(BPF_W, (SKF_AD_OFF + what) as u32)
 }
 
-fn mask(bits: u32) -> sock_filter {
-    op(BPF_ALU | BPF_AND | BPF_K, bits)
-}
-
 fn accept() -> sock_filter {
-    op(BPF_RET | BPF_K, u32::MAX)
+    ret(u32::MAX)
 }
 
 fn reject() -> sock_filter {
-    op(BPF_RET | BPF_K, 0)
-}
-
-/// Appends instructions that execute `then` if the accumulator equals `k`, and skip it otherwise.
-fn if_eq(out: &mut Block, k: u32, then: Block) {
-    let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
-    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
-    out.extend(then);
+    ret(0)
 }
 
 /// Appends instructions that drop the frame unless the accumulator equals `k`.
 fn require(out: &mut Block, k: u32) {
-    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
-    out.push(reject());
-}
-
-/// Appends instructions that execute `then` unless the accumulator equals `k`. Execution continues after
-/// `then` unless it ends the program.
-fn unless_eq(out: &mut Block, k: u32, then: Block) {
-    let skip = u8::try_from(then.len()).expect("a block has at most 255 instructions");
-    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
-    out.extend(then);
+    unless_eq(out, k, &[reject()]);
 }
 
 /// Offset of the last byte of the destination QPN, from the start of the UDP header.
 const DEST_QP_LOW: u32 = 8 + 7;
-
-/// Returns instructions that drop the frame unless its destination queue pair belongs to `shard`. The
-/// instruction `byte` loads the last byte of the destination QPN.
-fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
-    let mut p = vec![byte, mask((1 << shard.bits()) - 1)];
-    require(&mut p, shard.index());
-    p
-}
 
 /// Returns instructions that reject all frames but those to a MAC address.
 fn require_destination(mac: Mac) -> Block {
@@ -108,11 +103,11 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
         // Before the check of the VLAN, because they have no tag. The sockets do not receive outgoing frames of
         // this kind except in a fanout group before Linux 6.10, see below.
         p.push(load_ancillary(SKF_AD_PKTTYPE));
-        if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![reject()]);
+        if_eq(&mut p, libc::PACKET_OUTGOING.into(), &[reject()]);
         let mut pause = require_destination(PauseFrame::DESTINATION);
         pause.push(accept());
         p.push(load(BPF_H, 12));
-        if_eq(&mut p, MAC_CONTROL.into(), pause);
+        if_eq(&mut p, MAC_CONTROL.into(), &pause);
     }
     // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
     // or host stacks.
@@ -122,13 +117,13 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
     require(&mut p, vlan.unwrap_or(0).into());
     p.push(load_ancillary(SKF_AD_PKTTYPE));
     // The sockets ignore outgoing frames by option, but a fanout group of them does not before Linux 6.10.
-    if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![reject()]);
+    if_eq(&mut p, libc::PACKET_OUTGOING.into(), &[reject()]);
     match recipient {
-        Recipient::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![reject()]),
+        Recipient::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), &[reject()]),
         Recipient::HostStack(mac, _) => {
             p.push(load(BPF_B, 0));
             p.push(mask(1));
-            if_eq(&mut p, 0, require_destination(mac));
+            if_eq(&mut p, 0, &require_destination(mac));
         }
     }
     p.push(load(BPF_H, 12));
@@ -139,14 +134,13 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
             require(&mut arp, 2);
         }
         arp.push(accept());
-        if_eq(&mut p, 0x0806, arp);
+        if_eq(&mut p, 0x0806, &arp);
     }
-    let ip = ipv4(recipient, shard);
-    if_eq(&mut p, 0x0800, ip);
-    let ip = ipv6(recipient, shard);
-    if_eq(&mut p, 0x86dd, ip);
+    for version in IP_VERSIONS {
+        if_eq(&mut p, version.ethertype, &ip(&version, recipient, shard));
+    }
     // RoCEv1 packets are only counted.
-    if_eq(&mut p, 0x8915, vec![if shard.is_first() { accept() } else { reject() }]);
+    if_eq(&mut p, 0x8915, &[if shard.is_first() { accept() } else { reject() }]);
     p.push(reject());
     p
 }
@@ -155,117 +149,103 @@ pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bo
 /// destination queue pair, or the first shard if the frame is not for a particular queue pair. The program
 /// sees each frame from the network header on.
 pub(super) fn fanout_program(bits: u32) -> Vec<sock_filter> {
-    let first = || op(BPF_RET | BPF_K, 0);
-    let index = || [mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)];
-    let mut ipv4 = vec![load(BPF_B, 9)];
-    unless_eq(&mut ipv4, 17, vec![first()]);
-    ipv4.extend([load(BPF_W, 16), mask(0xf000_0000)]);
-    if_eq(&mut ipv4, 0xe000_0000, vec![first()]);
-    ipv4.extend([op(BPF_LDX | BPF_B | BPF_MSH, 0), op(BPF_LD | BPF_B | BPF_IND, DEST_QP_LOW)]);
-    ipv4.extend(index());
-    let mut ipv6 = vec![load(BPF_B, 6)];
-    unless_eq(&mut ipv6, 17, vec![first()]);
-    ipv6.push(load(BPF_B, 24));
-    if_eq(&mut ipv6, 0xff, vec![first()]);
-    ipv6.push(load(BPF_B, 40 + DEST_QP_LOW));
-    ipv6.extend(index());
+    let first = ret(0);
     let mut p = vec![load_ancillary(SKF_AD_PROTOCOL)];
-    if_eq(&mut p, 0x0800, ipv4);
-    if_eq(&mut p, 0x86dd, ipv6);
-    p.push(first());
+    for version in IP_VERSIONS {
+        let mut ip = vec![load(BPF_B, version.protocol)];
+        unless_eq(&mut ip, UDP, &[first]);
+        ip.extend(version.load_multicast(0));
+        if_eq(&mut ip, version.multicast.1, &[first]);
+        ip.extend([version.load_header_len(0), load_udp(BPF_B, DEST_QP_LOW)]);
+        ip.extend([mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)]);
+        if_eq(&mut p, version.ethertype, &ip);
+    }
+    p.push(first);
     p
 }
 
-fn ipv4(recipient: Recipient<'_>, shard: ShardId) -> Block {
-    let mut p = vec![load(BPF_B, 14 + 9)];
-    if let Recipient::HostStack(..) = recipient {
-        if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { reject() }]);
-        // Only queries of IGMP are accepted.
-        let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
-        require(&mut igmp, 0x11);
-        igmp.push(accept());
-        if_eq(&mut p, 2, igmp);
+/// Returns an instruction that loads a value from an offset that begins where the index register says.
+fn load_udp(size: u32, at: u32) -> sock_filter {
+    op(BPF_LD | size | BPF_IND, at)
+}
+
+/// Returns the part of the socket filter for packets of one IP version.
+fn ip(version: &IpVersion, recipient: Recipient<'_>, shard: ShardId) -> Block {
+    let mut p = vec![load(BPF_B, 14 + version.protocol)];
+    match recipient {
+        Recipient::HostStack(..) if version.is_ipv4 => icmp_and_igmp(&mut p, shard),
+        Recipient::HostStack(..) => icmpv6(&mut p, shard),
+        Recipient::Interface(_) => {}
     }
-    require(&mut p, 17);
-    // Only the first fragment contains the ports.
-    p.push(load(BPF_H, 14 + 6));
-    p.push(mask(0x1fff));
-    require(&mut p, 0);
-    p.push(op(BPF_LDX | BPF_B | BPF_MSH, 14));
-    p.push(op(BPF_LD | BPF_H | BPF_IND, 14 + 2));
+    require(&mut p, UDP);
+    if version.is_ipv4 {
+        // Only the first fragment contains the ports.
+        p.extend([load(BPF_H, 14 + 6), mask(0x1fff)]);
+        require(&mut p, 0);
+    }
+    p.extend([version.load_header_len(14), load_udp(BPF_H, 14 + 2)]);
     require(&mut p, ROCE_PORT.into());
     if !shard.is_alone() {
-        p.extend([load(BPF_W, 14 + 16), mask(0xf000_0000)]);
-        let byte = op(BPF_LD | BPF_B | BPF_IND, 14 + DEST_QP_LOW);
-        unless_eq(&mut p, 0xe000_0000, require_shard(byte, shard));
+        p.extend(version.load_multicast(14));
+        let mut unicast = vec![load_udp(BPF_B, 14 + DEST_QP_LOW), mask((1 << shard.bits()) - 1)];
+        require(&mut unicast, shard.index());
+        unless_eq(&mut p, version.multicast.1, &unicast);
     }
     if let Recipient::Interface(addresses) = recipient
         && addresses.len() <= MAX_ADDRESSES
     {
-        p.push(load(BPF_W, 14 + 16));
-        for own in addresses {
-            if let IpAddr::V4(own) = own {
-                if_eq(&mut p, own.to_bits(), vec![accept()]);
-            }
-        }
-        p.push(mask(0xf000_0000));
-        require(&mut p, 0xe000_0000);
-    }
-    p.push(accept());
-    p
-}
-
-fn ipv6(recipient: Recipient<'_>, shard: ShardId) -> Block {
-    let mut p = vec![load(BPF_B, 14 + 6)];
-    if let Recipient::HostStack(..) = recipient {
-        let mut icmp = Block::new();
-        if !shard.is_first() {
-            icmp.push(load(BPF_B, 14 + 40));
-            require(&mut icmp, 136);
-        }
-        icmp.push(accept());
-        if_eq(&mut p, 58, icmp);
-        // MLD queries follow a hop-by-hop options header of 8 bytes.
-        let mut mld = vec![load(BPF_H, 14 + 40)];
-        require(&mut mld, 58 << 8);
-        mld.push(load(BPF_B, 14 + 40 + 8));
-        require(&mut mld, 130);
-        mld.push(accept());
-        if_eq(&mut p, 0, mld);
-    }
-    require(&mut p, 17);
-    p.push(load(BPF_H, 14 + 40 + 2));
-    require(&mut p, ROCE_PORT.into());
-    if !shard.is_alone() {
-        p.push(load(BPF_B, 14 + 24));
-        unless_eq(&mut p, 0xff, require_shard(load(BPF_B, 14 + 40 + DEST_QP_LOW), shard));
-    }
-    if let Recipient::Interface(addresses) = recipient
-        && addresses.len() <= MAX_ADDRESSES
-    {
-        const DST: u32 = 14 + 24;
-        for own in addresses {
-            let IpAddr::V6(own) = own else { continue };
-            let mut words = own.octets();
-            let mut matches = vec![accept()];
+        for own in addresses.iter().filter(|own| own.is_ipv4() == version.is_ipv4) {
+            let octets = match own {
+                IpAddr::V4(own) => &own.octets()[..],
+                IpAddr::V6(own) => &own.octets(),
+            };
             // From the last word backwards, each comparison nested in the match of the word before.
-            for i in (0..4).rev() {
-                let (chunk, _) = words[i * 4..].split_first_chunk_mut::<4>().expect("16 bytes are 4 words");
-                let mut block = vec![load(BPF_W, DST + i as u32 * 4)];
-                if_eq(&mut block, u32::from_be_bytes(*chunk), matches);
+            let mut matches = vec![accept()];
+            for (word, octets) in octets.as_chunks().0.iter().enumerate().rev() {
+                let mut block = vec![load(BPF_W, 14 + version.dst + 4 * word as u32)];
+                if_eq(&mut block, u32::from_be_bytes(*octets), &matches);
                 matches = block;
             }
             p.extend(matches);
         }
-        p.push(load(BPF_B, DST));
-        require(&mut p, 0xff);
+        p.extend(version.load_multicast(14));
+        require(&mut p, version.multicast.1);
     }
     p.push(accept());
     p
 }
 
+/// Appends instructions that accept the ICMP messages and IGMP queries that a host stack has to process.
+fn icmp_and_igmp(p: &mut Block, shard: ShardId) {
+    if_eq(p, 1, &[if shard.is_first() { accept() } else { reject() }]);
+    let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
+    require(&mut igmp, 0x11);
+    igmp.push(accept());
+    if_eq(p, 2, &igmp);
+}
+
+/// Appends instructions that accept the ICMPv6 messages that a host stack has to process.
+fn icmpv6(p: &mut Block, shard: ShardId) {
+    let mut icmp = Block::new();
+    if !shard.is_first() {
+        icmp.push(load(BPF_B, 14 + 40));
+        require(&mut icmp, 136);
+    }
+    icmp.push(accept());
+    if_eq(p, 58, &icmp);
+    // MLD queries follow a hop-by-hop options header of 8 bytes.
+    let mut mld = vec![load(BPF_H, 14 + 40)];
+    require(&mut mld, 58 << 8);
+    mld.push(load(BPF_B, 14 + 40 + 8));
+    require(&mut mld, 130);
+    mld.push(accept());
+    if_eq(p, 0, &mld);
+}
+
 #[cfg(test)]
 mod tests {
+    use libc::{BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JMP, BPF_K};
+
     use super::*;
     use crate::wire::Flow;
     use crate::wire::frame::{Arp, Echo, append_arp, append_echo, append_frame};
@@ -312,6 +292,10 @@ mod tests {
                 c if c == BPF_LDX | BPF_B | BPF_MSH => {
                     let Some(v) = get(i.k, 1) else { return 0 };
                     x = (v & 0xf) * 4;
+                    Some(a)
+                }
+                c if c == BPF_LDX | BPF_IMM => {
+                    x = i.k;
                     Some(a)
                 }
                 c if c == BPF_ALU | BPF_AND | BPF_K => Some(a & i.k),

@@ -3,18 +3,22 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::sys::socket::{SockFlag, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
+use rustix::net::SocketFlags;
 
-use crate::host::frame_queue::FrameQueue;
+use crate::host::host_stack::{FrameOutcome, IpStack};
 use crate::host::membership::{self, JoinError};
 use crate::host::netlink::{self, Request, RouteSocket};
+use crate::host::socket_calls;
+use crate::host::system_udp::{self, socket_addr};
 use crate::host::unresolved_queue::UnresolvedQueue;
-use crate::host::{socket_calls, system_udp};
 use crate::transport::Instant;
+use crate::wire::frame::{Content, Frame};
 use crate::wire::{Mac, ROCE_PORT};
 
 /// Lifetime of a cached MAC that was obtained from the kernel.
@@ -47,22 +51,17 @@ pub(super) struct KernelNeighbours {
     netlink: RouteSocket,
     ifindex: u32,
     /// Whether this is a loopback interface, on which all MACs are zero.
-    pub loopback: bool,
-    /// Whether the interface has IPv4 addresses (index 0) and IPv6 addresses (index 1).
-    families: [bool; 2],
+    loopback: bool,
+    addresses: Vec<IpAddr>,
     /// Sockets that hold the kernel's multicast memberships, one per group: while a socket is open, the
-    /// kernel reports the membership and configures the hardware to accept the group's packets. Nothing is
-    /// read from them.
-    groups: HashMap<IpAddr, UdpSocket>,
+    /// kernel reports the membership and configures the hardware to accept the group's packets.
+    groups: HashMap<IpAddr, OwnedFd>,
     trigger: [Option<UdpSocket>; 2],
     /// Sockets bound to the RoCE port, to keep the kernel from sending ICMP port unreachable errors. A filter
     /// drops all packets that they receive.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
-    unresolved_queue: UnresolvedQueue,
-    pub outbox: FrameQueue,
-    pub unresolved: u64,
-    has_unresolved: bool,
+    unresolved: UnresolvedQueue,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -99,21 +98,65 @@ impl KernelNeighbours {
             netlink,
             ifindex,
             loopback,
-            families: [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of| addresses.iter().any(of)),
+            addresses: addresses.to_vec(),
             groups: HashMap::new(),
             trigger,
             _guards: guards,
             cache: HashMap::new(),
-            unresolved_queue: UnresolvedQueue::default(),
-            outbox: FrameQueue::default(),
-            unresolved: 0,
-            has_unresolved: false,
+            unresolved: UnresolvedQueue::default(),
         })
     }
 
-    /// Returns the destination MAC for packets to `dst`. If the kernel does not know it, returns `None` and
-    /// makes the kernel resolve the next hop.
-    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+    /// Makes the kernel resolve the next hop to `dst`, or confirm a stale neighbour entry.
+    fn trigger(&self, dst: IpAddr) {
+        if let Some(socket) = &self.trigger[usize::from(dst.is_ipv6())] {
+            let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
+        }
+    }
+
+    /// Returns the next hop to `dst` through the link's interface; `None` if there is no route.
+    fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
+        let mut body = [0; BODY_LEN];
+        body[0] = netlink::family(dst);
+        body[1] = if dst.is_ipv4() { 32 } else { 128 };
+        let mut request = Request::new(RTM_GETROUTE, &body);
+        request.address(RTA_DST, dst);
+        request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
+        let mut buffer = [0; 4096];
+        let reply = self.query(request, &mut buffer)?;
+        match netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
+            Some((_, gateway)) => netlink::address(gateway),
+            None => Some(dst),
+        }
+    }
+
+    /// Queries the neighbour entry of `hop`. Returns its MAC if it is usable, and whether it is usable and
+    /// not stale.
+    fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
+        let mut body = [0; BODY_LEN];
+        body[0] = netlink::family(hop);
+        body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
+        let mut request = Request::new(libc::RTM_GETNEIGH, &body);
+        request.address(NDA_DST, hop);
+        let mut buffer = [0; 4096];
+        let Some(reply) = self.query(request, &mut buffer) else { return (None, false) };
+        let state = u16::from_ne_bytes([reply[8], reply[9]]);
+        let mac = netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::NDA_LLADDR);
+        let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
+        (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
+    }
+
+    /// Sends a request and returns the body of the response, which has at least [`BODY_LEN`] bytes; `None` on
+    /// error.
+    fn query<'b>(&self, request: Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+        self.netlink.send(request).ok()?;
+        let (kind, body) = netlink::messages(self.netlink.receive(buffer).ok()?).next()?;
+        (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)
+    }
+}
+
+impl IpStack for KernelNeighbours {
+    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         if self.loopback {
             return Some(Mac::default());
         }
@@ -142,23 +185,34 @@ impl KernelNeighbours {
         mac
     }
 
-    /// Makes the kernel join a multicast group on the interface.
-    pub fn join(&mut self, group: IpAddr) -> Result<(), JoinError> {
-        if !group.is_multicast() {
-            return Err(JoinError::NotMulticast(group));
+    fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
+        self.unresolved.push(Some(dst), write)
+    }
+
+    fn unresolved(&mut self) -> &mut UnresolvedQueue {
+        &mut self.unresolved
+    }
+
+    /// Classifies a frame: the kernel handles every protocol other than RoCE.
+    fn handle(&mut self, _: Instant, _: &[u8], frame: Frame) -> FrameOutcome {
+        let is_local = |ip: IpAddr| self.addresses.contains(&ip) || self.is_member(ip);
+        match frame.content {
+            Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
+            Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
+            Content::Pause(pause) => FrameOutcome::Pause(pause),
+            _ => FrameOutcome::Foreign,
         }
-        if !self.families[usize::from(group.is_ipv6())] {
-            return Err(JoinError::NoAddress(group));
-        }
+    }
+
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        membership::check(group, self.addresses.iter().copied())?;
         if self.is_member(group) {
             return Ok(());
         }
-        let any =
-            if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        // One socket per group, because the number of memberships per socket is limited.
+        // One socket per group, because the number of memberships per socket is limited. It has no port, so it receives
+        // nothing.
         let socket = || {
-            let socket = system_udp::bound((any, 0).into())?;
-            socket_calls::drop_all(&socket)?;
+            let socket = system_udp::unbound(group, SocketFlags::empty())?;
             membership::join(&socket, group, self.ifindex)?;
             Ok(socket)
         };
@@ -167,101 +221,32 @@ impl KernelNeighbours {
         Ok(())
     }
 
-    pub fn leave(&mut self, group: IpAddr) {
+    fn leave(&mut self, group: IpAddr, _is_last: bool) {
         self.groups.remove(&group);
     }
 
-    pub fn is_member(&self, group: IpAddr) -> bool {
+    fn is_member(&self, group: IpAddr) -> bool {
         self.groups.contains_key(&group)
-    }
-
-    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. If there is no room,
-    /// counts the frame as unresolved and returns false.
-    pub fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        let queued = self.unresolved_queue.push(dst, write);
-        self.has_unresolved |= queued;
-        self.unresolved += u64::from(!queued);
-        queued
     }
 
     /// Queries the next hops of queued frames again. Moves frames whose next hop is now resolved to the
     /// outbox, and drops frames whose next hop was not resolved in time.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        while self.has_unresolved {
+    fn handle_timeout(&mut self, now: Instant) {
+        loop {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
-            let Some(dst) = self.unresolved_queue.hops().find(due) else { break };
+            let Some(dst) = self.unresolved.hops().find(due) else { return };
             let is_expired = |c: &Cached| c.mac.is_none() && now.since(c.since) >= RESOLUTION_TIMEOUT;
             if self.cache.get(&dst).is_some_and(is_expired) {
                 self.cache.remove(&dst);
-                self.unresolved += self.unresolved_queue.drop_frames_for(dst);
+                self.unresolved.finish(dst, None);
             } else if let Some(mac) = self.resolve(now, dst) {
-                self.unresolved_queue.release(dst, mac, &mut self.outbox);
+                self.unresolved.finish(dst, Some(mac));
             }
-            self.has_unresolved = self.unresolved_queue.hops().next().is_some();
         }
     }
 
-    pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.has_unresolved {
-            return None;
-        }
-        self.unresolved_queue
-            .hops()
-            .map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until))
-            .min()
-    }
-
-    /// Makes the kernel resolve the next hop to `dst`, or confirm a stale neighbour entry.
-    fn trigger(&self, dst: IpAddr) {
-        if let Some(socket) = &self.trigger[usize::from(dst.is_ipv6())] {
-            let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
-        }
-    }
-
-    /// Returns the next hop to `dst` through the link's interface; `None` if there is no route.
-    fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
-        let mut body = [0; BODY_LEN];
-        body[0] = netlink::family(dst);
-        body[1] = if dst.is_ipv4() { 32 } else { 128 };
-        let mut request = Request::new(RTM_GETROUTE, &body);
-        request.address(RTA_DST, dst);
-        request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
-        let mut buffer = [0; 4096];
-        let reply = self.query(&request, &mut buffer)?;
-        match netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
-            Some((_, gateway)) => netlink::address(gateway),
-            None => Some(dst),
-        }
-    }
-
-    /// Queries the neighbour entry of `hop`. Returns its MAC if it is usable, and whether it is usable and
-    /// not stale.
-    fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
-        let mut body = [0; BODY_LEN];
-        body[0] = netlink::family(hop);
-        body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
-        let mut request = Request::new(libc::RTM_GETNEIGH, &body);
-        request.address(NDA_DST, hop);
-        let mut buffer = [0; 4096];
-        let Some(reply) = self.query(&request, &mut buffer) else { return (None, false) };
-        let state = u16::from_ne_bytes([reply[8], reply[9]]);
-        let mac = netlink::attributes(&reply[BODY_LEN..]).find(|(kind, _)| *kind == libc::NDA_LLADDR);
-        let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
-        (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
-    }
-
-    /// Sends a request and returns the body of the response, which has at least [`BODY_LEN`] bytes; `None` on
-    /// error.
-    fn query<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
-        self.netlink.send(request).ok()?;
-        let (kind, body) = netlink::messages(self.netlink.receive(buffer).ok()?).next()?;
-        (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)
-    }
-}
-
-fn socket_addr(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => SocketAddrV6::new(ip, port, 0, ifindex).into(),
-        _ => (ip, port).into(),
+    fn next_deadline(&self) -> Option<Instant> {
+        let until = |ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until);
+        self.unresolved.hops().map(until).min()
     }
 }

@@ -21,19 +21,18 @@ use std::sync::Arc;
 
 use pnet_datalink::NetworkInterface;
 
-use super::loopback::Loopback;
+use super::frame_endpoint::FrameEndpoint;
 use super::options::MIN_MTU;
 use super::{DEFAULT_SPEED, JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
-use crate::burst::{BurstLimits, RxBurst, TxBurst, TxQueue};
-use crate::host::frame_queue::FrameQueue;
-use crate::host::host_stack::{FrameOutcome, HostStack, IfAddr};
+use crate::burst::{RxBurst, TxBurst, TxQueue};
+use crate::host::host_stack::{HostStack, IpStack};
 use crate::host::link_state::LinkStateMonitor;
-use crate::host::pfc::{Pfc, PfcLink, SharedPfc};
+use crate::host::pfc::SharedPfc;
 use crate::host::{gid_table_order, socket_calls, system_udp};
 use crate::nic::ShardId;
-use crate::transport::{EgressRoom, Instant, earliest};
+use crate::transport::{EgressRoom, Instant};
 use crate::wire::Mac;
-use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, PauseFrame, RoceFrame, VlanTag};
+use crate::wire::frame::{self, ETHERNET_LEN, PauseFrame, RoceFrame};
 pub use config::{PacketConfig, PacketError};
 use filter::Recipient;
 use kernel::KernelNeighbours;
@@ -43,114 +42,18 @@ use socket::{RX_MESSAGES, RawSocket, RxFrame, Shape, SuperPacket, TxBatch, TxMes
 /// A link over a packet socket on an interface.
 #[derive(Debug)]
 pub struct PacketLink {
-    info: LinkInfo,
-    mac: Mac,
-    /// VLAN tag added to each frame sent.
-    vlan: Option<VlanTag>,
-    neighbours: Neighbours,
+    endpoint: FrameEndpoint<dyn IpStack>,
+    /// Whether the IP stack is the link's own, and not that of the kernel.
+    has_own_stack: bool,
     socket: RawSocket,
     /// UDP payload bytes per packet in the last super-packet whose segment size the kernel did not report:
     /// the likeliest segment size of the next one.
     likely_segment: usize,
     batch: TxBatch,
-    local: Loopback,
     /// Membership in the group of the NIC's packet links; `None` if there is only one shard.
     shard_group: Option<ShardGroup>,
-    counters: LinkCounters,
-    /// Priority flow control, if enabled.
-    pfc: Option<Box<Pfc>>,
-    /// Link state monitor; `None` if the system does not report interface states, or if another shard
-    /// monitors this interface.
-    link_state: Option<LinkStateMonitor>,
-}
-
-/// Source of the neighbours' MACs.
-#[derive(Debug)]
-enum Neighbours {
-    Kernel(Box<KernelNeighbours>),
-    HostStack(Box<HostStack>),
-}
-
-impl Neighbours {
-    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
-        match self {
-            Neighbours::Kernel(k) => k.resolve(now, dst),
-            Neighbours::HostStack(s) => s.resolve(now, dst),
-        }
-    }
-
-    fn queue_unresolved(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        match self {
-            Neighbours::Kernel(k) => k.queue_unresolved(dst, write),
-            Neighbours::HostStack(s) => s.queue_unresolved(dst, write),
-        }
-    }
-
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        match self {
-            Neighbours::Kernel(k) => k.join(group),
-            Neighbours::HostStack(s) => s.join(now, group),
-        }
-    }
-
-    /// Leaves a group. `last` is false if another link of the same NIC is still a member.
-    fn leave(&mut self, group: IpAddr, last: bool) {
-        match self {
-            Neighbours::Kernel(k) => k.leave(group),
-            Neighbours::HostStack(s) if last => s.leave(group),
-            Neighbours::HostStack(s) => s.leave_without_report(group),
-        }
-    }
-
-    fn vlan(&self) -> Option<VlanTag> {
-        match self {
-            Neighbours::Kernel(_) => None,
-            Neighbours::HostStack(s) => s.config().vlan,
-        }
-    }
-
-    /// Reports whether the interface is a loopback interface, which loops multicast packets back itself.
-    fn is_loopback(&self) -> bool {
-        matches!(self, Neighbours::Kernel(k) if k.loopback)
-    }
-
-    /// Reports whether this link has to loop back packets to the group `dst`: it is a member, and the
-    /// interface does not loop them back itself.
-    fn loops_back(&self, dst: IpAddr) -> bool {
-        match self {
-            Neighbours::Kernel(k) => k.is_member(dst) && !self.is_loopback(),
-            Neighbours::HostStack(s) => s.is_member(dst),
-        }
-    }
-
-    fn handle_timeout(&mut self, now: Instant) {
-        match self {
-            Neighbours::Kernel(k) => k.handle_timeout(now),
-            Neighbours::HostStack(s) => s.handle_timeout(now),
-        }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        match self {
-            Neighbours::Kernel(k) => k.next_deadline(),
-            Neighbours::HostStack(s) => s.next_deadline(),
-        }
-    }
-
-    /// Frames to send.
-    fn outbox(&mut self) -> &mut FrameQueue {
-        match self {
-            Neighbours::Kernel(k) => &mut k.outbox,
-            Neighbours::HostStack(s) => &mut s.outbox,
-        }
-    }
-
-    fn unresolved(&self) -> u64 {
-        match self {
-            Neighbours::Kernel(k) => k.unresolved,
-            Neighbours::HostStack(s) => s.unresolved(),
-        }
-    }
+    /// Link state monitor; without interfaces if another shard monitors this one.
+    link_state: LinkStateMonitor,
 }
 
 fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
@@ -222,17 +125,14 @@ impl PacketLink {
             // opened again.
         }
         let links = PacketLink::open_all(&config, count)?;
-        links.iter().try_for_each(|link| link.start(link.shard()))?;
+        let shard_of = |index| ShardId::new(index, count).unwrap_or(ShardId::WHOLE);
+        links.iter().enumerate().try_for_each(|(index, link)| link.start(shard_of(index)))?;
         Ok(links)
     }
 
     /// Opens the links of one NIC's shards, without starting reception.
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
-        let shard_group = ShardGroup::new(count).map_err(|source| PacketError::Io {
-            name: config.interface.clone(),
-            what: "create an eventfd",
-            source,
-        })?;
+        let shard_group = ShardGroup::new(count).map_err(failed(&config.interface, "create an eventfd"))?;
         let pfc = Arc::new(SharedPfc::default());
         shard_group
             .into_iter()
@@ -246,7 +146,7 @@ impl PacketLink {
         shard_group: Option<ShardGroup>,
         shared_pfc: Arc<SharedPfc>,
     ) -> Result<PacketLink, PacketError> {
-        let first = shard_group.as_ref().and_then(ShardGroup::shard).is_none_or(ShardId::is_first);
+        let shard = shard_group.as_ref().map_or(0, |shard_group| shard_group.own);
         let PacketConfig { interface: name, host_stack, mtu, offload, speed, pfc, .. } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
@@ -267,78 +167,61 @@ impl PacketLink {
             return Err(PacketError::Mtu { name, mtu: interface_mtu });
         }
         let socket = RawSocket::open(interface.index, offload).map_err(failed("open a packet socket"))?;
-        let (mac, addresses, neighbours) = match host_stack {
-            Some(host_stack) => {
-                let addresses: Vec<_> = host_stack.addresses.iter().map(|a| a.ip).collect();
-                (host_stack.mac, addresses, Neighbours::HostStack(Box::new(HostStack::new(host_stack))))
+        let has_own_stack = host_stack.is_some();
+        let (mac, vlan, addresses, stack): (_, _, Vec<IpAddr>, Box<dyn IpStack>) = match host_stack {
+            Some(config) => {
+                let addresses = config.addresses.iter().map(|a| a.ip).collect();
+                (config.mac, config.vlan, addresses, Box::new(HostStack::new(config)))
             }
             None => {
-                let mut own: Vec<_> =
-                    interface.ips.iter().map(|n| IfAddr { ip: n.ip(), prefix: n.prefix() }).collect();
-                // The order of a GID table.
-                own.sort_by_key(|a| gid_table_order(&a.ip));
-                let addresses: Vec<_> = own.iter().map(|a| a.ip).collect();
+                let mut addresses: Vec<_> = interface.ips.iter().map(|network| network.ip()).collect();
+                addresses.sort_by_key(gid_table_order);
                 if addresses.is_empty() {
                     return Err(PacketError::NoAddress { name });
                 }
                 let kernel = KernelNeighbours::new(&name, interface.index, loopback, &addresses)
                     .map_err(failed("query neighbours"))?;
-                (own_mac, addresses, Neighbours::Kernel(Box::new(kernel)))
+                (own_mac, None, addresses, Box::new(kernel))
             }
         };
-        let vlan = neighbours.vlan();
-        let promiscuous = matches!(neighbours, Neighbours::HostStack(_));
-        socket.bind(promiscuous).map_err(failed("bind a packet socket"))?;
+        socket.bind(has_own_stack).map_err(failed("bind a packet socket"))?;
         if pfc.is_some() {
             socket.accept_group(PauseFrame::DESTINATION).map_err(failed("receive pause frames"))?;
         }
         let info = LinkInfo {
             mac: mac.0,
-            vlan: vlan.map(|tag| tag.id),
             mtu: mtu.unwrap_or(interface_mtu).min(interface_mtu),
-            burst: BurstLimits::SEGMENTED,
             window: socket.window(),
             speed: speed.unwrap_or(DEFAULT_SPEED),
             ..LinkInfo::new(format!("packet {name}"), addresses)
         };
-        let properties = PfcLink {
-            mac,
-            vlan,
-            speed: info.speed,
-            capacity: socket.receive_buffer(),
-            shard: shard_group.as_ref().map_or(0, ShardGroup::index),
-        };
-        let pfc = pfc.map(|config| Box::new(Pfc::new(config, properties, shared_pfc)));
+        let pfc = (pfc, socket.receive_buffer);
+        let is_loopback = loopback && !has_own_stack;
         Ok(PacketLink {
-            info,
-            mac,
-            vlan,
-            neighbours,
+            endpoint: FrameEndpoint {
+                is_loopback,
+                ..FrameEndpoint::new(info, vlan, stack, pfc, (shared_pfc, shard))
+            },
+            has_own_stack,
             socket,
             likely_segment: 0,
             batch: TxBatch::default(),
-            local: Loopback::default(),
             shard_group,
-            counters: LinkCounters::default(),
-            pfc,
             // One monitor suffices for all shards.
-            link_state: first.then(|| LinkStateMonitor::open([interface.index]).ok()).flatten(),
+            link_state: LinkStateMonitor::open((shard == 0).then_some(interface.index)),
         })
-    }
-
-    fn shard(&self) -> ShardId {
-        self.shard_group.as_ref().and_then(ShardGroup::shard).unwrap_or(ShardId::WHOLE)
     }
 
     /// Starts reception: from now on the socket accepts frames for the given shard.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
-        let recipient = match self.neighbours {
-            Neighbours::HostStack(_) => Recipient::HostStack(self.mac, self.info.vlan),
-            Neighbours::Kernel(_) => Recipient::Interface(&self.info.addresses),
+        let info = &self.endpoint.info;
+        let recipient = match self.has_own_stack {
+            true => Recipient::HostStack(Mac(info.mac), info.vlan),
+            false => Recipient::Interface(&info.addresses),
         };
-        let name = self.info.name.trim_start_matches("packet ");
-        self.socket
-            .attach_filter(&filter::program(recipient, shard, self.pfc.is_some()))
+        let name = info.name.trim_start_matches("packet ");
+        let program = filter::program(recipient, shard, self.endpoint.pfc.is_some());
+        socket_calls::attach_filter(&self.socket.fd, &program)
             .map_err(failed(name, "attach the packet filter"))
     }
 
@@ -357,44 +240,37 @@ impl PacketLink {
     /// Adds a burst to the batch, loops it back, or queues it until its next hop is resolved. Counts packets
     /// that have to be dropped.
     fn add_burst(&mut self, now: Instant, index: usize, burst: &TxBurst<'_>) {
-        let flow = burst.flow;
-        if self.info.addresses.contains(&flow.dst) {
-            self.counters.tx_dropped += if self.local.push(burst) { 0 } else { burst.packets as u64 };
+        if self.endpoint.exceeds_mtu(burst) {
+            self.endpoint.counters.tx_oversized += burst.packets as u64;
             return;
         }
-        if flow.header_len() + burst.segment > self.info.mtu {
-            self.counters.tx_oversized += burst.packets as u64;
+        if !self.endpoint.loop_back(burst) {
             return;
         }
-        if self.neighbours.loops_back(flow.dst) && !self.local.push(burst) {
-            self.counters.tx_dropped += burst.packets as u64;
-        }
-        if flow.dst.is_multicast()
-            && !self.neighbours.is_loopback()
+        if burst.flow.dst.is_multicast()
+            && !self.endpoint.is_loopback
             && let Some(shard_group) = &self.shard_group
         {
-            self.counters.tx_dropped += shard_group.forward_burst(burst);
+            self.endpoint.counters.tx_dropped += shard_group.forward_burst(burst);
         }
-        let is_paused = self.pfc.as_ref().is_some_and(|pfc| pfc.is_paused(&flow));
-        match self.neighbours.resolve(now, flow.dst) {
-            Some(to) if is_paused => self.keep_back(Some(to), burst),
+        match self.endpoint.resolve_or_keep_back(now, burst) {
             // Bursts of tagged frames are not passed as super-packets: the tag is part of the frame, and not
             // all devices parse beyond it.
-            Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
+            Some(to) if self.socket.vnet && burst.packets > 1 && self.endpoint.vlan.is_none() => {
                 self.add_super_packet(to, index, burst)
             }
             Some(to) => self.add_packets(to, index, burst),
-            None => self.keep_back(None, burst),
+            None => {}
         }
     }
 
     /// Adds a burst to the batch as a super-packet, which the kernel segments.
     fn add_super_packet(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
-        let (flow, own) = (burst.flow, self.mac);
+        let (flow, own) = (burst.flow, Mac(self.endpoint.info.mac));
         let udp_end = ETHERNET_LEN + flow.header_len();
-        let super_packet = SuperPacket { segment: burst.segment, ip_end: udp_end - 8, udp_end };
-        let info = TxMessage { burst: index, packets: burst.packets, super_packet: true, to };
-        self.batch.begin(info, true, Some(super_packet), |out| {
+        let super_packet = Some(SuperPacket { segment: burst.segment, udp_end });
+        let info = TxMessage { burst: index, packets: burst.packets, super_packet, to };
+        self.batch.begin(info, true, |out| {
             frame::append_headers(out, to, own, &flow, 0, burst.bytes);
             // The pseudo-header sum, which the kernel completes in every packet.
             let at = out.len() - 2;
@@ -406,8 +282,8 @@ impl PacketLink {
 
     /// Adds the packets of a burst to the batch as separate messages.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
-        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
-        let info = TxMessage { burst: index, packets: 1, super_packet: false, to };
+        let (flow, own, tag) = (burst.flow, Mac(self.endpoint.info.mac), self.endpoint.vlan);
+        let info = TxMessage { burst: index, packets: 1, super_packet: None, to };
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
                 let start = out.len();
@@ -416,23 +292,8 @@ impl PacketLink {
                     tag.of_flow(&flow).insert(out, start);
                 }
             };
-            self.batch.begin(info, self.socket.vnet, None, write);
+            self.batch.begin(info, self.socket.vnet, write);
             self.batch.data(packet);
-        }
-    }
-
-    /// Keeps the packets of a burst back: until their priority is resumed or, without `to`, until the next hop's MAC is
-    /// known.
-    fn keep_back(&mut self, to: Option<Mac>, burst: &TxBurst<'_>) {
-        let (flow, macs, tag) = (burst.flow, (to.unwrap_or_default(), self.mac), self.vlan);
-        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &flow, id, packet);
-            match &mut self.pfc {
-                Some(pfc) if to.is_some() => {
-                    self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
-                }
-                _ => _ = self.neighbours.queue_unresolved(flow.dst, write),
-            }
         }
     }
 
@@ -446,21 +307,21 @@ impl PacketLink {
             let message = self.batch.info[sent];
             match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => return Err(error),
-                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.super_packet => {
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.super_packet.is_some() => {
                     return Ok(Some(sent));
                 }
                 // A queue that is full now is full for the remaining messages as well.
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::ENETDOWN) => {
                     let rest = self.batch.info[sent..].iter().map(|m| m.packets as u64).sum::<u64>();
-                    self.counters.tx_dropped += rest;
+                    self.endpoint.counters.tx_dropped += rest;
                     return Ok(None);
                 }
                 Some(libc::EMSGSIZE) => {
-                    self.counters.tx_oversized += message.packets as u64;
+                    self.endpoint.counters.tx_oversized += message.packets as u64;
                     next = sent + 1;
                 }
                 _ => {
-                    self.counters.tx_dropped += message.packets as u64;
+                    self.endpoint.counters.tx_dropped += message.packets as u64;
                     next = sent + 1;
                 }
             }
@@ -484,13 +345,12 @@ impl PacketLink {
     /// Sends the pending frames of the host stack or of the kernel's neighbour resolution, and those of flow
     /// control.
     fn flush_outbox(&mut self) -> io::Result<()> {
-        const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: false, to: Mac([0; 6]) };
+        const INFO: TxMessage = TxMessage { burst: 0, packets: 1, super_packet: None, to: Mac([0; 6]) };
         loop {
             self.batch.clear();
-            let of_pfc = self.pfc.as_mut().map(|pfc| &mut pfc.outbox);
-            for outbox in [Some(self.neighbours.outbox()), of_pfc].into_iter().flatten() {
+            for outbox in self.endpoint.outboxes() {
                 while let (Some(bytes), false) = (outbox.front(), self.batch.is_full()) {
-                    self.batch.begin(INFO, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                    self.batch.begin(INFO, self.socket.vnet, |out| out.extend_from_slice(bytes));
                     outbox.pop();
                 }
             }
@@ -501,101 +361,49 @@ impl PacketLink {
         }
     }
 
-    /// Carries out a pause frame.
-    fn on_pause(&mut self, now: Instant, frame: &PauseFrame) {
-        let Some(pfc) = &mut self.pfc else {
-            self.counters.rx_foreign += 1;
-            return;
-        };
-        if pfc.on_frame(now, frame) {
-            self.shard_group.iter().for_each(ShardGroup::wake_others);
-        }
-    }
-
-    /// Ends pauses whose time is over, and pauses or resumes the neighbour after a batch of frames was received.
-    /// `is_full` tells whether more may be waiting.
-    fn handle_flow_control(&mut self, now: Instant, is_full: bool) {
-        if let Some(pfc) = &mut self.pfc {
-            pfc.handle_timeout(now);
-            let waiting = if is_full { self.socket.waiting_bytes() } else { 0 };
-            pfc.update(now, waiting);
-        }
-    }
-
     fn handle_frame(&mut self, now: Instant, from: Origin<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let received = match from {
             Origin::Socket(index) => self.socket.received(index),
             Origin::ShardGroup(frame) => frame,
         };
         if received.unusable {
-            self.counters.rx_malformed += 1;
+            self.endpoint.counters.rx_malformed += 1;
             return 0;
         }
-        let frame = match frame::parse(received.bytes, received.checksums) {
+        let Some(mut frame) = self.endpoint.parse(received.bytes, received.checksums) else { return 0 };
+        if self.endpoint.vlan.is_some() {
             // The kernel has removed the tag, and the filter has checked it.
-            Ok(frame) if self.vlan.is_some() => Frame { vlan: [self.info.vlan, None], ..frame },
-            Ok(frame) => frame,
-            Err(e) => {
-                self.counters.count(&e);
-                return 0;
+            frame.vlan = [self.endpoint.info.vlan, None];
+        }
+        let shard_group = self.shard_group.as_ref();
+        if let (Origin::Socket(_), Some(shard_group)) = (from, shard_group) {
+            self.endpoint.counters.rx_overflow += shard_group.forward_frame(&frame, &received);
+        }
+        let wake_others = || shard_group.into_iter().for_each(ShardGroup::wake_others);
+        let packet = self.endpoint.receive(now, received.bytes, frame, wake_others);
+        let Some(RoceFrame { flow, ident, payload }) = packet else { return 0 };
+        let data = &received.bytes[payload];
+        let segment = match received.shape {
+            Shape::Single => data.len(),
+            Shape::SuperPacket(segment) => segment,
+            Shape::Unknown => {
+                self.likely_segment = segmentation::segment(&flow, ident, data, self.likely_segment);
+                self.likely_segment
             }
         };
-        if let (Origin::Socket(_), Some(shard_group)) = (from, &self.shard_group) {
-            self.counters.rx_overflow += shard_group.forward_frame(&frame, &received);
-        }
-        let outcome = match &mut self.neighbours {
-            Neighbours::HostStack(host_stack) => host_stack.handle(now, received.bytes, frame),
-            Neighbours::Kernel(kernel) => {
-                let is_local = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
-                classify_frame(frame, is_local)
-            }
-        };
-        match outcome {
-            FrameOutcome::Packet(RoceFrame { flow, ident, payload }) => {
-                if let Some(pfc) = &mut self.pfc {
-                    pfc.on_received(&flow);
-                }
-                let data = &received.bytes[payload];
-                let segment = match received.shape {
-                    Shape::Single => data.len(),
-                    Shape::SuperPacket(segment) => segment,
-                    Shape::Unknown => {
-                        self.likely_segment = segmentation::segment(&flow, ident, data, self.likely_segment);
-                        self.likely_segment
-                    }
-                };
-                let ident = segmentation::ident(&flow, ident, data, segment);
-                sink(RxBurst::new(flow, ident, segment, data));
-                return data.len().div_ceil(segment.max(1));
-            }
-            FrameOutcome::Pause(frame) => self.on_pause(now, &frame),
-            FrameOutcome::Foreign => self.counters.rx_foreign += 1,
-            FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
-            FrameOutcome::Malformed(e) => self.counters.count(&e),
-            FrameOutcome::EchoReply { .. } | FrameOutcome::Handled => {}
-        }
-        0
-    }
-}
-
-/// Classifies a frame received by a link that uses the interface's own addresses. On such a link, the kernel
-/// handles every protocol other than RoCE.
-fn classify_frame(frame: Frame, is_local: impl Fn(IpAddr) -> bool) -> FrameOutcome {
-    match frame.content {
-        Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
-        Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
-        Content::Pause(pause) => FrameOutcome::Pause(pause),
-        _ => FrameOutcome::Foreign,
+        let ident = segmentation::ident(&flow, ident, data, segment);
+        sink(RxBurst::new(flow, ident, segment, data));
+        data.len().div_ceil(segment.max(1))
     }
 }
 
 impl Link for PacketLink {
     fn info(&self) -> &LinkInfo {
-        &self.info
+        &self.endpoint.info
     }
 
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        if let Some(pfc) = &mut self.pfc {
+        if let Some(pfc) = &mut self.endpoint.pfc {
             // Frames that were held back precede new ones.
             pfc.release();
             self.flush_outbox()?;
@@ -621,10 +429,8 @@ impl Link for PacketLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
-        let mut packets = self.local.deliver(64, sink);
+        self.link_state.check_exists()?;
+        let mut packets = self.endpoint.local.deliver(64, sink);
         if let Some(mut contents) = self.shard_group.as_ref().and_then(ShardGroup::take) {
             packets += contents.bursts.deliver(usize::MAX, sink);
             while let Some((&(shape, checksums), bytes)) = contents.frames.front_tagged() {
@@ -637,22 +443,19 @@ impl Link for PacketLink {
         for i in 0..count {
             packets += self.handle_frame(now, Origin::Socket(i), sink);
         }
-        self.neighbours.handle_timeout(now);
-        self.handle_flow_control(now, count == RX_MESSAGES);
+        // If the batch is full, more frames may be waiting.
+        let waiting = || if count == RX_MESSAGES { self.socket.waiting_bytes() } else { 0 };
+        self.endpoint.handle_timeout(now, waiting);
         self.flush_outbox()?;
         Ok(packets)
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        if !self.local.is_empty() {
-            return Some(Instant::default());
-        }
-        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
-        earliest([self.neighbours.next_deadline(), pfc])
+        self.endpoint.next_deadline()
     }
 
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        [self.socket.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
+        [self.socket.fd.as_fd()].into_iter().chain(self.shard_group.as_ref().map(ShardGroup::fd)).collect()
     }
 
     own_capabilities!(multicast: Multicast, port_state: PortState);
@@ -660,7 +463,7 @@ impl Link for PacketLink {
 
 impl Multicast for PacketLink {
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.neighbours.join(now, group)?;
+        self.endpoint.stack.join(now, group)?;
         if let Some(shard_group) = &self.shard_group {
             shard_group.join(group);
         }
@@ -670,30 +473,26 @@ impl Multicast for PacketLink {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let last = self.shard_group.as_ref().is_none_or(|shard_group| shard_group.leave(group));
-        self.neighbours.leave(group, last);
+        let is_last = self.shard_group.as_ref().is_none_or(|shard_group| shard_group.leave(group));
+        self.endpoint.stack.leave(group, is_last);
         let _ = self.flush_outbox();
     }
 }
 
 impl PortState for PacketLink {
     fn is_up(&mut self) -> bool {
-        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
+        self.link_state.is_up()
     }
 
     fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.link_state.as_ref().map(AsFd::as_fd)
+        self.link_state.fd()
     }
 
     fn egress_room(&self) -> Option<EgressRoom> {
-        self.pfc.as_ref().map(|pfc| pfc.egress_room())
+        self.endpoint.pfc.as_ref().map(|pfc| pfc.egress_room())
     }
 
     fn counters(&mut self) -> LinkCounters {
-        let mut counters = LinkCounters { tx_unresolved: self.neighbours.unresolved(), ..self.counters };
-        if let Some(pfc) = &self.pfc {
-            (counters.rx_prio_pause, counters.tx_prio_pause) = pfc.counters();
-        }
-        counters
+        self.endpoint.counters()
     }
 }

@@ -17,13 +17,13 @@ use super::socket::{RxFrame, Shape};
 use crate::burst::TxBurst;
 use crate::host::frame_queue::FrameQueue;
 use crate::link::loopback::Loopback;
-use crate::nic::ShardId;
 use crate::wire::frame::{Checksums, Content, Frame};
 
 /// Membership of one link in the group.
 #[derive(Debug)]
 pub(super) struct ShardGroup {
-    own: usize,
+    /// Index of this link.
+    pub own: usize,
     shared: Arc<Shared>,
     /// Whether the kernel delivers each frame to only one of the links.
     pub fans_out: bool,
@@ -57,37 +57,6 @@ pub(super) struct InboxContents {
 /// Maximum total size of queued frames, in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-impl InboxContents {
-    /// Queues a frame; returns false if there is no room.
-    fn push_frame(&mut self, frame: &RxFrame<'_>) -> bool {
-        let fits = self.frames.byte_len() + frame.bytes.len() <= MAX_BYTES;
-        if fits {
-            let tag = (frame.shape, frame.checksums);
-            self.frames.push_tagged(tag, |out| out.extend_from_slice(frame.bytes));
-        }
-        fits
-    }
-}
-
-/// Links that need a frame besides the one that received it.
-enum FrameAudience {
-    NoOther,
-    AllOthers,
-    Members(IpAddr),
-}
-
-impl FrameAudience {
-    fn of(frame: &Frame) -> FrameAudience {
-        match &frame.content {
-            Content::Roce(roce) if roce.flow.dst.is_multicast() => FrameAudience::Members(roce.flow.dst),
-            // Each link has its own neighbour cache and its own groups to report.
-            Content::Arp(arp) if !arp.request => FrameAudience::AllOthers,
-            Content::NeighborAdvert(_) | Content::GroupQuery(_) => FrameAudience::AllOthers,
-            _ => FrameAudience::NoOther,
-        }
-    }
-}
-
 impl ShardGroup {
     /// Creates a group, and returns the memberships of its `count` links.
     pub fn new(count: usize) -> io::Result<Vec<ShardGroup>> {
@@ -98,16 +67,6 @@ impl ShardGroup {
         let inboxes = (0..count).map(inbox).collect::<io::Result<_>>()?;
         let shared = Arc::new(Shared { members: Mutex::default(), inboxes });
         Ok((0..count).map(|own| ShardGroup { own, shared: shared.clone(), fans_out: false }).collect())
-    }
-
-    /// Returns the shard that this link serves; `None` if the number of links is not a valid shard count.
-    pub fn shard(&self) -> Option<ShardId> {
-        ShardId::new(self.own, self.shared.inboxes.len())
-    }
-
-    /// Returns the index of this link.
-    pub fn index(&self) -> usize {
-        self.own
     }
 
     /// Makes the other links receive, although no packet has arrived.
@@ -144,12 +103,22 @@ impl ShardGroup {
         if !self.fans_out {
             return 0;
         }
-        let to = match FrameAudience::of(frame) {
-            FrameAudience::NoOther => return 0,
-            FrameAudience::AllOthers => u64::MAX,
-            FrameAudience::Members(group) => self.members(group),
+        let to = match &frame.content {
+            Content::Roce(roce) if roce.flow.dst.is_multicast() => self.members(roce.flow.dst),
+            // Each link has its own neighbour cache and its own groups to report.
+            Content::Arp(arp) if !arp.request => u64::MAX,
+            Content::NeighborAdvert(_) | Content::GroupQuery(_) => u64::MAX,
+            _ => return 0,
         };
-        self.push_to(to, |contents| contents.push_frame(received)) as u64
+        let full = self.push_to(to, |InboxContents { frames, .. }| {
+            let has_room = frames.byte_len() + received.bytes.len() <= MAX_BYTES;
+            if has_room {
+                let tag = (received.shape, received.checksums);
+                frames.push_tagged(tag, |out| out.extend_from_slice(received.bytes));
+            }
+            has_room
+        });
+        full as u64
     }
 
     /// Returns the members of a multicast group, as a bit set of links.

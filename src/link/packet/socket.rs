@@ -1,15 +1,15 @@
 //! Packet socket that sends and receives many frames per system call, with virtio-net headers as metadata.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
+use libc::{c_int, iovec, mmsghdr, msghdr};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::host::socket_calls::{
-    attach_filter, drop_all, get_option, interface_exists, set_option, set_program,
+    drop_all, interface_exists, memory_info, set_option, set_receive_buffer, set_send_buffer,
 };
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
@@ -25,7 +25,6 @@ const VNET_GSO_UDP_L4: u8 = 5;
 
 /// Constants of linux/if_packet.h that libc lacks.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
-const PACKET_FANOUT_DATA: c_int = 22;
 /// Option used instead of the older PACKET_VNET_HDR: kernels that have only the latter (before Linux 6.4) may
 /// not support UDP super-packets in virtio-net headers, and drop packets that the headers cannot describe.
 const PACKET_VNET_HDR_SZ: c_int = 24;
@@ -37,18 +36,20 @@ pub(super) const RX_MESSAGES: usize = 16;
 /// Size of the largest frame, in bytes: the largest IP packet and an Ethernet header with two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 /// Requested buffer sizes, in bytes; the kernel may grant less.
-const RCVBUF: c_int = 16 << 20;
-const SNDBUF: c_int = 4 << 20;
+const RCVBUF: usize = 16 << 20;
+const SNDBUF: usize = 4 << 20;
 /// Time to wait for room in a full send queue, in milliseconds.
 const SEND_TIMEOUT_MS: u8 = 20;
 
 #[derive(Debug)]
 pub(super) struct RawSocket {
-    fd: OwnedFd,
+    pub fd: OwnedFd,
     ifindex: u32,
     /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no super-packets,
     /// and does not report the segment size of super-packets that it delivers.
     pub vnet: bool,
+    /// Size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
+    pub receive_buffer: usize,
     rx: RxBuffers,
 }
 
@@ -115,8 +116,8 @@ fn set_vnet_len(socket: &OwnedFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and its
-    /// [filter](Self::attach_filter) is attached.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and a
+    /// filter is attached.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -124,14 +125,9 @@ impl RawSocket {
         let on: c_int = 1;
         set_option(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
         let vnet = vnet && set_vnet_len(&fd, VNET_LEN).is_ok();
-        for (forced, plain, bytes) in
-            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
-        {
-            // Exceeding the system's limit needs CAP_NET_ADMIN.
-            set_option(&fd, libc::SOL_SOCKET, forced, &bytes)
-                .or_else(|_| set_option(&fd, libc::SOL_SOCKET, plain, &bytes))?;
-        }
-        Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
+        let receive_buffer = set_receive_buffer(&fd, RCVBUF)?;
+        set_send_buffer(&fd, SNDBUF)?;
+        Ok(RawSocket { fd, ifindex, vnet, receive_buffer, rx: RxBuffers::new() })
     }
 
     /// Disables super-packets permanently after the kernel has rejected one. Frames in the receive queue are
@@ -139,26 +135,6 @@ impl RawSocket {
     pub fn disable_gso(&mut self) -> io::Result<()> {
         self.vnet = false;
         set_vnet_len(&self.fd, 0)
-    }
-
-    /// Sets a packet socket option.
-    pub fn set_packet_option(&self, name: c_int, value: &c_int) -> io::Result<()> {
-        set_option(&self.fd, libc::SOL_PACKET, name, value)
-    }
-
-    /// Returns the value of a packet socket option.
-    pub fn packet_option(&self, name: c_int) -> io::Result<c_int> {
-        get_option(&self.fd, libc::SOL_PACKET, name)
-    }
-
-    /// Sets the BPF program that distributes frames in this socket's fanout group.
-    pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
-        set_program(&self.fd, libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
-    }
-
-    /// Attaches the filter, which starts reception of the frames that it accepts.
-    pub fn attach_filter(&self, filter: &[sock_filter]) -> io::Result<()> {
-        attach_filter(&self.fd, filter)
     }
 
     /// Binds the socket to the interface. With `promiscuous`, frames to other hosts are received too.
@@ -195,26 +171,16 @@ impl RawSocket {
         set_option(&self.fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
     }
 
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
     /// Returns an estimate of the number of packet bytes that the receive buffer can hold: a quarter of the
     /// size that the kernel reports, half of which is the kernel's allowance for overhead.
     pub fn window(&self) -> usize {
-        (self.receive_buffer() / 4).max(64 * 1024)
-    }
-
-    /// Returns the size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
-    pub fn receive_buffer(&self) -> usize {
-        get_option::<c_int>(&self.fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0).max(0) as usize
+        (self.receive_buffer / 4).max(64 * 1024)
     }
 
     /// Returns the number of bytes of the receive buffer that are in use.
     pub fn waiting_bytes(&self) -> usize {
         // The first value is SK_MEMINFO_RMEM_ALLOC.
-        get_option::<[u32; 9]>(&self.fd, libc::SOL_SOCKET, libc::SO_MEMINFO)
-            .map_or(0, |info| info[0] as usize)
+        memory_info(&self.fd)[0] as usize
     }
 
     /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) then returns
@@ -337,8 +303,8 @@ pub(super) struct TxMessage {
     pub burst: usize,
     /// Number of packets.
     pub packets: usize,
-    /// Whether the message is a super-packet, which the kernel has to segment.
-    pub super_packet: bool,
+    /// Set if the message is a super-packet, which the kernel has to segment.
+    pub super_packet: Option<SuperPacket>,
     /// MAC of the next hop.
     pub to: Mac,
 }
@@ -347,9 +313,7 @@ pub(super) struct TxMessage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SuperPacket {
     pub segment: usize,
-    /// Offset of the end of the IP header from the start of the frame; `udp_end` is the end of the UDP
-    /// header.
-    pub ip_end: usize,
+    /// Offset of the end of the UDP header from the start of the frame.
     pub udp_end: usize,
 }
 
@@ -367,22 +331,16 @@ impl TxBatch {
     }
 
     /// Starts a message; `write` appends its headers.
-    pub fn begin(
-        &mut self,
-        info: TxMessage,
-        vnet: bool,
-        super_packet: Option<SuperPacket>,
-        write: impl FnOnce(&mut Vec<u8>),
-    ) {
+    pub fn begin(&mut self, info: TxMessage, vnet: bool, write: impl FnOnce(&mut Vec<u8>)) {
         let at = self.heads.len();
         if vnet {
             let mut head = [0; VNET_LEN];
-            if let Some(super_packet) = super_packet {
+            if let Some(SuperPacket { segment, udp_end }) = info.super_packet {
                 head[0] = VNET_NEEDS_CSUM;
                 head[1] = VNET_GSO_UDP_L4;
-                head[2..4].copy_from_slice(&(super_packet.udp_end as u16).to_ne_bytes());
-                head[4..6].copy_from_slice(&(super_packet.segment as u16).to_ne_bytes());
-                head[6..8].copy_from_slice(&(super_packet.ip_end as u16).to_ne_bytes());
+                head[2..4].copy_from_slice(&(udp_end as u16).to_ne_bytes());
+                head[4..6].copy_from_slice(&(segment as u16).to_ne_bytes());
+                head[6..8].copy_from_slice(&(udp_end as u16 - 8).to_ne_bytes());
                 // Offset of the checksum in the UDP header.
                 head[8..10].copy_from_slice(&6u16.to_ne_bytes());
             }

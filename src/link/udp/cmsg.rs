@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Socket address: a `sockaddr_in` or a `sockaddr_in6`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
-pub(super) struct SockAddr([u8; SockAddr::ROOM]);
+pub(super) struct SockAddr(pub [u8; SockAddr::ROOM]);
 
 impl SockAddr {
     /// Size of a `sockaddr_in6`, the larger of the two types, in bytes.
@@ -43,14 +43,6 @@ impl SockAddr {
         };
         Some((ip, port))
     }
-
-    pub fn as_ptr(&self) -> *const libc::c_void {
-        self.0.as_ptr().cast()
-    }
-
-    pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
-        self.0.as_mut_ptr().cast()
-    }
 }
 
 const fn align(len: usize) -> usize {
@@ -64,8 +56,9 @@ const HEADER: usize = align(size_of::<usize>() + 8);
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct Control {
-    bytes: [u8; Control::ROOM],
-    len: usize,
+    pub bytes: [u8; Control::ROOM],
+    /// Total size of the messages appended so far, in bytes.
+    pub len: usize,
 }
 
 impl Control {
@@ -75,11 +68,6 @@ impl Control {
 
     pub const fn new() -> Control {
         Control { bytes: [0; Control::ROOM], len: 0 }
-    }
-
-    /// Returns the total size of the messages appended so far, in bytes.
-    pub fn len(&self) -> usize {
-        self.len
     }
 
     /// Appends a control message.
@@ -129,14 +117,6 @@ impl Control {
             Some(message)
         })
     }
-
-    pub fn as_ptr(&self) -> *const libc::c_void {
-        self.bytes.as_ptr().cast()
-    }
-
-    pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
-        self.bytes.as_mut_ptr().cast()
-    }
 }
 
 /// Decodes a control message's numeric value, which the kernel writes as one byte or as an `int`.
@@ -166,11 +146,11 @@ mod tests {
         c.put(1, 2, &7i32.to_ne_bytes());
         c.put(3, 4, &[9]);
         c.put_source("fd00::1".parse().unwrap(), 0);
-        let decoded: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
+        let decoded: Vec<_> = c.messages(c.len).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
         assert_eq!(decoded[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
         assert_eq!((decoded[2].2, decoded.len()), (20, 3));
         // A malformed length ends the iteration.
         c.bytes[..8].fill(0);
-        assert_eq!(c.messages(c.len()).count(), 0);
+        assert_eq!(c.messages(c.len).count(), 0);
     }
 }

@@ -42,17 +42,12 @@ impl Groups {
         epoll: &Epoll,
     ) -> Result<(), JoinError> {
         let (main, local) = own;
-        if !group.is_multicast() {
-            return Err(JoinError::NotMulticast(group));
-        }
-        if group.is_ipv4() != local.ip.is_ipv4() {
-            return Err(JoinError::NoAddress(group));
-        }
+        membership::check(group, [local.ip].into_iter())?;
         if self.joined.iter().any(|g| g.local.ip == group) {
             return Ok(());
         }
         let failed = |source| JoinError::System { group, source };
-        let socket = if local.wildcard {
+        let socket = if local.ip.is_unspecified() {
             join_everywhere(main, group, local).map_err(failed)?;
             None
         } else {
@@ -62,7 +57,7 @@ impl Groups {
             Some(socket)
         };
         self.receiver.get_or_insert_with(Receiver::new);
-        let local = Local { ip: group, wildcard: false, interfaces: Vec::new() };
+        let local = Local { ip: group, addresses: Vec::new() };
         self.joined.push(Group { local, socket });
         Ok(())
     }
@@ -104,13 +99,6 @@ impl Groups {
 /// Joins a group on every interface that has a local address. Fails only if no interface accepts the
 /// membership.
 fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
-    let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
-    for index in local.interface_indices() {
-        match membership::join(socket, group, index) {
-            Ok(()) => outcome = Ok(()),
-            Err(e) if outcome.is_err() => outcome = Err(e),
-            Err(_) => {}
-        }
-    }
-    outcome
+    let joined = local.interface_indices().map(|index| membership::join(socket, group, index));
+    joined.fold(Err(io::Error::from_raw_os_error(libc::ENODEV)), io::Result::or)
 }

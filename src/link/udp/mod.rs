@@ -29,6 +29,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::{JoinError, Link, LinkCounters, LinkInfo, Multicast, PortState};
 use crate::burst::{BurstLimits, RxBurst, TxQueue};
 use crate::host::link_state::LinkStateMonitor;
+pub(crate) use crate::host::system_udp::needs_scope;
 use crate::nic::ShardId;
 use crate::sys::setters::setters;
 use crate::transport::Instant;
@@ -38,9 +39,9 @@ use groups::Groups;
 pub(crate) use interface::{combine, find as find_interface};
 use recv::Receiver;
 use send::Sender;
-use socket::BoundSocket;
 pub use socket::UdpProbe;
-pub(crate) use socket::{drain, needs_scope, stop_coalescing};
+use socket::{BoundSocket, LocalAddress};
+pub(crate) use socket::{drain, stop_coalescing};
 
 /// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -114,29 +115,28 @@ impl UdpLinkError {
     }
 }
 
-/// Bind address of a socket.
+/// Bind address of a socket, which is unspecified for a wildcard socket.
 struct Local {
     ip: IpAddr,
-    wildcard: bool,
-    /// Local addresses for which the socket receives packets, each with its interface index.
-    interfaces: Vec<(IpAddr, u32)>,
+    /// Local addresses for which the socket receives packets.
+    addresses: Vec<LocalAddress>,
 }
 
 impl Local {
     /// Returns the scope ID for a flow's destination: the source address's interface if the destination needs
     /// a scope, otherwise 0.
     fn scope_of(&self, flow: &Flow) -> u32 {
-        if socket::needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
+        if needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
     }
 
     /// Returns the index of the interface that has the address `ip`, or 0 if there is none.
     fn interface_of(&self, ip: IpAddr) -> u32 {
-        self.interfaces.iter().find(|(own, _)| *own == ip).map_or(0, |(_, index)| *index)
+        self.addresses.iter().find(|own| own.ip == ip).map_or(0, |own| own.index)
     }
 
     /// Iterates over the distinct interface indices.
     fn interface_indices(&self) -> impl Iterator<Item = u32> {
-        let mut indices: Vec<u32> = self.interfaces.iter().map(|(_, index)| *index).collect();
+        let mut indices: Vec<u32> = self.addresses.iter().map(|own| own.index).collect();
         indices.sort_unstable();
         indices.dedup();
         indices.into_iter()
@@ -156,9 +156,9 @@ pub struct UdpLink {
     /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Link state monitor (rtnetlink). `None` if it is unavailable, if no interface has the address, or if
-    /// the link of another shard or address monitors the interface.
-    link_state: Option<LinkStateMonitor>,
+    /// Link state monitor (rtnetlink). Without interfaces if none has the address, or if the link of another shard or address
+    /// monitors the interface.
+    link_state: LinkStateMonitor,
 }
 
 impl UdpLink {
@@ -168,7 +168,7 @@ impl UdpLink {
     /// If the port is in use (an address belongs to one process), the address is not local, or the system is
     /// out of resources.
     pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::new(ip, options, socket::open(ip, options, false)?)
+        UdpLink::new(options, socket::open(ip, options, false)?)
     }
 
     /// Binds UDP port 4791 on `ip` with `count` sockets, one per shard of a NIC
@@ -181,14 +181,16 @@ impl UdpLink {
     pub fn bind_shards(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<UdpLink>, UdpLinkError> {
         let opened = steer::open(ip, options, count.next_power_of_two().min(ShardId::MAX_COUNT))?;
         let mut links: Vec<UdpLink> =
-            opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
+            opened.into_iter().map(|opened| UdpLink::new(options, opened)).collect::<Result<_, _>>()?;
         // The first link monitors the state of the port for all shards.
         links.iter_mut().skip(1).for_each(UdpLink::ignore_link_state);
         Ok(links)
     }
 
-    fn new(ip: IpAddr, options: &UdpOptions, opened: BoundSocket) -> Result<UdpLink, UdpLinkError> {
-        let mut addresses: Vec<IpAddr> = opened.locals.iter().map(|l| l.ip).collect();
+    fn new(options: &UdpOptions, opened: BoundSocket) -> Result<UdpLink, UdpLinkError> {
+        let BoundSocket { socket, local, mtu, segments, rcvbuf } = opened;
+        let ip = local.ip;
+        let mut addresses: Vec<IpAddr> = local.addresses.iter().map(|own| own.ip).collect();
         if ip.is_unspecified() {
             // Programs that do not choose a GID use the first one, which therefore should not be a loopback
             // address.
@@ -198,29 +200,24 @@ impl UdpLink {
         }
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
             .map_err(UdpLinkError::system(ip, "creating an epoll instance"))?;
-        let link_state = LinkStateMonitor::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
-        let link_state = link_state.filter(|_| !opened.locals.is_empty());
+        let link_state = LinkStateMonitor::open(local.addresses.iter().map(|own| own.index));
         Ok(UdpLink {
             info: LinkInfo {
-                mtu: opened.mtu,
+                mtu,
                 src_port: Some(ROCE_PORT),
-                burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
-                window: window(opened.rcvbuf, options),
+                burst: if segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
+                window: window(rcvbuf, options),
                 ..LinkInfo::new(format!("udp {ip}"), addresses)
             },
-            local: Local {
-                ip,
-                wildcard: ip.is_unspecified(),
-                interfaces: opened.locals.iter().map(|l| (l.ip, l.index)).collect(),
-            },
-            sender: Sender::new(opened.segments),
+            local,
+            sender: Sender::new(segments),
             receiver: Receiver::new(),
             groups: Groups::default(),
             epoll,
             options: options.clone(),
             link_state,
-            socket: opened.socket,
+            socket,
         })
     }
 
@@ -230,12 +227,12 @@ impl UdpLink {
         socket: OwnedFd,
         options: &UdpOptions,
     ) -> Result<UdpLink, UdpLinkError> {
-        UdpLink::new(ip, options, socket::adopt(ip, socket, options)?)
+        UdpLink::new(options, socket::adopt(ip, socket, options)?)
     }
 
     /// Stops monitoring the link state; the link then always counts as up.
     pub(crate) fn ignore_link_state(&mut self) {
-        self.link_state = None;
+        self.link_state = LinkStateMonitor::default();
     }
 
     /// Returns the descriptor of the socket, on which all but multicast packets arrive.
@@ -309,9 +306,7 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.link_state.as_ref().is_some_and(LinkStateMonitor::is_removed) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
+        self.link_state.check_exists()?;
         let own = self.receiver.receive(&self.socket, &self.local, sink)?;
         Ok(own + self.groups.receive(sink)?)
     }
@@ -335,20 +330,17 @@ impl Multicast for UdpLink {
 
 impl PortState for UdpLink {
     fn is_up(&mut self) -> bool {
-        self.link_state.as_mut().is_none_or(LinkStateMonitor::is_up)
+        self.link_state.is_up()
     }
 
     fn state_fd(&mut self) -> Option<BorrowedFd<'_>> {
-        self.link_state.as_ref().map(AsFd::as_fd)
+        self.link_state.fd()
     }
 
     fn counters(&mut self) -> LinkCounters {
         let mut all = self.sender.counters;
-        for received in [self.receiver.counters, self.groups.counters()] {
-            all.tx_unreachable += received.tx_unreachable;
-            all.rx_malformed += received.rx_malformed;
-            all.rx_overflow += received.rx_overflow;
-        }
+        all += self.receiver.counters;
+        all += self.groups.counters();
         all.rx_overflow += socket::dropped_datagrams(&self.socket);
         all
     }

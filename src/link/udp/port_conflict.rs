@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
+use crate::host::netlink;
+
 /// Owner of a UDP port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -61,11 +63,6 @@ impl PortOwner {
         }
     }
 
-    /// Reports whether a reuseport group of `size` sockets already occupies `port` on `ip`.
-    pub(crate) fn is_group(ip: IpAddr, port: u16, size: usize) -> bool {
-        PortOwner::user_of_group(ip, port, size).is_some()
-    }
-
     /// Returns the owner's user ID, as seen in this user namespace, of a reuseport group of `size` sockets that
     /// already occupies `port` on `ip`, or `None` if there is no such group.
     ///
@@ -121,20 +118,9 @@ fn conflicting_entry(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
 
 /// Parses an address as /proc prints it: 32-bit words in the machine's byte order.
 fn address(hex: &str) -> Option<IpAddr> {
-    let word = |i: usize| -> Option<[u8; 4]> {
-        Some(u32::from_str_radix(hex.get(i * 8..i * 8 + 8)?, 16).ok()?.to_ne_bytes())
-    };
-    match hex.len() {
-        8 => Some(IpAddr::from(word(0)?)),
-        32 => {
-            let mut octets = [0; 16];
-            for i in 0..4 {
-                octets[i * 4..][..4].copy_from_slice(&word(i)?);
-            }
-            Some(IpAddr::from(octets))
-        }
-        _ => None,
-    }
+    let word = |digits| Some(u32::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?.to_ne_bytes());
+    let words: Option<Vec<_>> = hex.as_bytes().chunks(8).map(word).collect();
+    netlink::address(words?.as_flattened())
 }
 
 /// Finds the process that has the socket open, among those that the calling process may inspect.
@@ -160,9 +146,9 @@ mod tests {
     #[test]
     fn group_is_recognised_even_if_some_of_its_sockets_are_not_listed() {
         let ip: IpAddr = "127.18.246.1".parse().unwrap();
-        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        assert_eq!(PortOwner::user_of_group(ip, ROCE_PORT, 64), None);
         let one = steer::bind_group(ip, &UdpOptions::default(), 1).unwrap();
-        assert!(!PortOwner::is_group(ip, ROCE_PORT, 64));
+        assert_eq!(PortOwner::user_of_group(ip, ROCE_PORT, 64), None);
         drop(one);
         let _most = steer::bind_group(ip, &UdpOptions::default(), 48).unwrap();
         let user = nix::unistd::geteuid().as_raw();

@@ -146,7 +146,7 @@ impl Receiver {
         let (src, src_port) = self.names[i].get()?;
         let mut flow = Flow::new(src, local.ip, src_port);
         let mut segment = received.len;
-        let mut dst = (!local.wildcard).then_some(local.ip);
+        let mut dst = (!local.ip.is_unspecified()).then_some(local.ip);
         for (level, kind, data) in self.controls[i].messages(received.control) {
             match (level, kind) {
                 (libc::SOL_UDP, libc::UDP_GRO) => segment = usize::try_from(number(data)?).ok()?,
@@ -198,11 +198,11 @@ fn slice_of(buffer: &mut [u8]) -> libc::iovec {
 fn header(name: &mut SockAddr, slice: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut h: libc::msghdr = unsafe { zeroed() };
-    h.msg_name = name.as_mut_ptr();
+    h.msg_name = name.0.as_mut_ptr().cast();
     h.msg_namelen = SockAddr::ROOM as _;
     h.msg_iov = slice;
     h.msg_iovlen = 1;
-    h.msg_control = control.as_mut_ptr();
+    h.msg_control = control.bytes.as_mut_ptr().cast();
     h.msg_controllen = Control::ROOM as _;
     h
 }

@@ -230,7 +230,7 @@ fn send_fast_path(socket: &OwnedFd, local: &Local, defaults: IpFields, queue: &T
     }
     let (name, name_len) = SockAddr::new(flow.dst, ROCE_PORT, local.scope_of(flow));
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let (name, name_len) = (name.as_ptr(), name_len as libc::socklen_t);
+    let (name, name_len) = (name.0.as_ptr(), name_len as libc::socklen_t);
     // Avoids the C library's wrapper, a cancellation point, which costs time.
     // SAFETY: the data and the address are valid for reads of the lengths passed, and outlive the call.
     unsafe {
@@ -298,13 +298,13 @@ impl Batch {
             // SAFETY: all zeros is a valid mmsghdr: null pointers and zero lengths.
             let mut header: libc::mmsghdr = unsafe { zeroed() };
             let h = &mut header.msg_hdr;
-            h.msg_name = m.name.as_ptr().cast_mut();
+            h.msg_name = m.name.0.as_ptr().cast_mut().cast();
             h.msg_namelen = m.name_len as libc::socklen_t;
             h.msg_iov = std::ptr::from_ref(slice).cast_mut();
             h.msg_iovlen = 1;
-            if m.control.len() > 0 {
-                h.msg_control = m.control.as_ptr().cast_mut();
-                h.msg_controllen = m.control.len() as _;
+            if m.control.len > 0 {
+                h.msg_control = m.control.bytes.as_ptr().cast_mut().cast();
+                h.msg_controllen = m.control.len as _;
             }
             self.headers.push(header);
         }

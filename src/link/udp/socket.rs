@@ -2,16 +2,21 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{MsgFlags, recv};
-use rustix::net::SocketFlags;
+use pnet_datalink::NetworkInterface;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, bind};
 
 use super::port_conflict::PortOwner;
-use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::host::socket_calls::{get_option, interface_mtu, set_option};
-use crate::host::{membership, system_udp};
+use super::{Local, UdpLink, UdpLinkError, UdpOptions};
+use crate::host::membership;
+use crate::host::socket_calls::{
+    get_option, interface_mtu, memory_info, set_option, set_receive_buffer, set_send_buffer,
+};
+use crate::host::system_udp::{self, socket_addr};
 use crate::wire::{Flow, ROCE_PORT};
 
 /// Initial hop limit of a socket, the same as in [`crate::wire::Flow::new`].
@@ -74,9 +79,8 @@ pub(super) struct LocalAddress {
 /// A bound socket, with its properties.
 pub(super) struct BoundSocket {
     pub socket: OwnedFd,
-    /// Local addresses for which the socket receives packets.
-    pub locals: Vec<LocalAddress>,
-    /// Smallest MTU of the interfaces that have the addresses in `locals`, in bytes.
+    pub local: Local,
+    /// Smallest MTU of the interfaces that have the local addresses, in bytes.
     pub mtu: usize,
     /// Whether the kernel segments sent bursts (UDP GSO).
     pub segments: bool,
@@ -88,8 +92,8 @@ pub(super) struct BoundSocket {
 /// this process has already bound.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<BoundSocket, UdpLinkError> {
     let fail = |what| UdpLinkError::system::<io::Error>(ip, what);
-    let locals = locals(ip, options.interface.as_deref());
-    if options.interface.is_some() && locals.is_empty() {
+    let addresses = locals(ip, options.interface.as_deref());
+    if options.interface.is_some() && addresses.is_empty() {
         return Err(UdpLinkError::NotLocal { ip });
     }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
@@ -98,9 +102,10 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
     let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(RCVBUF_FACTOR))
         .map_err(fail("setting the receive buffer size"))?;
     set_send_buffer(&socket, options.buffer).map_err(fail("setting the send buffer size"))?;
-    let local = locals.iter().find(|l| l.ip == ip);
+    let local = addresses.iter().find(|l| l.ip == ip);
     if let Some(local) = local {
-        set_multicast_interface(&socket, ip, local.index).map_err(fail("setting the multicast interface"))?;
+        membership::set_interface(&socket, ip, local.index)
+            .map_err(fail("setting the multicast interface"))?;
     }
     if shared {
         share(&socket).map_err(fail("setting SO_REUSEPORT"))?;
@@ -109,14 +114,14 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Bou
         // Allows binding an address for which duplicate address detection still runs.
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1).map_err(fail("setting IPV6_FREEBIND"))?;
     }
-    let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
-    bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
-        Some(libc::EADDRINUSE) => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
-        Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
-        _ => fail("binding UDP port 4791")(source),
+    let address = socket_addr(ip, ROCE_PORT, local.map_or(0, |l| l.index));
+    bind(&socket, &address).map_err(|error| match error {
+        Errno::ADDRINUSE => UdpLinkError::InUse { ip, owner: PortOwner::find(ip, ROCE_PORT) },
+        Errno::ADDRNOTAVAIL => UdpLinkError::NotLocal { ip },
+        _ => fail("binding UDP port 4791")(error.into()),
     })?;
-    let mtu = smallest_mtu(&socket, &locals);
-    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
+    let mtu = smallest_mtu(&socket, &addresses);
+    Ok(BoundSocket { socket, local: Local { ip, addresses }, mtu, segments, rcvbuf })
 }
 
 /// Adopts a socket that another process has bound to `ip`: resets its header fields to the defaults, and
@@ -129,13 +134,13 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
     let rcvbuf = rcvbuf.map_err(fail("reading the receive buffer size"))? as usize;
-    let locals = locals(ip, options.interface.as_deref());
-    let mtu = smallest_mtu(&socket, &locals);
-    Ok(BoundSocket { socket, locals, mtu, segments, rcvbuf })
+    let addresses = locals(ip, options.interface.as_deref());
+    let mtu = smallest_mtu(&socket, &addresses);
+    Ok(BoundSocket { socket, local: Local { ip, addresses }, mtu, segments, rcvbuf })
 }
 
-fn smallest_mtu(socket: &OwnedFd, locals: &[LocalAddress]) -> usize {
-    locals.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
+fn smallest_mtu(socket: &OwnedFd, addresses: &[LocalAddress]) -> usize {
+    addresses.iter().filter_map(|l| interface_mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
 /// Enables the kernel's coalescing of received datagrams (UDP GRO), and reports whether that succeeded.
@@ -213,24 +218,22 @@ pub(crate) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
 /// Returns the local addresses for which a socket bound to `ip` receives packets, on `interface` or on all
 /// interfaces.
 fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<LocalAddress> {
-    let mut found: Vec<LocalAddress> = pnet_datalink::interfaces()
-        .into_iter()
-        .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
-        .flat_map(|i| {
-            let (interface, index) = (i.name, i.index);
-            i.ips.into_iter().map(move |net| (net, interface.clone(), index))
-        })
+    let any = ip.is_unspecified();
+    let mut found = Vec::new();
+    let is_used = |i: &NetworkInterface| i.is_up() && interface.is_none_or(|name| i.name == name);
+    for i in pnet_datalink::interfaces().into_iter().filter(is_used) {
         // All of 127/8 is local, although an interface lists only one address of it.
-        .filter(|(net, _, _)| match ip.is_unspecified() {
+        let own = i.ips.iter().filter(|net| match any {
             true => net.is_ipv4() == ip.is_ipv4(),
             false => net.ip() == ip || ip.is_loopback() && net.ip().is_loopback() && net.contains(ip),
-        })
-        .map(|(net, interface, index)| {
-            let ip = if ip.is_unspecified() { net.ip() } else { ip };
-            LocalAddress { ip, interface, index }
-        })
-        .collect();
-    if !ip.is_unspecified() {
+        });
+        found.extend(own.map(|net| LocalAddress {
+            ip: if any { net.ip() } else { ip },
+            interface: i.name.clone(),
+            index: i.index,
+        }));
+    }
+    if !any {
         found.truncate(1);
     }
     found
@@ -250,29 +253,14 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
         // Without GRO, packets arrive singly.
         let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
-    set_buffer_size(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
+    set_receive_buffer(&socket, options.buffer)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
     // An IPv6 socket would otherwise receive the group's packets from every interface on which any process
     // has joined it.
     set(&socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, ifindex as libc::c_int)?;
-    bind(&socket, group, if needs_scope(group) { ifindex } else { 0 })?;
+    bind(&socket, &socket_addr(group, ROCE_PORT, ifindex))?;
     membership::join(&socket, group, ifindex)?;
     Ok(socket)
-}
-
-/// Reports whether an address is ambiguous without an interface: IPv6 link-local unicast, or IPv6 multicast
-/// with interface-local or link-local scope.
-pub(crate) fn needs_scope(ip: IpAddr) -> bool {
-    let IpAddr::V6(ip) = ip else { return false };
-    ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
-}
-
-/// Sets the interface through which the socket sends multicast packets.
-fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Result<()> {
-    match ip {
-        IpAddr::V4(_) => membership::set_interface_v4(socket, ifindex),
-        IpAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, ifindex as libc::c_int),
-    }
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
@@ -315,42 +303,13 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
 /// receiver waits for a CPU. Only unread data occupies memory.
 const RCVBUF_FACTOR: usize = 4;
 
-/// Sets the size of the receive buffer, and returns the size that the kernel reports, in bytes.
-pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
-    set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
-}
-
-/// Sets the size of the send buffer, and returns the size that the kernel reports, in bytes.
-fn set_send_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
-    set_buffer_size(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, bytes)
-}
-
-/// Sets the size of a buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size
-/// that the kernel reports, in bytes.
-fn set_buffer_size(socket: &OwnedFd, force: i32, plain: i32, requested: usize) -> io::Result<usize> {
-    let value = i32::try_from(requested).unwrap_or(i32::MAX / 2);
-    if set(socket, libc::SOL_SOCKET, force, value).is_err() {
-        // Never fails: the kernel clamps the value to rmem_max or wmem_max.
-        set(socket, libc::SOL_SOCKET, plain, value)?;
-    }
-    get_option::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
-}
-
 /// Returns the number of datagrams that the kernel dropped because the receive buffer was full.
 pub(super) fn dropped_datagrams(socket: &OwnedFd) -> u64 {
     /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
-    get_option::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
+    memory_info(socket)[DROPS].into()
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
     set_option(socket, level, name, &value)
-}
-
-fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
-    let address = match ip {
-        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
-        IpAddr::V6(ip) => SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into(),
-    };
-    Ok(rustix::net::bind(socket, &address)?)
 }

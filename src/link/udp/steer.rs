@@ -6,10 +6,11 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use libc::{BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_K, BPF_LD, BPF_RET, sock_filter};
+use libc::{BPF_A, BPF_B, BPF_RET, sock_filter};
 
 use super::socket::{self, BoundSocket};
 use super::{UdpLinkError, UdpOptions};
+use crate::host::bpf::{load, mask, op};
 use crate::host::socket_calls::set_program;
 
 /// Offset of the least significant byte of the destination QPN in the UDP payload.
@@ -54,19 +55,10 @@ fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Boun
     Ok(all)
 }
 
-/// Returns a BPF instruction other than a jump.
-pub(crate) fn op(code: u32, k: u32) -> sock_filter {
-    sock_filter { code: code as u16, jt: 0, jf: 0, k }
-}
-
 /// Returns the BPF program that selects the socket for each packet. Its result is the socket's index in bind
 /// order, which is the shard index.
 fn by_shard(count: u32) -> [sock_filter; 3] {
-    [
-        op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
-        op(BPF_ALU | BPF_AND | BPF_K, count - 1),
-        op(BPF_RET | BPF_A, 0),
-    ]
+    [load(BPF_B, DEST_QP_LOW), mask(count - 1), op(BPF_RET | BPF_A, 0)]
 }
 
 /// Attaches a BPF program to the reuseport group that contains `socket`, where it selects the socket for each

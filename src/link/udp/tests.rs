@@ -184,7 +184,7 @@ fn ip_fields(socket: &UdpSocket) -> (u8, u8) {
     // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
-    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr(), Control::ROOM as _);
+    (header.msg_control, header.msg_controllen) = (control.bytes.as_mut_ptr().cast(), Control::ROOM as _);
     // SAFETY: the header points to `slice`, `data` and `control`, with their true lengths; all outlive the
     // call.
     assert!(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) } > 0);
@@ -399,7 +399,7 @@ fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert_eq!((arrived, b.counters().rx_overflow), (sent, 0));
     // They do not fit into a buffer sized for acknowledged traffic only.
-    super::socket::set_receive_buffer(&b.socket, options.buffer).unwrap();
+    crate::host::socket_calls::set_receive_buffer(&b.socket, options.buffer).unwrap();
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }

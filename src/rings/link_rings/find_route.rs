@@ -7,10 +7,10 @@ use std::os::fd::AsFd;
 use rustix::net::connect;
 
 use super::connection::{Role, Room, Writer};
-use super::offer::{RingOffer, socket, socket_name};
+use super::offer::{offer, socket_name};
 use super::{Rings, can_have_rings};
 use crate::burst::{BurstLimits, TxBurst};
-use crate::host::unix_sockets::{fd_message, is_own_user, peer_user};
+use crate::host::unix_sockets::{fd_message, is_own_user, peer_user, seqpacket_socket};
 use crate::link::udp::{BindAddr, needs_scope};
 use crate::rings::limits;
 use crate::rings::memory::{CAPACITY, RingWriter};
@@ -83,7 +83,7 @@ impl Rings {
         if !can_have_rings(self.bind_addr.ip()) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let socket = socket()?;
+        let socket = seqpacket_socket()?;
         connect(&socket, &self.names.address(&socket_name(to))?)?;
         // Root would be trusted, but does not trust other users itself.
         if !is_own_user(peer_user(&socket)?) {
@@ -91,8 +91,7 @@ impl Rings {
         }
         let counted = limits::connection().ok_or_else(|| io::Error::other("too many rings"))?;
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
-        let offer = RingOffer { src: self.bind_addr.ip(), dst: to.0 };
-        fd_message::send(&socket, &offer, &[memory.as_fd()])?;
+        fd_message::send(&socket, &offer(self.bind_addr.ip(), to.0), &[memory.as_fd()])?;
         let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, room: Room::Enough };
         self.add(socket, Role::Writer(writer), counted)
     }

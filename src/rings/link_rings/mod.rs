@@ -3,7 +3,7 @@
 //!
 //! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
 //! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
-//! memory over a connection ([`offer::RingOffer`]), otherwise the packets take the UDP socket. So no packet can overtake
+//! memory over a connection ([`offer::offer`]), otherwise the packets take the UDP socket. So no packet can overtake
 //! another by changing between both. Packets to QP1, to multicast groups and to the own NIC always take the UDP socket, as do
 //! those of UC and UD unless rings are required.
 //!
@@ -45,12 +45,12 @@ use rustix::net::listen;
 
 use super::routes::{Destination, Routes};
 use super::shared_memory::SharedMemory;
-use crate::host::unix_sockets::SocketNames;
+use crate::host::unix_sockets::{SocketNames, seqpacket_socket};
 use crate::link::udp::{BindAddr, needs_scope};
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::{Instant, PeerChange};
 use connection::Connection;
-use offer::{socket, socket_name};
+use offer::socket_name;
 
 /// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
 /// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
@@ -84,9 +84,9 @@ pub struct Rings {
     own: Destination,
     routes: Routes,
     /// Number of connections that this process reads from.
-    readers: usize,
+    pub readers: usize,
     /// Whether packets have taken a ring.
-    has_written: bool,
+    pub has_written: bool,
     /// Indices of the connections with unpublished bursts.
     unpublished: Vec<usize>,
     /// Number of full rings.
@@ -97,8 +97,8 @@ pub struct Rings {
     room_changes: VecDeque<PeerChange>,
     /// Time of the last poll of the connections.
     last_poll: Instant,
-    /// Whether packets without ICRCs are permitted.
-    elides_icrcs: bool,
+    /// Whether packets without ICRCs are permitted, in both directions.
+    pub elides_icrcs: bool,
     /// Buffer for bursts to which the ICRCs are added.
     scratch: Vec<u8>,
 }
@@ -128,7 +128,7 @@ impl Rings {
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         let listener = match listens && can_have_rings(ip) {
             true => {
-                let (socket, name) = (socket()?, socket_name(own));
+                let (socket, name) = (seqpacket_socket()?, socket_name(own));
                 bind_when_free(&names, &socket, &name)?;
                 listen(&socket, BACKLOG)?;
                 epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
@@ -158,21 +158,6 @@ impl Rings {
             elides_icrcs: false,
             scratch: Vec::new(),
         }))
-    }
-
-    /// Reports whether packets have taken a ring.
-    pub fn has_written(&self) -> bool {
-        self.has_written
-    }
-
-    /// Permits packets without ICRCs in both directions.
-    pub fn elide_icrcs(&mut self) {
-        self.elides_icrcs = true;
-    }
-
-    /// Reports whether other processes write to this link.
-    pub fn has_readers(&self) -> bool {
-        self.readers > 0
     }
 }
 

@@ -1,12 +1,8 @@
-//! The offer with which a process passes the memory of a ring, and the socket at which another process listens
-//! for it.
+//! The offer with which a process passes the memory of a ring, and the name of the socket at which another process
+//! listens for it.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::str::FromStr;
-
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::rings::limits;
 use crate::rings::memory::{CAPACITY, RingReader};
@@ -16,47 +12,24 @@ use crate::sys::quota::Share;
 /// Version of the protocol and of the memory's layout, with which the names of sockets begin.
 const VERSION: &str = "urxe-ring-2";
 
-/// Message with which a process passes the memory of a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct RingOffer {
-    /// Source address of all packets in the ring.
-    pub src: IpAddr,
-    /// Destination address of all packets in the ring.
-    pub dst: IpAddr,
+/// Returns the message with which a process passes the memory of a ring for packets from `src` to `dst`.
+pub(super) fn offer(src: IpAddr, dst: IpAddr) -> String {
+    format!("{VERSION} {src} {dst}")
 }
 
-impl fmt::Display for RingOffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{VERSION} {} {}", self.src, self.dst)
-    }
-}
-
-impl FromStr for RingOffer {
-    type Err = ();
-
-    fn from_str(line: &str) -> Result<RingOffer, ()> {
-        match line.split(' ').collect::<Vec<_>>()[..] {
-            [VERSION, src, dst] => {
-                let [src, dst] = [src, dst].map(|address| address.parse().map_err(|_| ()));
-                Ok(RingOffer { src: src?, dst: dst? })
-            }
-            _ => Err(()),
-        }
-    }
+/// Returns the source and destination address of all packets in the ring that a message offers.
+pub(super) fn addresses(line: &str) -> Option<(IpAddr, IpAddr)> {
+    let &[VERSION, src, dst] = &line.split(' ').collect::<Vec<_>>()[..] else { return None };
+    Some((src.parse().ok()?, dst.parse().ok()?))
 }
 
 pub(super) fn socket_name((ip, partition): Destination) -> String {
     format!("{VERSION}/{ip}/{partition}")
 }
 
-pub(super) fn socket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
 /// Returns the ring that a process has passed to the link with the given address, and its memory.
 pub(super) fn take_offer(line: &str, fds: &[OwnedFd], own: IpAddr) -> Option<(RingReader, Share)> {
-    let (Ok(RingOffer { src, dst }), [memory]) = (line.parse(), fds) else { return None };
+    let (Some((src, dst)), [memory]) = (addresses(line), fds) else { return None };
     if dst != own || src.is_ipv4() != dst.is_ipv4() {
         return None;
     }

@@ -4,10 +4,14 @@
 //! withdraws the offer when the program has freed the memory and the reader has read the last record that refers to it.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use super::error::RingError;
 use crate::burst::{GatheredPackets, Piece};
-use crate::memory::{HostSlice, PeerMemory, ShareableMemory, all_shareable, shareable_generation};
+use crate::memory::{
+    HostSlice, PeerMemory, PeerMemoryError, ShareableMemory, all_shareable, shareable_generation,
+};
 use crate::wire::BTH_LEN;
 
 /// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and
@@ -20,7 +24,7 @@ const RECORD: u32 = 0;
 /// Parts of payloads that a record has apart from the packets: one, or one in each of several consecutive packets, which follow
 /// one another in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Parts {
+pub(in crate::rings) struct Parts {
     /// Offset of the first part in the burst; those of the others are a segment apart.
     at: u32,
     /// Length of each part in bytes.
@@ -82,7 +86,7 @@ pub(crate) enum Change {
 
 /// This process's memory, as far as a reader knows it.
 #[derive(Debug, Default)]
-pub(super) struct WriterMemory {
+pub(in crate::rings) struct WriterMemory {
     /// Value of [`shareable_generation`] when `all` was last brought up to date.
     generation: u64,
     all: Vec<Shared>,
@@ -240,30 +244,35 @@ impl WriterMemory {
 
 /// Memory of the writer that a reader has mapped, and the last burst.
 #[derive(Debug, Default)]
-pub(super) struct ReaderMemory {
+pub(in crate::rings) struct ReaderMemory {
     all: Vec<(u32, Arc<PeerMemory>)>,
     pub packets: GatheredPackets,
 }
 
 impl ReaderMemory {
-    pub fn contains(&self, id: u32) -> bool {
-        self.all.iter().any(|(of, _)| *of == id)
+    /// Maps memory that the writer offers, for payloads that stay there.
+    ///
+    /// # Errors
+    /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
+    /// it; the writer must be told.
+    pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Result<Result<(), PeerMemoryError>, RingError> {
+        if self.all.iter().any(|(of, _)| *of == id) {
+            return Err(RingError::Offer { id });
+        }
+        if self.all.len() >= MAX_SHARED {
+            return Ok(Err(PeerMemoryError::TooMany));
+        }
+        Ok(PeerMemory::open(fd).map(|memory| self.all.push((id, Arc::new(memory)))))
     }
 
-    /// Reports whether the writer may not share any more.
-    pub fn is_full(&self) -> bool {
-        self.all.len() >= MAX_SHARED
-    }
-
-    pub fn add(&mut self, id: u32, memory: PeerMemory) {
-        self.all.push((id, Arc::new(memory)));
-    }
-
-    /// Unmaps memory. Returns false if it is not mapped.
-    pub fn remove(&mut self, id: u32) -> bool {
-        let before = self.all.len();
-        self.all.retain(|(of, _)| *of != id);
-        self.all.len() < before
+    /// Unmaps memory that the writer withdraws.
+    ///
+    /// # Errors
+    /// [`RingError::Offer`] if it is not mapped.
+    pub fn withdraw(&mut self, id: u32) -> Result<(), RingError> {
+        let at = self.all.iter().position(|(of, _)| *of == id).ok_or(RingError::Offer { id })?;
+        self.all.remove(at);
+        Ok(())
     }
 
     /// Reassembles a burst of `len` bytes, in packets of `segment` bytes, from the bytes that the record contains and from the

@@ -9,7 +9,6 @@ use super::error::RingError;
 use super::mapping::Mapping;
 use super::payloads::{Change, Parts, ReaderMemory, WriterMemory};
 use crate::burst::{RxBurst, TxBurst};
-use crate::memory::{PeerMemory, PeerMemoryError};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// Alignment of records, a cache line: a short packet with its record header fits into one.
@@ -115,7 +114,7 @@ pub struct RingWriter {
     tail: u64,
     /// Whether ICRCs that are deferred are left out.
     elides_icrcs: bool,
-    memory: WriterMemory,
+    pub(in crate::rings) memory: WriterMemory,
     /// Payloads of a gathered record.
     parts: Vec<Parts>,
     /// Packets of a burst with ICRCs that were deferred.
@@ -204,16 +203,6 @@ impl RingWriter {
         Ok(self.memory.next_change(self.head, self.tail))
     }
 
-    /// Records that a change could not be sent to the reader. If `is_transient` is set, it will be sent later.
-    pub(crate) fn on_unsent(&mut self, change: &Change, is_transient: bool) {
-        self.memory.on_unsent(change, is_transient);
-    }
-
-    /// Notes the reader's answer to an [offer](Change::Offer). Returns false if there was no such offer.
-    pub(crate) fn on_answer(&mut self, id: u32, accepts: bool) -> bool {
-        self.memory.on_answer(id, accepts)
-    }
-
     /// Reports whether there is room for `len` bytes.
     ///
     /// # Errors
@@ -288,7 +277,7 @@ pub struct RingReader {
     /// Flow of the last burst: all have the same addresses.
     flow: Flow,
     tail: u64,
-    memory: ReaderMemory,
+    pub(in crate::rings) memory: ReaderMemory,
 }
 
 impl RingReader {
@@ -310,29 +299,6 @@ impl RingReader {
     /// Source address of the packets.
     pub fn src(&self) -> IpAddr {
         self.flow.src
-    }
-
-    /// Maps memory that the writer offers, for payloads that stay there.
-    ///
-    /// # Errors
-    /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
-    /// it; the writer must be told.
-    pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Result<Result<(), PeerMemoryError>, RingError> {
-        if self.memory.contains(id) {
-            return Err(RingError::Offer { id });
-        }
-        if self.memory.is_full() {
-            return Ok(Err(PeerMemoryError::TooMany));
-        }
-        Ok(PeerMemory::open(fd).map(|memory| self.memory.add(id, memory)))
-    }
-
-    /// Unmaps memory that the writer withdraws.
-    ///
-    /// # Errors
-    /// [`RingError::Offer`] if it is not mapped.
-    pub fn withdraw(&mut self, id: u32) -> Result<(), RingError> {
-        self.memory.remove(id).then_some(()).ok_or(RingError::Offer { id })
     }
 
     /// Passes bursts to `sink` until they total `limit` bytes, and returns the number of packets.

@@ -124,12 +124,12 @@ fn exchange(writer: &mut RingWriter, reader: &mut RingReader) -> [Vec<u32>; 3] {
         match change {
             Change::Offer(memory) => {
                 let fd = memory.as_fd().try_clone_to_owned().unwrap();
-                let accepts = reader.share(memory.id(), &fd).unwrap().is_ok();
-                assert!(writer.on_answer(memory.id(), accepts));
+                let accepts = reader.memory.share(memory.id(), &fd).unwrap().is_ok();
+                assert!(writer.memory.on_answer(memory.id(), accepts));
                 numbers[usize::from(!accepts)].push(memory.id());
             }
             Change::Withdraw(id) => {
-                reader.withdraw(id).unwrap();
+                reader.memory.withdraw(id).unwrap();
                 numbers[2].push(id);
             }
         }
@@ -260,7 +260,7 @@ fn freed_memory_is_withdrawn_once_the_reader_has_read_the_last_payload_in_it() {
     assert_eq!(got[0].as_ref(), Some(&expected[0]));
     assert!(got[1].is_none() || got[1].as_ref() == Some(&expected[0]));
     assert_eq!(exchange(&mut writer, &mut reader), [vec![], vec![], vec![id]]);
-    assert!(matches!(reader.withdraw(id), Err(RingError::Offer { .. })), "it is no longer mapped");
+    assert!(matches!(reader.memory.withdraw(id), Err(RingError::Offer { .. })), "it is no longer mapped");
 }
 
 #[test]
@@ -278,8 +278,8 @@ fn number_of_shared_memories_is_limited_at_both_ends() {
     send_from_all(&mut writer, &mut reader, &memories);
     assert_eq!(exchange(&mut writer, &mut reader).map(|ids| ids.len()), [MAX_SHARED, 0, 0]);
     let fd = all_shareable()[0].as_fd().try_clone_to_owned().unwrap();
-    assert!(reader.share(u32::MAX, &fd).unwrap().is_err(), "one too many");
-    assert!(matches!(reader.share(memories[0].id(), &fd), Err(RingError::Offer { .. })), "twice");
+    assert!(reader.memory.share(u32::MAX, &fd).unwrap().is_err(), "one too many");
+    assert!(matches!(reader.memory.share(memories[0].id(), &fd), Err(RingError::Offer { .. })), "twice");
     memories.remove(0);
     send_from_all(&mut writer, &mut reader, &memories);
     assert_eq!(exchange(&mut writer, &mut reader).map(|ids| ids.len()), [1, 0, 1]);
@@ -288,14 +288,14 @@ fn number_of_shared_memories_is_limited_at_both_ends() {
 #[test]
 fn answers_without_an_offer_are_recognised() {
     let (mut writer, mut reader) = ring();
-    assert!(!writer.on_answer(7, true));
+    assert!(!writer.memory.on_answer(7, true));
     let memory = UserMemory::shareable(1);
     let mut packets = Packets::new();
     packets.add(WRITE_MIDDLE, 0, &[memory.part(0, 1024)]);
     packets.write(&mut writer);
-    assert!(!writer.on_answer(memory.id(), true), "not yet offered");
+    assert!(!writer.memory.on_answer(memory.id(), true), "not yet offered");
     exchange(&mut writer, &mut reader);
-    assert!(!writer.on_answer(memory.id(), true), "answered before");
+    assert!(!writer.memory.on_answer(memory.id(), true), "answered before");
 }
 
 /// Record of one packet of 1040 bytes: 16 bytes of headers and ICRC, and 1024 of payload elsewhere.
@@ -373,7 +373,7 @@ fn contradictory_records_are_refused() {
     for (what, change) in changes {
         let (mut writer, mut reader) = ring();
         let fd = all_shareable().iter().find(|m| m.id() == id).unwrap().as_fd().try_clone_to_owned();
-        reader.share(id, &fd.unwrap()).unwrap().unwrap();
+        reader.memory.share(id, &fd.unwrap()).unwrap().unwrap();
         let mut record = Forged::valid(id);
         change(&mut record);
         let result = record.read(&mut writer, &mut reader);
@@ -390,7 +390,7 @@ fn random_records_are_read_or_refused() {
     for _ in 0..3000 {
         let (mut writer, mut reader) = ring();
         let fd = all_shareable().iter().find(|m| m.id() == id).unwrap().as_fd().try_clone_to_owned();
-        reader.share(id, &fd.unwrap()).unwrap().unwrap();
+        reader.memory.share(id, &fd.unwrap()).unwrap().unwrap();
         let mut record = Forged::valid(id);
         for _ in 0..1 + rng.below(3) {
             let value = [0, 1, 12, 520, 1024, u32::MAX, rng.below(2000) as u32][rng.below(7) as usize];
@@ -436,7 +436,7 @@ fn nic_executes_a_packet_only_if_its_whole_payload_is_shared() {
     let source = UserMemory::shareable(1);
     let (mut writer, mut reader) = ring();
     let fd = all_shareable().iter().find(|m| m.id() == source.id()).unwrap().as_fd().try_clone_to_owned();
-    reader.share(source.id(), &fd.unwrap()).unwrap().unwrap();
+    reader.memory.share(source.id(), &fd.unwrap()).unwrap().unwrap();
     let link = RingLink { info: LinkInfo::new("ring", vec![DST]), reader };
     let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
     let node = TestEndpoint::new(context).unwrap();

@@ -1,0 +1,152 @@
+//! The part that packet and frames links have in common: an IP stack on Ethernet frames, priority flow control, and packets
+//! to the link itself.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::loopback::Loopback;
+use super::{LinkCounters, LinkInfo};
+use crate::burst::{BurstLimits, TxBurst};
+use crate::host::frame_queue::FrameQueue;
+use crate::host::host_stack::{FrameOutcome, IpStack};
+use crate::host::pfc::{Pfc, PfcConfig, PfcLink, SharedPfc};
+use crate::transport::{Instant, earliest};
+use crate::wire::Mac;
+use crate::wire::frame::{self, Checksums, Frame, RoceFrame, VlanTag};
+
+/// State of a link that carries Ethernet frames, apart from its socket.
+#[derive(Debug)]
+pub(super) struct FrameEndpoint<S: ?Sized> {
+    pub info: LinkInfo,
+    /// VLAN tag added to each frame sent.
+    pub vlan: Option<VlanTag>,
+    /// Whether the interface is a loopback interface, which loops multicast packets back itself.
+    pub is_loopback: bool,
+    pub local: Loopback,
+    pub counters: LinkCounters,
+    /// Priority flow control, if enabled.
+    pub pfc: Option<Box<Pfc>>,
+    pub stack: Box<S>,
+}
+
+impl<S: IpStack + ?Sized> FrameEndpoint<S> {
+    /// Creates the state of a link, whose receive queue has room for `capacity` bytes, with the state that the links of a
+    /// NIC's shards share and the index of the link among them.
+    pub fn new(
+        info: LinkInfo,
+        vlan: Option<VlanTag>,
+        stack: Box<S>,
+        (pfc, capacity): (Option<PfcConfig>, usize),
+        (shared, shard): (Arc<SharedPfc>, usize),
+    ) -> FrameEndpoint<S> {
+        let link = PfcLink { mac: Mac(info.mac), vlan, speed: info.speed, capacity, shard };
+        FrameEndpoint {
+            info: LinkInfo { vlan: vlan.map(|tag| tag.id), burst: BurstLimits::SEGMENTED, ..info },
+            vlan,
+            is_loopback: false,
+            local: Loopback::default(),
+            counters: LinkCounters::default(),
+            pfc: pfc.map(|config| Box::new(Pfc::new(config, link, shared))),
+            stack,
+        }
+    }
+
+    /// Reports whether the packets of a burst to another host are too long for the link.
+    pub fn exceeds_mtu(&self, burst: &TxBurst<'_>) -> bool {
+        let is_long = burst.flow.header_len() + burst.segment > self.info.mtu;
+        is_long && !self.info.addresses.contains(&burst.flow.dst)
+    }
+
+    /// Delivers a burst to this link itself, if it is to an address or a group of the link. Returns whether other hosts get
+    /// it too.
+    pub fn loop_back(&mut self, burst: &TxBurst<'_>) -> bool {
+        let dst = burst.flow.dst;
+        let is_own = self.info.addresses.contains(&dst);
+        if (is_own || !self.is_loopback && self.stack.is_member(dst)) && !self.local.push(burst) {
+            self.counters.tx_dropped += burst.packets as u64;
+        }
+        !is_own
+    }
+
+    /// Returns the MAC to which the packets of a burst can be sent now. If there is none, keeps the packets back: until the
+    /// next hop's MAC is known, or until their priority is resumed.
+    pub fn resolve_or_keep_back(&mut self, now: Instant, burst: &TxBurst<'_>) -> Option<Mac> {
+        let flow = burst.flow;
+        let to = self.stack.resolve(now, flow.dst);
+        let mut paused = self.pfc.as_mut().filter(|pfc| pfc.is_paused(&flow));
+        if to.is_some() && paused.is_none() {
+            return to;
+        }
+        let (macs, tag) = ((to.unwrap_or_default(), Mac(self.info.mac)), self.vlan);
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
+            let mut write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            match &mut paused {
+                Some(pfc) if to.is_some() => {
+                    self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));
+                }
+                _ => _ = self.stack.queue_unresolved(flow.dst, &mut write),
+            }
+        }
+        None
+    }
+
+    /// Parses a received frame; counts one that is malformed.
+    pub fn parse(&mut self, bytes: &[u8], checksums: Checksums) -> Option<Frame> {
+        frame::parse(bytes, checksums).inspect_err(|error| self.counters.count(error)).ok()
+    }
+
+    /// Handles a received frame. Returns the packet in it, if it is one for this link. Calls `on_resumed` if the frame has
+    /// ended a pause early, which the other shards must be told.
+    pub fn receive(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        frame: Frame,
+        on_resumed: impl FnOnce(),
+    ) -> Option<RoceFrame> {
+        match (self.stack.handle(now, bytes, frame), &mut self.pfc) {
+            (FrameOutcome::Packet(packet), pfc) => {
+                pfc.iter_mut().for_each(|pfc| pfc.on_received(&packet.flow));
+                return Some(packet);
+            }
+            (FrameOutcome::Pause(frame), Some(pfc)) => {
+                if pfc.on_frame(now, &frame) {
+                    on_resumed();
+                }
+            }
+            (FrameOutcome::Foreign | FrameOutcome::Pause(_), _) => self.counters.rx_foreign += 1,
+            (FrameOutcome::RoceV1 { intact }, _) => self.counters.count_roce_v1(intact),
+            (FrameOutcome::Handled, _) => {}
+        }
+        None
+    }
+
+    /// Serves the timers after a batch of frames was received, and pauses or resumes the neighbour. `waiting` returns the
+    /// number of bytes left.
+    pub fn handle_timeout(&mut self, now: Instant, waiting: impl FnOnce() -> usize) {
+        self.stack.handle_timeout(now);
+        if let Some(pfc) = &mut self.pfc {
+            pfc.handle_timeout(now);
+            pfc.update(now, waiting());
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let local = (!self.local.is_empty()).then_some(Instant::default());
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.next_deadline());
+        earliest([local, pfc, self.stack.next_deadline()])
+    }
+
+    /// Iterates over the queues of frames to send: those of the stack, and those of flow control.
+    pub fn outboxes(&mut self) -> impl Iterator<Item = &mut FrameQueue> {
+        let of_pfc = self.pfc.as_mut().map(|pfc| &mut pfc.outbox);
+        [&mut self.stack.unresolved().outbox].into_iter().chain(of_pfc)
+    }
+
+    /// Returns the counters, with those of the stack and of flow control.
+    pub fn counters(&mut self) -> LinkCounters {
+        let tx_unresolved = self.stack.unresolved().dropped;
+        let (rx_prio_pause, tx_prio_pause) = self.pfc.as_ref().map(|pfc| pfc.counters()).unwrap_or_default();
+        LinkCounters { tx_unresolved, rx_prio_pause, tx_prio_pause, ..self.counters }
+    }
+}
