@@ -15,7 +15,7 @@ use crate::pd::{ProtectionDomain, XrcDomain};
 
 entry_points! {
     "IBVERBS_1.1" null ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq
-        = create_srq;
+        => make(pd, (*init).srq_context, &mut (*init).attr, None);
     null ibv_create_srq_ex(context: *mut ibv_context, init: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq
         = create_srq_ex;
     "IBVERBS_1.1" store ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int)
@@ -82,12 +82,6 @@ unsafe fn make(
     // closes the context only after the domain is destroyed.
     unsafe { Context::from_raw_ref(context) }.event_objects.srqs.add(id, c);
     Ok(c)
-}
-
-unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq, c_int> {
-    // SAFETY: `ibv_create_srq` requires `init` to point to a struct that is the caller's alone during the
-    // call, and `make` checks `pd`.
-    unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
 
 unsafe fn create_srq_ex(

@@ -9,7 +9,7 @@ use urxe::verbs::{AsyncEvent, QpType, Qpn};
 use crate::abi::{rdma_cm_id, rdma_conn_param};
 use crate::context::Context;
 use crate::rdmacm::id::{Id, Offered, errno, id_ref};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
@@ -19,10 +19,12 @@ entry_points! {
     "RDMACM_1.0" minus_one rdma_notify(c: *mut rdma_cm_id, event: c_uint) = notify;
 }
 
-sync_entry_points! {
-    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = connect;
-    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = accept;
-    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) = disconnect;
+waiting_entry_points! {
+    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int
+        => |call| call_sync(call, c, |id| connect(id, param));
+    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int
+        => |call| call_sync(call, c, |id| accept(id, param));
+    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) -> c_int => |call| call_sync(call, c, disconnect);
 }
 
 /// Value that requests the maximum number of outstanding READs and atomics (`RDMA_MAX_RESP_RES`,

@@ -7,11 +7,11 @@ use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
 use crate::rdmacm::id::{Id, errno, id_ref, result_code};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::sync::call_sync;
 
-sync_entry_points! {
+waiting_entry_points! {
     "RDMACM_1.0" rdma_set_option(c: *mut rdma_cm_id, level: c_int, name: c_int, from: *mut c_void, len: usize)
-        = set;
+        -> c_int => |call| call_sync(call, c, |id| set(id, level, name, from, len));
 }
 
 export! {

@@ -7,11 +7,12 @@ use urxe::sys::thread::spawn_background;
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::rdmacm::addrinfo::{DNS, Query, SA};
 use crate::rdmacm::id::{Id, id_ref, result_code};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::sync::call_sync;
 
-sync_entry_points! {
+waiting_entry_points! {
     "RDMACM_1.4" rdma_resolve_addrinfo(c: *mut rdma_cm_id, node: *const c_char, service: *const c_char,
-        hints: *const rdma_addrinfo) = resolve_addrinfo;
+        hints: *const rdma_addrinfo) -> c_int
+        => |call| call_sync(call, c, |id| resolve_addrinfo(id, node, service, hints));
 }
 
 export! {

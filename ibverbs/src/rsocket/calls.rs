@@ -14,7 +14,6 @@ use super::repoll;
 use super::socket::Socket;
 use super::stream::Phase;
 use super::table;
-use super::wait::waiting_entry_points;
 use crate::cancel::Call;
 use crate::errno;
 use crate::rdmacm::sockaddr::{read, write};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::buffers::{Sink, Source};
 use super::connection::Connection;
 use super::stream::{Phase, State, Stream};
-use super::wait::{PENDING, PollOutcome, restarts};
-use crate::cancel::Call;
+use super::wait::{PollOutcome, restarts};
+use crate::cancel::{Call, PENDING};
 
 /// Returns the connection. If the socket has none, returns the outcome of the call as the error: to wait
 /// while the socket is connecting, and to fail otherwise.

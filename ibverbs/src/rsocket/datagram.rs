@@ -24,8 +24,8 @@ use super::options::Options;
 use super::peers::{Peers, Route, canonical, is_same};
 use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
 use super::udp::{UdpDatagram, UdpSocket};
-use super::wait::{PENDING, PollOutcome, Waitable, Watchers, raw, restarts, until};
-use crate::cancel::Call;
+use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, until};
+use crate::cancel::{Call, PENDING};
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);

@@ -17,7 +17,7 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until a descriptor has events or the timeout expires. Returns the number of descriptors with events.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](super::wait::PENDING).
+/// An error number, or [`PENDING`](crate::cancel::PENDING).
 pub(super) fn wait_for(
     call: &mut Call,
     fds: &mut [pollfd],
@@ -133,7 +133,7 @@ impl Sets {
 /// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](super::wait::PENDING); the sets are unchanged in both cases.
+/// An error number, or [`PENDING`](crate::cancel::PENDING); the sets are unchanged in both cases.
 pub(super) unsafe fn select(
     call: &mut Call,
     count: c_int,

@@ -13,7 +13,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::poll::wait_for;
-use super::wait::waiting_entry_points;
 use crate::cancel::Call;
 
 entry_points! {

@@ -523,7 +523,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::rsocket::wait::{PENDING, uncancellable, wait};
+    use crate::cancel::PENDING;
+    use crate::rsocket::wait::{uncancellable, wait};
 
     /// Variable that makes the test run the body, in a process with a device.
     const BODY: &str = "URXE_TEST_BODY";

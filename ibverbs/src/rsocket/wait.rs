@@ -17,7 +17,7 @@ use urxe::sys::fork::ForkGeneration;
 use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
-use crate::cancel::{Call, Step};
+use crate::cancel::{Call, PENDING};
 use crate::errno;
 
 thread_local! {
@@ -131,38 +131,6 @@ impl Drop for Watching {
 
 /// Error of a wait until its deadline.
 pub(super) const TIMED_OUT: c_int = libc::EAGAIN;
-
-/// Pseudo error number returned by an attempt when the call must wait. [`step`] and [`uncancellable`] handle
-/// it. It cannot collide with real error numbers, which are positive.
-pub(super) const PENDING: c_int = c_int::MIN;
-
-/// Defines C functions that wait, one in each row, like [`entry_points!`]: `"NODE" NAME(ARGUMENTS) -> TYPE =
-/// PATH;`. The Rust function at `PATH` makes one attempt. It gets the [`Call`] and the arguments, and fails
-/// with [`PENDING`] to be called again after a wait. Other errors are reported by -1. The thread can be
-/// cancelled during a wait.
-macro_rules! waiting_entry_points {
-    ($($node:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $attempt:path;)*) => {$(
-        export! { $node: $name = $name; }
-
-        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-            inject_fault!($name, minus_one);
-            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-            // function.
-            let attempt = |call: &mut Call| unsafe { $attempt(call, $($argument),*) };
-            let result = $crate::cancel::blocking(|call| $crate::rsocket::wait::step(attempt(call)));
-            result.map_or_else($crate::errno::minus_one, $crate::entry_points::Value::into_c)
-        }
-    )*};
-}
-pub(super) use waiting_entry_points;
-
-/// Converts the result of an attempt to a [`Step`]: [`PENDING`] means to wait.
-pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
-    match result {
-        Err(PENDING) => Step::Wait,
-        result => Step::Done(result),
-    }
-}
 
 /// Makes a blocking call with thread cancellation disabled.
 ///
