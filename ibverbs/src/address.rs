@@ -19,8 +19,9 @@ entry_points! {
     "IBVERBS_1.1" minus_one ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc,
         header: *mut ibv_grh, out: *mut ibv_ah_attr) = init_ah_from_wc;
     "IBVERBS_1.1" store ibv_destroy_ah(ah: *mut ibv_ah) on AddressHandle(ah) unless is_inherited = destroy_ah;
-    "IBVERBS_1.1" store ibv_resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr,
-        mac: *mut u8, vid: *mut u16) = resolve_eth_l2_from_gid;
+    // The link resolves MAC addresses itself.
+    "IBVERBS_1.1" store ibv_resolve_eth_l2_from_gid(_context: *mut ibv_context, _attr: *mut ibv_ah_attr,
+        _mac: *mut u8, _vid: *mut u16) => Err::<(), c_int>(libc::EOPNOTSUPP);
 }
 
 /// An address handle with its C struct.
@@ -152,14 +153,4 @@ unsafe fn destroy_ah(c: *mut ibv_ah) -> Result<(), c_int> {
     // SAFETY: `c` is live (checked by the entry point), and the program gives up its pointer.
     drop(unsafe { AddressHandle::from_raw(c) });
     Ok(())
-}
-
-/// Fails with `EOPNOTSUPP`, because the link resolves MAC addresses itself.
-unsafe fn resolve_eth_l2_from_gid(
-    _context: *mut ibv_context,
-    _attr: *mut ibv_ah_attr,
-    _mac: *mut u8,
-    _vid: *mut u16,
-) -> Result<(), c_int> {
-    Err(libc::EOPNOTSUPP)
 }

@@ -19,7 +19,7 @@ entry_points! {
     "IBVERBS_1.17" null ibv_alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> *mut c_void
         = alloc_buf;
     "IBVERBS_1.17" null ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize,
-        access: c_int) -> *mut ibv_mr = reg_buf_mr;
+        access: c_int) -> *mut ibv_mr => register(pd, buf, addr, length, None, access);
 }
 
 export! {
@@ -95,18 +95,6 @@ unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
         // SAFETY: `is_live` found a live buffer, whose pointer the program gives up with this call.
         drop(unsafe { Buffer::from_raw(buf) });
     }
-}
-
-unsafe fn reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut ibv_buf,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the requirements of `register` are those of `ibv_reg_buf_mr`: the program frees the buffer
-    // after it has deregistered the region.
-    unsafe { register(pd, buf, addr, length, None, access) }
 }
 
 /// Fails with `ENODATA`, because the buffers of `ibv_alloc_buf` are ordinary memory.

@@ -13,7 +13,8 @@ use crate::object::Use;
 
 entry_points! {
     "IBVERBS_1.1" null ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
-        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq = create_cq;
+        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq
+        => make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut());
     null ibv_create_cq_ex(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex
         = create_cq_ex;
 }
@@ -26,17 +27,6 @@ const IGNORE_OVERRUN: u32 = 2;
 /// Supported `wc_flags`: all fields of a basic completion, and the timestamp as a counter value and as
 /// wall-clock time.
 const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
-
-unsafe fn create_cq(
-    context: *mut ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: c_int,
-) -> Result<*mut ibv_cq, c_int> {
-    // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
-    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
-}
 
 /// Creates a completion queue.
 ///

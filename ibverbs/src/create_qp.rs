@@ -16,7 +16,8 @@ use crate::qp_ex;
 use crate::srq::SharedReceiveQueue;
 
 entry_points! {
-    "IBVERBS_1.1" null ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp = create_qp;
+    "IBVERBS_1.1" null ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp
+        => make(pd, std::ptr::null_mut(), &mut *init, None);
     null ibv_create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp
         = create_qp_ex;
 }
@@ -106,12 +107,6 @@ unsafe fn make(
     // it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
     Ok(c)
-}
-
-unsafe fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
-    // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
-    // call; `make` checks the objects that it names.
-    unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
 
 unsafe fn create_qp_ex(

@@ -26,9 +26,9 @@ use crate::shared_context::MrKeys;
 
 entry_points! {
     "IBVERBS_1.1" null ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int)
-        -> *mut ibv_mr = reg_mr;
+        -> *mut ibv_mr => register(pd, addr, length, addr.addr() as u64, access as c_uint);
     "IBVERBS_1.7" null ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
-        access: c_int) -> *mut ibv_mr = reg_mr_iova;
+        access: c_int) -> *mut ibv_mr => register(pd, addr, length, iova, access as c_uint);
     "IBVERBS_1.12" null ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int,
         bits: c_int) -> *mut ibv_mr = reg_dmabuf_mr;
     null ibv_alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr = alloc_null_mr;
@@ -39,7 +39,8 @@ entry_points! {
     store ibv_advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge, count: u32)
         on ProtectionDomain(pd) = advise_mr;
     null ibv_alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw = alloc_mw;
-    store ibv_dealloc_mw(mw: *mut ibv_mw) on MemoryWindow(mw) unless is_inherited = dealloc_mw;
+    store ibv_dealloc_mw(mw: *mut ibv_mw) on MemoryWindow(mw) unless is_inherited
+        = MemoryWindow::destroy;
 }
 
 export! {
@@ -202,28 +203,6 @@ fn new_mr_with_handle(
     let c = FfiCell::new(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
     let (mr, pd) = (Mutex::new(Some(mr)), Mutex::new(domain));
     MemoryRegion { c, mr, pd, dma_handle: OnceLock::new() }.into_raw()
-}
-
-unsafe fn reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the requirements of `register` are those of `ibv_reg_mr`, which the program meets: it keeps
-    // the memory valid until it deregisters the region.
-    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
-}
-
-unsafe fn reg_mr_iova(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
-    unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
 
 unsafe extern "C" fn reg_mr_iova2(
@@ -444,18 +423,19 @@ impl MemoryWindow {
         c
     }
 
-    /// Drops the Rust state of a window. The C struct stays allocated for reuse, because the inline
-    /// `ibv_dealloc_mw` reads the context from it even if the window is already destroyed.
+    /// Drops the Rust state of a window (`ibv_dealloc_mw`). The C struct stays allocated for reuse, because
+    /// the inline `ibv_dealloc_mw` reads the context from it even if the window is already destroyed.
     ///
     /// # Safety
     /// `live_objects` has an entry for the window, and no other thread uses it any more.
-    unsafe fn destroy(c: *mut ibv_mw) {
+    unsafe fn destroy(c: *mut ibv_mw) -> Result<(), c_int> {
         let window: *mut MemoryWindow = c.cast();
         live_objects::remove(c.addr());
         // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `held` is dropped
         // exactly once.
         unsafe { ManuallyDrop::drop(&mut (*window).held) };
         live_objects::keep_memory(window.expose_provenance(), TypeId::of::<MemoryWindow>());
+        Ok(())
     }
 
     /// Stores a new rkey in the C struct.
@@ -478,12 +458,6 @@ unsafe fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> Result<*mut ibv_mw, c_int> 
     let (context, rkey) = (domain.context(), mw.rkey().0);
     let c = FfiCell::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind });
     Ok(MemoryWindow { c, held: ManuallyDrop::new((mw, pd_use)) }.into_raw_in_kept_memory())
-}
-
-unsafe fn dealloc_mw(c: *mut ibv_mw) -> Result<(), c_int> {
-    // SAFETY: the window is live (checked by the entry point), and the program gives up its pointer.
-    unsafe { MemoryWindow::destroy(c) };
-    Ok(())
 }
 
 /// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory, as of any other

@@ -26,10 +26,10 @@ entry_points! {
     "IBVERBS_1.1" store ibv_query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int,
         init: *mut ibv_qp_init_attr) on QueuePair(qp) = query_qp;
     "IBVERBS_1.1" store ibv_destroy_qp(qp: *mut ibv_qp) on QueuePair(qp) unless is_inherited = destroy_qp;
-    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
-        = attach_mcast;
-    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
-        = detach_mcast;
+    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) on QueuePair(qp)
+        => QueuePair::from_raw_ref(qp).qp.attach_mcast(Gid((*gid).raw)).map_err(|e| e.errno());
+    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) on QueuePair(qp)
+        => QueuePair::from_raw_ref(qp).qp.detach_mcast(Gid((*gid).raw)).map_err(|e| e.errno());
     "IBVERBS_1.10" store ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair(qp) = set_ece;
 }
 
@@ -266,20 +266,6 @@ unsafe fn query_qp(
         *init = qp.init;
     }
     Ok(())
-}
-
-unsafe fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
-    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
-    // readable.
-    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    qp.qp.attach_mcast(gid).map_err(|e| e.errno())
-}
-
-unsafe fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
-    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
-    // readable.
-    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    qp.qp.detach_mcast(gid).map_err(|e| e.errno())
 }
 
 /// Returns the extended struct, or null if the queue pair was created without `send_ops_flags`.

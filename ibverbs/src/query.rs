@@ -20,9 +20,9 @@ entry_points! {
         out: *mut ibv_device_attr_ex, len: usize) = query_device_ex;
     store ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) = query_rt_values;
     "IBVERBS_1.1" store ibv_query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr)
-        = query_port;
+        => query_port(context, port, out, COMPAT_PORT_ATTR_LEN);
     store query_port_of_context as ibv_query_port(context: *mut ibv_context, port: u8,
-        out: *mut ibv_port_attr, len: usize) = query_port_with_len;
+        out: *mut ibv_port_attr, len: usize) = query_port;
     "IBVERBS_1.16" store ibv_query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64)
         = query_port_speed;
     "IBVERBS_1.1" minus_one ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int,
@@ -204,7 +204,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
     }
 }
 
-unsafe fn query_port_with_len(
+unsafe fn query_port(
     context: *mut ibv_context,
     port: u8,
     out: *mut ibv_port_attr,
@@ -213,16 +213,10 @@ unsafe fn query_port_with_len(
     if port != 1 {
         return Err(libc::EINVAL);
     }
-    // SAFETY: `ibv_query_port` requires an open context, and `len` is the size of the caller's struct as its
-    // header defines it.
+    // SAFETY: `ibv_query_port` requires an open context, and a struct of `len` bytes: the size as its header
+    // defines it, or at least `COMPAT_PORT_ATTR_LEN`.
     unsafe { copy_part(&port_attr(Context::from_raw_ref(context)), out, len) };
     Ok(())
-}
-
-unsafe fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> Result<(), c_int> {
-    // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
-    // `COMPAT_PORT_ATTR_LEN` bytes.
-    unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
 unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> Result<(), c_int> {

@@ -13,8 +13,11 @@ use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
-    "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject;
-    "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject_ece;
+    // SAFETY: both calls require a live id and `len` readable bytes; null is checked for both.
+    "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8)
+        => id_ref(c)?.id.reject(&bytes(data, len)).map_err(errno);
+    "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8)
+        => id_ref(c)?.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno);
     "RDMACM_1.2" minus_one rdma_establish(c: *mut rdma_cm_id) = establish;
     "RDMACM_1.0" minus_one rdma_notify(c: *mut rdma_cm_id, event: c_uint) = notify;
 }
@@ -121,16 +124,6 @@ unsafe fn accept(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
     id.sync_qp_state();
     // No event follows for a datagram service, which only communicates its queue pair.
     Ok(id.id.qp_type() != Some(QpType::Ud))
-}
-
-unsafe fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
-    // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
-    unsafe { id_ref(c)?.id.reject(&bytes(data, len)) }.map_err(errno)
-}
-
-unsafe fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
-    // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
-    unsafe { id_ref(c)?.id.reject_with(RejReason::VendorOption, &bytes(data, len)) }.map_err(errno)
 }
 
 unsafe fn establish(c: *mut rdma_cm_id) -> Result<(), c_int> {

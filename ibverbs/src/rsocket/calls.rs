@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,12 +21,15 @@ use crate::rdmacm::sockaddr::{read, write};
 
 entry_points! {
     "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
-    "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t) = bind;
-    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) = listen;
-    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int) = shutdown;
-    "RDMACM_1.0" minus_one rclose(fd: c_int) = close;
-    "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_peer_name;
-    "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_socket_name;
+    "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t)
+        => table::get(fd)?.bind(address(to, len)?);
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => table::get(fd)?.stream()?.listen(backlog);
+    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int) => table::get(fd)?.shutdown(how);
+    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| table::close(fd));
+    "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
+        => table::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
+    "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
+        => table::get(fd)?.local_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         len: socklen_t) = set_option;
     "RDMACM_1.0" minus_one rgetsockopt(fd: c_int, level: c_int, name: c_int, out: *mut c_void,
@@ -33,17 +37,25 @@ entry_points! {
     "RDMACM_1.0" minus_one rfcntl(fd: c_int, command: c_int, argument: c_long) = control;
     "RDMACM_1.0" minus_one riomap(fd: c_int, buffer: *mut c_void, len: size_t, protection: c_int,
         flags: c_int, offset: off_t) -> off_t = map;
-    "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t) = unmap;
+    "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t)
+        => with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len));
 }
 
 // `riowrite` returns -1 in an unsigned type.
 waiting_entry_points! {
     "RDMACM_1.0" raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int = accept;
     "RDMACM_1.0" rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int = connect;
-    "RDMACM_1.0" rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t = receive_bytes;
+    "RDMACM_1.0" rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t
+        => |call| receive_from(call, fd, to, len, 0, null_mut(), null_mut());
+    "RDMACM_1.0" rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t
+        => |call| receive_from(call, fd, to, len, flags, null_mut(), null_mut());
     "RDMACM_1.0" rrecvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, peer: *mut sockaddr,
         peer_len: *mut socklen_t) -> ssize_t = receive_from;
     "RDMACM_1.0" rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t = receive_message;
+    "RDMACM_1.0" rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t
+        => |call| send_to(call, fd, from, len, 0, null(), 0);
+    "RDMACM_1.0" rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t
+        => |call| send_to(call, fd, from, len, flags, null(), 0);
     "RDMACM_1.0" rsendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, to: *const sockaddr,
         to_len: socklen_t) -> ssize_t = send_to;
     "RDMACM_1.0" rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t = send_message;
@@ -51,16 +63,9 @@ waiting_entry_points! {
     "RDMACM_1.0" rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t = send_list;
     "RDMACM_1.0" rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int = poll;
     "RDMACM_1.0" rselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
-        timeout: *mut timeval) -> c_int = select_of;
+        timeout: *mut timeval) -> c_int => |call| select(call, count, &Sets { read, write, except }, timeout);
     "RDMACM_1.0" riowrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t, flags: c_int) -> ssize_t
         = write_at;
-}
-
-export! {
-    "RDMACM_1.0":
-        rread = rread,
-        rsend = rsend,
-        rwrite = rwrite;
 }
 
 /// Maximum number of buffers per message (`IOV_MAX`).
@@ -125,15 +130,6 @@ unsafe fn write_address(address: SocketAddr, to: *mut sockaddr, len: *mut sockle
     }
 }
 
-unsafe fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or an address of `len` bytes.
-    table::get(fd)?.bind(unsafe { address(to, len) }?)
-}
-
-fn listen(fd: c_int, backlog: c_int) -> Result<(), c_int> {
-    table::get(fd)?.stream()?.listen(backlog)
-}
-
 unsafe fn accept(
     call: &mut Call,
     fd: c_int,
@@ -158,14 +154,6 @@ unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_
         false => Some(unsafe { address(to, len) }?),
     };
     socket.connect(call, to)
-}
-
-fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
-    table::get(fd)?.shutdown(how)
-}
-
-fn close(fd: c_int) -> Result<(), c_int> {
-    if repoll::close(fd) { Ok(()) } else { table::close(fd) }
 }
 
 /// Returns a buffer of the program as a slice.
@@ -285,18 +273,6 @@ unsafe fn send(
     result
 }
 
-unsafe fn receive_bytes(
-    call: &mut Call,
-    fd: c_int,
-    to: *mut c_void,
-    len: size_t,
-    flags: c_int,
-) -> Result<usize, c_int> {
-    // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
-    let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) };
-    received.map(|received| received.bytes)
-}
-
 unsafe fn receive_from(
     call: &mut Call,
     fd: c_int,
@@ -309,7 +285,9 @@ unsafe fn receive_from(
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
     let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
-    if let Some(address) = received.from.or_else(connected) {
+    if !peer.is_null()
+        && let Some(address) = received.from.or_else(connected)
+    {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, peer_len) };
     }
@@ -335,12 +313,6 @@ unsafe fn receive_message(
         message.msg_flags = if received.is_truncated { libc::MSG_TRUNC } else { 0 };
         Ok(received.bytes)
     }
-}
-
-unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    inject_fault!(rsend, minus_one);
-    // SAFETY: this function has the same contract for the buffer; a null address is allowed.
-    unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
 unsafe fn send_to(
@@ -377,20 +349,6 @@ unsafe fn send_message(
     }
 }
 
-unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    inject_fault!(rread, minus_one);
-    // SAFETY: `rread` requires of the buffer what `rrecv` requires: null, or `len` bytes that the program does
-    // not use during the call.
-    unsafe { rrecv(fd, to, len, 0) }
-}
-
-unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    inject_fault!(rwrite, minus_one);
-    // SAFETY: `rwrite` requires of the buffer what `rsend` requires: null, or `len` readable bytes that do not
-    // change during the call.
-    unsafe { rsend(fd, from, len, 0) }
-}
-
 unsafe fn receive_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) -> Result<usize, c_int> {
     let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
@@ -401,7 +359,7 @@ unsafe fn send_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) 
     let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
     // address is allowed.
-    unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
+    unsafe { send(call, fd, parts(list, len)?, 0, null(), 0) }
 }
 
 unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -> Result<c_int, c_int> {
@@ -413,30 +371,6 @@ unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -
         len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
     };
     wait_for(call, fds, u64::try_from(timeout).ok().map(Duration::from_millis))
-}
-
-unsafe fn select_of(
-    call: &mut Call,
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> Result<c_int, c_int> {
-    // SAFETY: the program passes null or valid sets and null or a valid time.
-    unsafe { select(call, count, &Sets { read, write, except }, timeout) }
-}
-
-unsafe fn get_peer_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or a buffer for an address, with its length.
-    unsafe { write_address(table::get(fd)?.peer_addr()?, out, len) };
-    Ok(())
-}
-
-unsafe fn get_socket_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or a buffer for an address, with its length.
-    unsafe { write_address(table::get(fd)?.local_addr()?, out, len) };
-    Ok(())
 }
 
 unsafe fn set_option(
@@ -542,10 +476,6 @@ unsafe fn map(
     let map = |conn: &mut Connection| unsafe { conn.map(buffer.cast(), len, at, protection != 0) };
     with_connection(fd, map)?;
     Ok(offset)
-}
-
-fn unmap(fd: c_int, buffer: *mut c_void, len: size_t) -> Result<(), c_int> {
-    with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len))
 }
 
 unsafe fn write_at(
