@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, IdError};
 use urxe::verbs::{ClaimError, Qpn};
 
 use crate::abi::{
@@ -46,8 +46,6 @@ pub(super) struct IdState {
     pub requests: Option<RequestQueues>,
     /// Data sent before the program's private data in a connection request.
     pub connect_data: Vec<u8>,
-    /// READ and atomic limits offered in the connection request from which the id was created.
-    pub offered: Option<Offered>,
     /// The program's context for each joined multicast group.
     pub joins: HashMap<IpAddr, *mut c_void>,
     /// Addresses that the last successful `rdma_resolve_addrinfo` found.
@@ -63,13 +61,6 @@ unsafe impl Send for IdState {}
 pub(super) struct RequestQueues {
     pub pd: *mut crate::abi::ibv_pd,
     pub init: ibv_qp_init_attr,
-}
-
-/// READ and atomic limits in a connection request.
-#[derive(Clone, Copy)]
-pub(super) struct Offered {
-    pub responder_resources: u8,
-    pub initiator_depth: u8,
 }
 
 /// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
@@ -163,14 +154,7 @@ impl Id {
                 return Err(e);
             }
         }
-        let offered = match &event.param {
-            EventParam::Connection(with) => Some(Offered {
-                responder_resources: with.responder_resources,
-                initiator_depth: with.initiator_depth,
-            }),
-            _ => None,
-        };
-        let state = IdState { synchronous, offered, ..IdState::default() };
+        let state = IdState { synchronous, ..IdState::default() };
         Ok(Id::new_raw(of.process, event.id.clone(), channel, context, state))
     }
 
