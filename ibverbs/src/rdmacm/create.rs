@@ -9,8 +9,8 @@ use crate::errno::minus_one;
 use crate::event_objects::address_of;
 use crate::object::FfiObject;
 use crate::qp::qp_type;
-use crate::rdmacm::channel::{self, Channel};
-use crate::rdmacm::id::{Id, IdState, errno, id_ref, new_private_channel};
+use crate::rdmacm::channel;
+use crate::rdmacm::id::{Id, IdState, id_ref, with_channel};
 use crate::rdmacm::process::ProcessGlobals;
 
 entry_points! {
@@ -39,28 +39,12 @@ pub(super) unsafe fn create(
         Some(number) => Some(self::qp_type(number).ok_or(libc::EOPNOTSUPP)?),
         None => None,
     };
-    let synchronous = on.is_null();
-    let raw_channel = if synchronous { new_private_channel()? } else { on };
-    let made = Channel::lookup(raw_channel).and_then(|on| {
-        let id = match service {
-            Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
-            None => process.manager.create_id(&on.channel, space),
-        };
-        id.map_err(errno)
-    });
-    match made {
-        Ok(id) => {
-            let state = IdState { synchronous, ..IdState::default() };
-            Ok(Id::new_raw(process, id, raw_channel, context, state))
-        }
-        Err(e) => {
-            if synchronous {
-                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-                unsafe { channel::destroy(raw_channel) };
-            }
-            Err(e)
-        }
-    }
+    let (channel, id) = with_channel(on, |on| match service {
+        Some(service) => process.manager.create_id_with_qp_type(on, space, service),
+        None => process.manager.create_id(on, space),
+    })?;
+    let state = IdState { synchronous: on.is_null(), ..IdState::default() };
+    Ok(Id::new_raw(process, id, channel, context, state))
 }
 
 unsafe fn create_id(
@@ -113,14 +97,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
     // SAFETY: `id_ref` accepts null; otherwise the caller passes a live id, which the program does not
     // destroy during the call.
     let id = unsafe { id_ref(c) }?;
-    let raw_channel = if to.is_null() { new_private_channel()? } else { to };
-    if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
-        if to.is_null() {
-            // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-            unsafe { channel::destroy(raw_channel) };
-        }
-        return Err(e);
-    }
+    let (raw_channel, ()) = with_channel(to, |to| id.id.migrate(to))?;
     id.ack_kept_event();
     let was_synchronous = std::mem::replace(&mut id.state().synchronous, to.is_null());
     // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel

@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, IdError};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventChannel, IdError};
 use urxe::verbs::{ClaimError, Qpn};
 
 use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
 };
 use crate::context::Context;
-use crate::errno::minus_one;
+use crate::errno::{minus_one, non_null};
 use crate::event_objects::object_at;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
@@ -102,11 +103,23 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
     });
 }
 
-/// Creates the private channel of a synchronous id.
-pub(super) fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
-    // SAFETY: the call has no requirements.
-    let channel = unsafe { channel::rdma_create_event_channel() };
-    if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
+/// Calls `f` with a channel, or with a new private channel, for a synchronous id, if `given` is null. Returns
+/// the channel and the result of `f`; if `f` fails, a private channel is destroyed.
+pub(super) fn with_channel<T>(
+    given: *mut rdma_event_channel,
+    f: impl FnOnce(&EventChannel) -> Result<T, IdError>,
+) -> Result<(*mut rdma_event_channel, T), c_int> {
+    let channel = match given.is_null() {
+        // SAFETY: the call has no requirements.
+        true => non_null(unsafe { channel::rdma_create_event_channel() }).map_err(|_| libc::EMFILE)?,
+        false => given,
+    };
+    let result = Channel::lookup(channel).and_then(|on| f(&on.channel).map_err(errno));
+    if result.is_err() && given.is_null() {
+        // SAFETY: the channel was created above, and the program has no pointer to it.
+        unsafe { channel::destroy(channel) };
+    }
+    Ok((channel, result?))
 }
 
 impl Id {
@@ -142,18 +155,13 @@ impl Id {
         event: &CmEvent,
     ) -> Result<*mut rdma_cm_id, c_int> {
         // SAFETY: the caller passes a live id, whose C struct is initialised.
-        let (of, mut channel, context) =
+        let (of, channel, context) =
             unsafe { (Id::from_raw_ref(listener), (*listener).channel, (*listener).context) };
         let synchronous = of.is_synchronous();
-        if synchronous {
-            channel = new_private_channel()?;
-            let moved = Channel::lookup(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
-            if let Err(e) = moved {
-                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-                unsafe { channel::destroy(channel) };
-                return Err(e);
-            }
-        }
+        let channel = match synchronous {
+            true => with_channel(null_mut(), |to| event.id.migrate(to))?.0,
+            false => channel,
+        };
         let state = IdState { synchronous, ..IdState::default() };
         Ok(Id::new_raw(of.process, event.id.clone(), channel, context, state))
     }
