@@ -174,7 +174,7 @@ unsafe fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> Result<(), c_i
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
     let (cq, owner) = unsafe { (&CompletionQueue::from_raw_ref(c).cq, Context::from_raw_ref((*c).context)) };
-    match owner.device.reports_missed_completions() {
+    match owner.device.settings.personality.quirks.reports_missed_completions {
         true => cq.req_notify_with_missed(notify),
         false => cq.req_notify(notify),
     }

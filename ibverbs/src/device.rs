@@ -17,7 +17,7 @@ use urxe::middleware::faults::{FaultCounters, RuleCount};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
-use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, Personality, WeakContext};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Personality, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::call_faults;
@@ -51,7 +51,7 @@ pub(crate) struct Device {
     zeros: [u64; 128],
     name: String,
     pub adapter: Adapter,
-    settings: Settings,
+    pub settings: Settings,
     pub ifindex: u32,
     nic: Mutex<Option<OpenNic>>,
     fault_stats: Mutex<FaultStats>,
@@ -302,16 +302,6 @@ impl Device {
         }
     }
 
-    /// Returns the vendor identity that the device reports.
-    pub(crate) fn identity(&self) -> Identity {
-        Identity::of(&self.settings.names, &self.settings.personality)
-    }
-
-    /// Reports whether an address vector without a GRH is accepted, with the LID of a neighbour.
-    pub(crate) fn has_lid_routing(&self) -> bool {
-        self.settings.lid_routing
-    }
-
     /// Reports whether DMA-bufs can be registered. Programs (NCCL) take that for support of GPUDirect, so it has to be asked
     /// for: memory of a GPU cannot be mapped.
     pub(crate) fn has_dma_buf(&self) -> bool {
@@ -331,33 +321,16 @@ impl Device {
         }
     }
 
-    /// See [`urxe::transport::Quirks::reports_missed_completions`].
-    pub(crate) fn reports_missed_completions(&self) -> bool {
-        self.settings.personality.quirks.reports_missed_completions
-    }
-
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings {
-            shards,
-            personality,
-            congestion,
-            seed,
-            faults,
-            sharing,
-            offload,
-            min_ack_timeout,
-            elide_icrcs,
-            ..
-        } = &self.settings;
-        let links = match sharing {
-            None => self.adapter.link.bind_with(*shards, *offload)?,
-            Some(sharing) => sharing.bind(&self.adapter.link, *shards, *offload)?,
+        let (link, settings) = (&self.adapter.link, &self.settings);
+        let links = match &settings.sharing {
+            None => link.bind_with(settings.shards, settings.offload)?,
+            Some(sharing) => sharing.bind(link, settings.shards, settings.offload)?,
         };
         prepare_for_exit();
-        let capture = capture(&self.settings)?;
-        let middleware =
-            Middleware { capture, faults: Fault::packet_rules(faults), seeds: call_faults::seeds().clone() };
-        let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
+        let (capture, faults) = (capture(settings)?, Fault::packet_rules(&settings.faults));
+        let middleware = Middleware { capture, faults, seeds: call_faults::seeds().clone() };
+        let (links, counters) = middleware.wrap(links, &link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {
             *fault_stats = FaultStats { process: std::process::id(), ..FaultStats::default() };
@@ -367,14 +340,14 @@ impl Device {
         fault_stats.closed += last;
         drop(fault_stats);
         let options = ContextOptions::default()
-            .personality(*personality)
-            .seed(*seed)
-            .min_ack_timeout(*min_ack_timeout)
-            .elide_icrcs(*elide_icrcs)
-            .congestion(*congestion)
-            .faults(Fault::object_faults(faults));
+            .personality(settings.personality)
+            .seed(settings.seed)
+            .min_ack_timeout(settings.min_ack_timeout)
+            .elide_icrcs(settings.elide_icrcs)
+            .congestion(settings.congestion)
+            .faults(Fault::object_faults(&settings.faults));
         let nic = Nic::open_shards(links, &options)?;
-        if self.settings.warnings {
+        if settings.warnings {
             nic.on_warning(|warning| warn(&format!("warning: {warning}")));
         }
         if !options.faults.is_empty() {

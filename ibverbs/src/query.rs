@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use urxe::verbs::faults::Call;
-use urxe::verbs::{DeviceAttr, Gid, PKey};
+use urxe::verbs::{DeviceAttr, Gid, Identity, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
@@ -78,7 +78,8 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
     let guid = context.device.adapter.guid().to_be();
-    let identity = context.device.identity();
+    let settings = &context.device.settings;
+    let identity = Identity::of(&settings.names, &settings.personality);
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
