@@ -144,7 +144,7 @@ unsafe fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*mut
     if has(DMAH) {
         // SAFETY: `is_live` found a live handle, which the program must not deallocate during the call. The
         // region was made above, and the program has no pointer to it yet.
-        unsafe { MemoryRegion::from_raw_ref(region).set_dma_handle(Use::new(attr.dmah)) };
+        unsafe { MemoryRegion::from_raw_ref(region).dma_handle.get_or_init(|| Use::new(attr.dmah)) };
     }
     Ok(region)
 }

@@ -1,6 +1,6 @@
 //! Memory regions (`ibv_mr`) and memory windows (`ibv_mw`).
 
-use std::any::TypeId;
+use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, prefer_huge_pages, supports_populate};
 use urxe::verbs::faults::Call;
-use urxe::verbs::memory::{DmMr, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::memory::{DmMr, Mw, RawMr, WindowKind};
 use urxe::verbs::{Access, MrOptions};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
@@ -65,44 +65,19 @@ pub(crate) struct MemoryRegion {
     /// The protection domain; `ibv_rereg_mr` can change it.
     pd: Mutex<Use<ProtectionDomain>>,
     /// The DMA handle that the region was registered with.
-    dma_handle: OnceLock<Use<DmaHandle>>,
+    pub dma_handle: OnceLock<Use<DmaHandle>>,
 }
 
 /// The registration behind a region.
 enum Registered {
-    Memory(RawMr, Access),
-    DmaBuf {
-        region: RawMr,
-        mapping: Mapping,
-    },
-    /// A null region, deregistered on drop.
-    Null {
-        _region: NullMr,
-    },
-    /// A region of device memory, deregistered on drop.
-    Device {
-        _region: DmMr,
-        _memory: Use<DeviceMemory>,
-    },
-    /// An imported region, registered by the exporting context.
-    Imported,
+    /// Memory of the program, or of a DMA-buf with this mapping.
+    Memory { region: RawMr, access: Access, mapping: Option<Mapping> },
+    /// A null region, or a region of device memory and that memory, deregistered on drop. Nothing for an
+    /// imported region, which the exporting context has registered.
+    Other { _held: Box<dyn Any> },
 }
 
 ffi_object! { MemoryRegion { c: ibv_mr } [context, handle] }
-
-impl MemoryRegion {
-    /// Returns the local key.
-    pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
-        // during which the program does not use the region.
-        unsafe { (*self.c.get()).lkey }
-    }
-
-    /// Makes the region a user of a DMA handle.
-    pub(crate) fn set_dma_handle(&self, handle: Use<DmaHandle>) {
-        self.dma_handle.get_or_init(|| handle);
-    }
-}
 
 /// Converts access flags, dropping the optional ones that the device does not support.
 fn access(bits: c_uint) -> Access {
@@ -176,30 +151,24 @@ pub(crate) unsafe fn register(
             false => domain.pd.reg_mr_raw(addr.cast(), length, MrOptions::new(access).iova(iova)),
         }
     };
-    let mr = registered.map_err(|e| e.errno())?;
-    let keys = MrKeys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
-    Ok(new_mr(pd, addr, keys, Registered::Memory(mr, access)))
+    let region = registered.map_err(|e| e.errno())?;
+    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
+    Ok(new_mr(pd, addr, keys, None, Registered::Memory { region, access, mapping: None }))
 }
 
-/// Allocates the `ibv_mr` of a region and assigns it a new handle.
-fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *mut ibv_mr {
-    // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
-    // context is open.
-    let context = unsafe { Context::from_raw_ref((*pd).context) };
-    new_mr_with_handle(pd, addr, keys, context.mrs.add(keys), mr)
-}
-
-/// Allocates the `ibv_mr` of a region with the given handle.
-fn new_mr_with_handle(
+/// Allocates the `ibv_mr` of a region with the given handle, or with a new one.
+fn new_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     keys: MrKeys,
-    handle: u32,
+    handle: Option<u32>,
     mr: Registered,
 ) -> *mut ibv_mr {
     let MrKeys { lkey, rkey, length } = keys;
-    // SAFETY: every caller passes a live domain, whose `context` was set when it was made.
-    let (context, domain) = unsafe { ((*pd).context, Use::new(pd)) };
+    // SAFETY: every caller passes a live domain, whose `context` was set when it was made and is open.
+    let (context, of, domain) =
+        unsafe { ((*pd).context, Context::from_raw_ref((*pd).context), Use::new(pd)) };
+    let handle = handle.unwrap_or_else(|| of.mrs.add(keys));
     let c = FfiCell::new(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
     let (mr, pd) = (Mutex::new(Some(mr)), Mutex::new(domain));
     MemoryRegion { c, mr, pd, dma_handle: OnceLock::new() }.into_raw()
@@ -254,7 +223,8 @@ unsafe fn reg_dmabuf_mr(
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
     // As in libibverbs, the address of the region is its offset in the DMA-buf.
     let addr = std::ptr::without_provenance_mut(offset as usize);
-    Ok(new_mr(pd, addr, keys, Registered::DmaBuf { region, mapping }))
+    let memory = Registered::Memory { region, access, mapping: Some(mapping) };
+    Ok(new_mr(pd, addr, keys, None, memory))
 }
 
 unsafe fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
@@ -263,7 +233,7 @@ unsafe fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
     // region here either.
     let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
-    Ok(new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr }))
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(mr) }))
 }
 
 unsafe fn reg_dm_mr(
@@ -280,8 +250,8 @@ unsafe fn reg_dm_mr(
     let region = domain.pd.reg_dm_mr(&memory.dm, range, self::access(access)).map_err(|e| e.errno())?;
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
     // SAFETY: the memory is live as above.
-    let mr = Registered::Device { _region: region, _memory: unsafe { Use::new(c) } };
-    Ok(new_mr(pd, std::ptr::null_mut(), keys, mr))
+    let held: (DmMr, Use<DeviceMemory>) = (region, unsafe { Use::new(c) });
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(held) }))
 }
 
 unsafe extern "C" fn rereg_mr(
@@ -319,7 +289,9 @@ unsafe extern "C" fn rereg_mr(
     // SAFETY: `is_live` found a live region at `c`, which the program must not deregister during the call.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
-    let Some(Registered::Memory(mr, old_access)) = &mut *mr else { return fail(libc::EINVAL) };
+    let Some(Registered::Memory { region: mr, access: old_access, mapping: None }) = &mut *mr else {
+        return fail(libc::EINVAL);
+    };
     let new_access = if flags & ACCESS != 0 { access(bits as c_uint) } else { *old_access };
     let (to, len) =
         if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
@@ -364,20 +336,11 @@ unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
     // another call meanwhile.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
-    match mr.take() {
-        Some(Registered::Memory(memory, access)) => {
-            if let Err((memory, e)) = memory.dereg() {
-                *mr = Some(Registered::Memory(memory, access));
-                return Err(e.errno());
-            }
-        }
-        Some(Registered::DmaBuf { region, mapping }) => {
-            if let Err((region, e)) = region.dereg() {
-                *mr = Some(Registered::DmaBuf { region, mapping });
-                return Err(e.errno());
-            }
-        }
-        Some(Registered::Null { .. } | Registered::Device { .. } | Registered::Imported) | None => {}
+    if let Some(Registered::Memory { region, access, mapping }) = mr.take()
+        && let Err((region, e)) = region.dereg()
+    {
+        *mr = Some(Registered::Memory { region, access, mapping });
+        return Err(e.errno());
     }
     drop(mr);
     // SAFETY: the context is open. The program gives up its pointer with this call; the lock guard is
@@ -393,34 +356,21 @@ unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
 #[repr(C)]
 pub(crate) struct MemoryWindow {
     c: FfiCell<ibv_mw>,
-    held: ManuallyDrop<(Mw, Use<ProtectionDomain>)>,
+    pub held: ManuallyDrop<(Mw, Use<ProtectionDomain>)>,
 }
 
 ffi_object! { MemoryWindow { c: ibv_mw } [context, handle] }
 
 impl MemoryWindow {
-    /// Returns the window.
-    pub(crate) fn mw(&self) -> &Mw {
-        &self.held.0
-    }
-
     /// Allocates the `ibv_mw` of the window, reusing the memory of a destroyed window if there is any.
     fn into_raw_in_kept_memory(self) -> *mut ibv_mw {
-        let Some(memory) = live_objects::take_kept_memory(TypeId::of::<MemoryWindow>()) else {
-            return self.into_raw();
-        };
-        let window: *mut MemoryWindow = std::ptr::with_exposed_provenance_mut(memory);
-        // SAFETY: `destroy` left the memory behind: a heap allocation of a `MemoryWindow` whose content was
-        // dropped. `take_kept_memory` removed it from the registry, so this is the only reference to it.
-        let c = unsafe {
-            window.write(self);
-            (*window).c.get()
-        };
-        // SAFETY: the struct was written above, and the program has no pointer to it yet.
-        if let Some(identity) = MemoryWindow::identity(unsafe { &*c }) {
-            live_objects::add(memory, TypeId::of::<MemoryWindow>(), identity);
-        }
-        c
+        let memory = live_objects::take_kept_memory().map_or_else(Box::new_uninit, |address| {
+            // SAFETY: `destroy` left the memory behind: a heap allocation of a `MemoryWindow` whose content
+            // was dropped. `take_kept_memory` removed it from the registry, so this is the only reference to
+            // it.
+            unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut(address)) }
+        });
+        self.into_raw_in(memory)
     }
 
     /// Drops the Rust state of a window (`ibv_dealloc_mw`). The C struct stays allocated for reuse, because
@@ -434,15 +384,8 @@ impl MemoryWindow {
         // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `held` is dropped
         // exactly once.
         unsafe { ManuallyDrop::drop(&mut (*window).held) };
-        live_objects::keep_memory(window.expose_provenance(), TypeId::of::<MemoryWindow>());
+        live_objects::keep_memory(window.expose_provenance());
         Ok(())
-    }
-
-    /// Stores a new rkey in the C struct.
-    pub(crate) fn set_rkey(&self, rkey: u32) {
-        // SAFETY: `self.c` is initialised and the field is an aligned integer; the program leaves the struct
-        // alone while a call binds the window.
-        unsafe { (*self.c.get()).rkey = rkey };
     }
 }
 
@@ -481,7 +424,7 @@ unsafe fn import_mr(pd: *mut ibv_pd, handle: u32) -> Result<*mut ibv_mr, c_int> 
     let context = unsafe { Context::from_raw_ref(ProtectionDomain::live(pd)?.context()) };
     let keys = context.mrs.get(handle).ok_or(libc::ENOENT)?;
     // The address is unknown: only the exporter has it.
-    Ok(new_mr_with_handle(pd, std::ptr::null_mut(), keys, handle, Registered::Imported))
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, Some(handle), Registered::Other { _held: Box::new(()) }))
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {

@@ -12,6 +12,7 @@
 use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -72,9 +73,14 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
 
     /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
     fn into_raw(self) -> *mut Self::C {
+        self.into_raw_in(Box::new_uninit())
+    }
+
+    /// Moves the object to the given memory like [`into_raw`](Self::into_raw).
+    fn into_raw_in(self, memory: Box<MaybeUninit<Self>>) -> *mut Self::C {
         const { assert!(Self::OFFSET == 0) };
-        let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: the object was allocated on the line above and begins with the C struct, as the assertion
+        let c: *mut Self::C = Box::into_raw(Box::write(memory, self)).cast();
+        // SAFETY: the object was written on the line above and begins with the C struct, as the assertion
         // says; no other thread has a pointer to it yet.
         if let Some(identity) = Self::identity(unsafe { &*c }) {
             live_objects::add(c.addr(), TypeId::of::<Self>(), identity);

@@ -15,7 +15,7 @@ use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv
 use crate::address::AddressHandle;
 use crate::buffers::elements;
 use crate::call_faults;
-use crate::mr::{MemoryRegion, MemoryWindow};
+use crate::mr::MemoryWindow;
 use crate::object::FfiObject;
 use crate::qp::{QueuePair, UD, XRC_SEND};
 use crate::srq::SharedReceiveQueue;
@@ -74,8 +74,9 @@ pub(crate) unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32
 /// # Safety
 /// `info.mr` is a live region, or null, which binds nothing.
 pub(crate) unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
-    // SAFETY: the caller passes a live region, which begins with the C struct at `info.mr`.
-    let region = if info.mr.is_null() { 0 } else { unsafe { MemoryRegion::from_raw_ref(info.mr) }.lkey() };
+    // SAFETY: the caller passes a live region or null. Only `ibv_rereg_mr` writes the C struct, during which
+    // the program does not use the region.
+    let region = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
     Bind {
         rkey: RKey(rkey),
         region: LKey(region),
@@ -438,9 +439,9 @@ pub(crate) unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *
     unsafe {
         let (pair, window, info) = (QueuePair::from_raw_ref(c), MemoryWindow::from_raw_ref(mw), &*info);
         let bind = bind(0, &info.bind_info);
-        match pair.qp.bind_mw(window.mw(), info.wr_id, &bind, flags(info.send_flags)) {
+        match pair.qp.bind_mw(&window.held.0, info.wr_id, &bind, flags(info.send_flags)) {
             Ok(rkey) => {
-                window.set_rkey(rkey.0);
+                (*mw).rkey = rkey.0;
                 0
             }
             Err(e) => e.errno(),
