@@ -1,5 +1,6 @@
 //! C interface: the calls of `rdma/rsocket.h`.
 
+use std::any::Any;
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
 use std::ptr::{null, null_mut};
@@ -9,12 +10,13 @@ use std::time::Duration;
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
 use super::buffers::{Received, Sink, Source};
+use super::common::Common;
 use super::connection::Connection;
+use super::datagram::Datagram;
 use super::poll::{Sets, select, wait_for};
-use super::repoll;
 use super::socket::Socket;
-use super::stream::Phase;
-use super::table;
+use super::stream::{Phase, State, Stream};
+use super::{keepalive, repoll, table};
 use crate::cancel::Call;
 use crate::errno;
 use crate::rdmacm::sockaddr::{read, write};
@@ -23,8 +25,9 @@ entry_points! {
     "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
     "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t)
         => table::get(fd)?.bind(address(to, len)?);
-    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => table::get(fd)?.stream()?.listen(backlog);
-    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int) => table::get(fd)?.shutdown(how);
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(table::get(fd)?)?.listen(backlog);
+    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int)
+        => table::get(fd)?.shutdown(ended_directions(how)?);
     "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| table::close(fd));
     "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
         => table::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
@@ -85,9 +88,31 @@ fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_in
         (libc::AF_INET | libc::AF_INET6, ..) => return Err(libc::ESOCKTNOSUPPORT),
         _ => return Err(libc::EAFNOSUPPORT),
     }
-    let socket = Socket::new(family, kind & !flags)?;
-    socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
-    table::add(socket)
+    let socket: Arc<dyn Socket> = match kind & !flags {
+        libc::SOCK_DGRAM => Arc::new(Datagram::new(family)?),
+        _ => Arc::new(Stream::new(family)?),
+    };
+    socket.options().is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+    Ok(table::add(socket))
+}
+
+/// Returns the stream socket, for operations that datagram sockets do not support.
+///
+/// # Errors
+/// `EOPNOTSUPP` on a datagram socket.
+fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
+    let socket: Arc<dyn Any + Send + Sync> = socket;
+    socket.downcast().map_err(|_| libc::EOPNOTSUPP)
+}
+
+/// Returns whether a call of `shutdown` ends reads, and whether it ends writes.
+fn ended_directions(how: c_int) -> Result<(bool, bool), c_int> {
+    match how {
+        libc::SHUT_RD => Ok((true, false)),
+        libc::SHUT_WR => Ok((false, true)),
+        libc::SHUT_RDWR => Ok((true, true)),
+        _ => Err(libc::EINVAL),
+    }
 }
 
 /// Reads a socket address that the program passes.
@@ -136,12 +161,14 @@ unsafe fn accept(
     peer: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, c_int> {
-    let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
+    let new = Arc::new(stream(socket(call, fd)?)?.accept(call)?);
     if let Ok(address) = new.peer_addr() {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, len) };
     }
-    table::add(new)
+    let fd = table::add(new.clone());
+    keepalive::update(&new).or_else(|e| table::close(fd).and(Err(e)))?;
+    Ok(fd)
 }
 
 unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
@@ -209,9 +236,10 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
 ///
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
-fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
-    table::get(fd)
-        .and_then(|socket| if call.is_same_object(socket.address()) { Ok(socket) } else { Err(libc::EBADF) })
+fn socket(call: &mut Call, fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
+    let socket = table::get(fd)?;
+    // The address identifies the socket as long as a handle exists.
+    if call.is_same_object(Arc::as_ptr(&socket).cast::<()>()) { Ok(socket) } else { Err(libc::EBADF) }
 }
 
 /// Makes one attempt to receive data.
@@ -268,7 +296,7 @@ unsafe fn send(
     if flags & libc::MSG_OOB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let result = socket.send(call, &mut source, to, flags);
+    let result = socket.send(call, &mut source, &to, flags);
     call.done = source.position();
     result
 }
@@ -383,20 +411,25 @@ unsafe fn set_option(
     let socket = table::get(fd)?;
     // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
     let value = unsafe { bytes(value, len as usize) }?;
-    socket.options(|options| options.set(level, name, value))?;
-    socket.update_keepalive()
+    socket.options().set(level, name, value)?;
+    stream(socket).map_or(Ok(()), |stream| keepalive::update(&stream))
 }
 
 /// Returns the value of an option, which may be a read-only one, such as the socket type.
-fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+fn option(socket: Arc<dyn Socket>, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
+    let Common { family, kind, .. } = *socket.common();
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.take_error().unwrap_or(0)),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => int(socket.kind().0),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(socket.kind().1),
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(socket.family()),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(socket.is_listening().into()),
-        _ => socket.options(|options| options.get(level, name)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => int(kind),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) if kind == libc::SOCK_DGRAM => int(libc::IPPROTO_UDP),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(family),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+            let listens = |state: &mut State| matches!(state.phase, Phase::Listening(..));
+            int(stream(socket).is_ok_and(|stream| stream.with_state(listens)).into())
+        }
+        _ => socket.options().get(level, name),
     }
 }
 
@@ -411,7 +444,7 @@ unsafe fn get_option(
     if out.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    let value = option(&socket, level, name)?;
+    let value = option(socket, level, name)?;
     // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
     // at `out`; no more are copied.
     unsafe {
@@ -429,12 +462,11 @@ unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, 
     let socket = table::get(fd)?;
     match command {
         libc::F_GETFL => {
-            let nonblocking = socket.options(|options| options.is_nonblocking);
+            let nonblocking = socket.options().is_nonblocking;
             Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
         }
         libc::F_SETFL => {
-            let nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
-            socket.options(|options| options.is_nonblocking = nonblocking);
+            socket.options().is_nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
             Ok(0)
         }
         // SAFETY: the argument of these commands is a number or ignored, and `fd` is the open descriptor of
@@ -449,7 +481,7 @@ unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, 
 
 /// Calls `f` with the connection of a socket.
 fn with_connection<R>(fd: c_int, f: impl FnOnce(&mut Connection) -> Result<R, c_int>) -> Result<R, c_int> {
-    table::get(fd)?.stream()?.with_state(|state| match &mut state.phase {
+    stream(table::get(fd)?)?.with_state(|state| match &mut state.phase {
         Phase::Connected(conn) => f(conn),
         _ => Err(libc::ENOTCONN),
     })
@@ -491,7 +523,7 @@ unsafe fn write_at(
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
     let mut source = Source::new(vec![unsafe { bytes(from, len) }?]);
     source.skip(call.done);
-    let result = socket.stream()?.write_at(call, &mut source, offset, flags);
+    let result = stream(socket)?.write_at(call, &mut source, offset, flags);
     call.done = source.position();
     result
 }

@@ -1,11 +1,13 @@
 //! `rpoll` and `rselect`: waiting for rsockets and other file descriptors at once.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{c_short, fd_set, pollfd, timeval};
 
 use super::link_polls::LinkPolls;
+use super::options::duration;
 use super::socket::Socket;
 use super::table::find_all;
 use super::wait::{TIMED_OUT, poll, wait};
@@ -24,13 +26,13 @@ pub(super) fn wait_for(
     timeout: Option<Duration>,
 ) -> Result<c_int, c_int> {
     let sockets = find_all(fds.iter().map(|fd| fd.fd));
-    let is_other = |(fd, socket): (&pollfd, &Option<Socket>)| socket.is_none() && fd.fd >= 0;
+    let is_other = |(fd, socket): (&pollfd, &Option<Arc<dyn Socket>>)| socket.is_none() && fd.fd >= 0;
     let mut others: Vec<pollfd> =
         fds.iter().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket))).map(|(fd, _)| *fd).collect();
     let mut poll_once = |others: &mut [pollfd]| {
         let mut look = |link_polls: &mut LinkPolls| {
             for (fd, socket) in fds.iter_mut().zip(&sockets) {
-                let events = |socket: &Socket| socket.events(link_polls) & (fd.events | ALWAYS);
+                let events = |socket: &Arc<dyn Socket>| socket.events(link_polls) & (fd.events | ALWAYS);
                 fd.revents = socket.as_ref().map_or(0, events);
             }
             fds.iter().any(|fd| fd.revents != 0)
@@ -56,7 +58,7 @@ pub(super) fn wait_for(
         return Ok(0);
     }
     let deadline = call.deadline(timeout);
-    let rsockets: Vec<_> = sockets.iter().flatten().map(Socket::waitable).collect();
+    let rsockets: Vec<_> = sockets.iter().flatten().cloned().collect();
     match wait(call, &rsockets, &mut others, deadline, poll_once) {
         Ok(count) => count,
         Err(TIMED_OUT) => Ok(0),
@@ -144,14 +146,9 @@ pub(super) unsafe fn select(
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller passes null or a pointer to a valid `timeval`.
-    let time = match unsafe { timeout.as_ref() } {
-        None => None,
-        Some(time) => {
-            let seconds = u64::try_from(time.tv_sec).map_err(|_| libc::EINVAL)?;
-            let micros = u64::try_from(time.tv_usec).map_err(|_| libc::EINVAL)?;
-            Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
-        }
-    };
+    let time = unsafe { timeout.as_ref() }
+        .map(|time| duration(time.tv_sec, time.tv_usec).ok_or(libc::EINVAL))
+        .transpose()?;
     // SAFETY: the caller passes null or valid sets, and `count` is at most `FD_SETSIZE`.
     let mut fds = unsafe { sets.requested(count) };
     wait_for(call, &mut fds, time)?;
