@@ -88,12 +88,13 @@ pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
 unsafe fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
     // `ibv_create_ah` requires `attr` to point to a readable struct.
-    let (domain, path) = unsafe {
+    let (domain, context, path) = unsafe {
         let domain = ProtectionDomain::live(pd)?;
-        (domain, path(Context::from_raw_ref((*pd).context), &*attr).ok_or(libc::EINVAL)?)
+        let context = (*pd).context;
+        (domain, context, path(Context::from_raw_ref(context), &*attr).ok_or(libc::EINVAL)?)
     };
     let ah = domain.pd.create_ah(&path).map_err(|e| e.errno())?;
-    let c = FfiCell::new(ibv_ah { context: domain.context(), pd, handle: 0 });
+    let c = FfiCell::new(ibv_ah { context, pd, handle: 0 });
     // SAFETY: the domain is live as above.
     Ok(AddressHandle { c, ah, _pd: unsafe { Use::new(pd) } }.into_raw())
 }
@@ -143,8 +144,8 @@ unsafe fn create_ah_from_wc(
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
     // `ibv_create_ah_from_wc` requires a readable completion and the GRH that belongs to it.
     unsafe {
-        let domain = ProtectionDomain::live(pd)?;
-        let path = reverse_path(Context::from_raw_ref(domain.context()), wc, header).filter(|_| port == 1);
+        ProtectionDomain::live(pd)?;
+        let path = reverse_path(Context::from_raw_ref((*pd).context), wc, header).filter(|_| port == 1);
         non_null(ibv_create_ah(pd, &mut attr(&path.ok_or(libc::EINVAL)?)))
     }
 }

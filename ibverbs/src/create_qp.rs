@@ -67,7 +67,7 @@ unsafe fn make(
         let held_srq = Use::given(init.srq);
         if qp_type == QpType::XrcRecv {
             let domain = XrcDomain::live(xrcd)?;
-            (domain.xrcd.create_target_qp(), domain.context(), None, Use::given(xrcd), held_srq)
+            (domain.xrcd.create_target_qp(), (*xrcd).context, None, Use::given(xrcd), held_srq)
         } else {
             // An XRC initiator receives nothing and needs no completion queue for receives.
             let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
@@ -82,7 +82,7 @@ unsafe fn make(
                 None => options,
             };
             let made = domain.pd.create_qp(send_cq, recv_cq, &options);
-            (made, domain.context(), Use::given(pd), None, held_srq)
+            (made, (*pd).context, Use::given(pd), None, held_srq)
         }
     };
     let qp = made.map_err(|e| e.errno())?;

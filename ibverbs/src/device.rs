@@ -1,6 +1,6 @@
 //! Devices: one for each interface that is up, or only the one that `URXE_LINK` names.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::io::ErrorKind;
 use std::mem::offset_of;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ entry_points! {
 
 export! {
     "IBVERBS_1.1":
-        ibv_free_device_list = free_device_list,
+        ibv_free_device_list = free_list,
         ibv_get_device_name = get_device_name,
         ibv_get_device_guid = get_device_guid;
     "IBVERBS_1.9": ibv_get_device_index = get_device_index;
@@ -440,11 +440,11 @@ pub(crate) unsafe fn list<T>(elements: &[*mut T], count: *mut c_int) -> Result<*
     Ok(list)
 }
 
-unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+/// Frees a [`list`] of devices or contexts (`ibv_free_device_list`, `rdma_free_devices`).
+pub(crate) unsafe extern "C" fn free_list(list: *mut c_void) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_free_device_list` requires a list from `get_device_list`, which `calloc` allocated, or
-    // null.
-    unsafe { libc::free(list.cast()) };
+    // SAFETY: both calls require a list that `calloc` allocated, or null.
+    unsafe { libc::free(list) };
 }
 
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {

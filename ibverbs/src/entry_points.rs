@@ -5,10 +5,11 @@ use std::ffi::c_int;
 /// Defines C functions, one in each row: `["NODE"] FAILURE NAME(ARGUMENTS) [on OBJECT(ARGUMENT) [unless
 /// is_inherited]] [-> TYPE] = PATH;`, or `=> EXPRESSION;` instead of `= PATH;`.
 ///
-/// The function disables cancellation, applies the faults on calls of its name (or of the name behind `as`),
-/// and calls the Rust function at `PATH` with its arguments, or evaluates `EXPRESSION` with them. `FAILURE`
-/// is the function of [`errno`](crate::errno) that reports an error as the C interface does. With `NODE`,
-/// programs find the function by its name; without, only through the functions in [`ops`](crate::ops).
+/// The function disables cancellation, applies the faults on calls of its name (or of the name behind `as`,
+/// or none with `as none`), and calls the Rust function at `PATH` with its arguments, or evaluates
+/// `EXPRESSION` with them. `FAILURE` is the function of [`errno`](crate::errno) that reports an error as the
+/// C interface does. With `NODE`, programs find the function by its name; without, only through the functions
+/// in [`ops`](crate::ops).
 ///
 /// The Rust function has another name than the symbol, so that a breakpoint by name has one location.
 ///
@@ -52,6 +53,7 @@ macro_rules! entry_points {
         }
     )*};
     (@first $first:ty $(, $rest:ty)?) => { $first };
+    (@inject $fail:ident none $name:ident) => {};
     (@inject $fail:ident $name:ident $($rest:ident)?) => { inject_fault!($name, $fail) };
     (@value $arguments:tt = $call:path) => { $call $arguments };
     (@value $arguments:tt => $value:expr) => { $crate::entry_points::evaluate(|| $value) };

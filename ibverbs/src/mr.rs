@@ -396,9 +396,9 @@ unsafe fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> Result<*mut ibv_mw, c_int> 
         _ => return Err(libc::EINVAL),
     };
     // SAFETY: the program must not deallocate the domain during the call.
-    let (domain, pd_use) = unsafe { (ProtectionDomain::live(pd)?, Use::new(pd)) };
+    let (domain, context, pd_use) = unsafe { (ProtectionDomain::live(pd)?, (*pd).context, Use::new(pd)) };
     let mw = domain.pd.alloc_mw(window).map_err(|e| e.errno())?;
-    let (context, rkey) = (domain.context(), mw.rkey().0);
+    let rkey = mw.rkey().0;
     let c = FfiCell::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind });
     Ok(MemoryWindow { c, held: ManuallyDrop::new((mw, pd_use)) }.into_raw_in_kept_memory())
 }
@@ -421,7 +421,7 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 
 unsafe fn import_mr(pd: *mut ibv_pd, handle: u32) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
-    let context = unsafe { Context::from_raw_ref(ProtectionDomain::live(pd)?.context()) };
+    let (_, context) = unsafe { (ProtectionDomain::live(pd)?, Context::from_raw_ref((*pd).context)) };
     let keys = context.mrs.get(handle).ok_or(libc::ENOENT)?;
     // The address is unknown: only the exporter has it.
     Ok(new_mr(pd, std::ptr::null_mut(), keys, Some(handle), Registered::Other { _held: Box::new(()) }))

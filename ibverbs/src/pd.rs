@@ -41,13 +41,6 @@ pub(crate) type ParentParts = (Use<ProtectionDomain>, Option<Use<ThreadDomain>>)
 ffi_object! { ProtectionDomain { c: ibv_pd, users } [context, handle] }
 
 impl ProtectionDomain {
-    /// Returns the context in which the domain was created.
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
-        // written again.
-        unsafe { (*self.c.get()).context }
-    }
-
     /// Allocates the `ibv_pd` of a domain and assigns it a new handle.
     pub(crate) fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
         // SAFETY: both callers pass on the context that the program named, which it does not close during
@@ -106,15 +99,6 @@ pub(crate) struct XrcDomain {
 }
 
 ffi_object! { XrcDomain { c: ibv_xrcd, users } [context] }
-
-impl XrcDomain {
-    /// Returns the context in which the domain was created.
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
-        // written again.
-        unsafe { (*self.c.get()).context }
-    }
-}
 
 /// Opens the XRC domain for the file whose descriptor is in `attr`, or a private domain if the descriptor is
 /// -1.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use urxe::nic::PortSpeed;
 use urxe::verbs::faults::Call;
 use urxe::verbs::{DeviceAttr, Gid, Identity, PKey};
 
@@ -12,7 +13,6 @@ use crate::abi::{
 use crate::call_faults;
 use crate::context::Context;
 use crate::device::copy_text;
-use crate::errno::minus_one;
 
 entry_points! {
     "IBVERBS_1.1" store ibv_query_device(context: *mut ibv_context, out: *mut ibv_device_attr) = query_device;
@@ -31,10 +31,12 @@ entry_points! {
         index: u32, out: *mut ibv_gid_entry, flags: u32, len: usize) = query_gid_ex;
     "IBVERBS_1.1" minus_one ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16)
         = query_pkey;
+    "IBVERBS_1.5" minus_one ibv_get_pkey_index as none(context: *mut ibv_context, port: u8, key: u16)
+        = get_pkey_index;
+    minus_one query_gid_type as none(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) = gid_type;
 }
 
 export! {
-    "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
     "IBVERBS_1.11": _ibv_query_gid_table = query_gid_table;
 }
 
@@ -224,42 +226,20 @@ unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) 
     // SAFETY: `ibv_query_port_speed` requires an open context, which the program does not close during the
     // call.
     let attr = unsafe { Context::from_raw_ref(context) }.nic.query_port();
-    let speed = speed(attr.active_width, attr.active_speed).filter(|_| port == 1);
+    let is_its = |speed: &&PortSpeed| {
+        port == 1 && (speed.width(), speed.lane()) == (attr.active_width, attr.active_speed)
+    };
+    let speed = PortSpeed::ALL.iter().find(is_its).ok_or(libc::EINVAL)?;
+    // In units of 100 Mb/s.
     // SAFETY: `ibv_query_port_speed` requires `out` to point to a writable integer.
-    unsafe { *out = speed.ok_or(libc::EINVAL)? };
+    unsafe { *out = u64::from(speed.gbps()) * 10 };
     Ok(())
-}
-
-/// Returns a port's bandwidth in units of 100 Mb/s, from the codes of its width and of the speed of a lane.
-fn speed(width: u8, lane: u8) -> Option<u64> {
-    let lanes = match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => return None,
-    };
-    let lane = match lane {
-        1 => 25,
-        2 => 50,
-        4 | 8 => 100,
-        16 => 140,
-        32 => 250,
-        64 => 500,
-        128 => 1000,
-        _ => return None,
-    };
-    Some(lanes * lane)
 }
 
 /// Returns the GID table entry at `index`: `Some(None)` for an empty entry, `None` for an index past the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
-    let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
-    match context.nic.query_gid(index) {
-        Some(gid) => Some(Some(gid).filter(|gid| *gid != Gid::default())),
-        None => empty(),
-    }
+    let found = context.nic.query_gid(index).filter(|gid| *gid != Gid::default());
+    (found.is_some() || index < context.nic.query_port().gid_table_len).then_some(found)
 }
 
 unsafe fn query_gid(
@@ -336,20 +316,14 @@ unsafe extern "C" fn query_gid_table(
 }
 
 /// Returns the type of a GID. The symbol is a private one, but `ibv_devinfo` and librdmacm use it.
-pub(crate) unsafe extern "C" fn query_gid_type(
-    context: *mut ibv_context,
-    port: u8,
-    index: u32,
-    out: *mut u32,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> Result<(), c_int> {
     // SAFETY: `ibv_query_gid_type` requires an open context, which the program does not close during the
     // call.
     let found = gid(unsafe { Context::from_raw_ref(context) }, index as usize);
-    let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
+    let gid = found.filter(|_| port == 1).ok_or(libc::EINVAL)?;
     // SAFETY: `ibv_query_gid_type` requires `out` to point to a writable integer.
     unsafe { *out = gid.map_or(SYSFS_IB_ROCE_V1, |_| SYSFS_ROCE_V2) };
-    0
+    Ok(())
 }
 
 unsafe fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> Result<(), c_int> {
@@ -362,12 +336,11 @@ unsafe fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mu
     Ok(())
 }
 
-unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> Result<c_int, c_int> {
     // SAFETY: `ibv_get_pkey_index` requires an open context, which the program does not close during the
     // call.
     let context = unsafe { Context::from_raw_ref(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));
     let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);
-    found.map_or_else(|| minus_one(libc::EINVAL), int)
+    found.map(int).ok_or(libc::EINVAL)
 }

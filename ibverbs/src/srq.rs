@@ -55,7 +55,7 @@ unsafe fn make(
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> Result<*mut ibv_srq, c_int> {
     // SAFETY: the program must not destroy the objects during the call.
-    let domain = unsafe { ProtectionDomain::live(pd) }?;
+    let (domain, context) = unsafe { (ProtectionDomain::live(pd)?, (*pd).context) };
     let mut options = SrqOptions::new(RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge });
     if let Some((xrcd, cq)) = xrc {
         // SAFETY: as above.
@@ -65,7 +65,6 @@ unsafe fn make(
     let granted = srq.query().caps;
     (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
     let id = srq.id();
-    let context = domain.context();
     let c = ibv_srq {
         context,
         srq_context,

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_uint, c_void};
 use urxe::verbs::cm::PortSpace;
 
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::minus_one;
 use crate::event_objects::address_of;
 use crate::object::FfiObject;
 use crate::qp::qp_type;
@@ -16,11 +15,8 @@ use crate::rdmacm::process::ProcessGlobals;
 entry_points! {
     "RDMACM_1.0" minus_one rdma_create_id(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_id,
         context: *mut c_void, space: c_uint) = create_id;
+    "RDMACM_1.0" minus_one rdma_destroy_id as none(c: *mut rdma_cm_id) = destroy_id;
     "RDMACM_1.0" minus_one rdma_migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) = migrate;
-}
-
-export! {
-    "RDMACM_1.0": rdma_destroy_id = destroy_id;
 }
 
 /// Creates an id on the channel `on`, or on a private channel if `on` is null.
@@ -61,14 +57,15 @@ unsafe fn create_id(
     unsafe { create(channel, context, space, None).map(|id| *out = id) }
 }
 
-pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_destroy_id` requires a live id, which the program does not destroy during the call; null
-    // is checked.
+/// Destroys an id (`rdma_destroy_id`).
+///
+/// # Safety
+/// `c` is a live id, or null. The program gives up its pointer.
+pub(super) unsafe fn destroy_id(c: *mut rdma_cm_id) -> Result<(), c_int> {
+    // SAFETY: the caller passes a live id, which the program does not destroy during the call, or null.
     let id = match unsafe { id_ref(c) } {
-        Ok(id) => id,
-        Err(libc::ENODEV) => return 0,
-        Err(e) => return minus_one(e),
+        Err(libc::ENODEV) => return Ok(()),
+        id => id?,
     };
     let process = id.process;
     process.ids.remove(id.id.number());
@@ -86,7 +83,7 @@ pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
             channel::destroy(channel);
         }
     }
-    0
+    Ok(())
 }
 
 /// Moves an id to another channel, or to a private channel if `to` is null (`rdma_migrate_id`).

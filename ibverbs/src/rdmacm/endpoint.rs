@@ -135,7 +135,7 @@ unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
     unsafe {
         queues::destroy(c);
         queues::destroy_id_srq(c);
-        destroy_id(c);
+        let _ = destroy_id(c);
     }
 }
 
@@ -159,15 +159,15 @@ unsafe fn get_request(
         get_cm_event(call, (*listener).channel, &mut event)?;
         let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
         if status != 0 || kind != CmEventKind::ConnectRequest as c_uint {
-            ack_cm_event(event);
+            ack_cm_event(event)?;
             return Err(if status < 0 { -status } else { libc::EINVAL });
         }
         let requests = listener_id.state().requests;
         if let Some(mut with) = requests
             && let Err(e) = queues::make_plain(id, with.pd, &mut with.init)
         {
-            ack_cm_event(event);
-            destroy_id(id);
+            ack_cm_event(event)?;
+            let _ = destroy_id(id);
             return Err(e);
         }
         // The event is acknowledged by the next call on the new id; until then, destroying the listener waits

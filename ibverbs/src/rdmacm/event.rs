@@ -11,11 +11,10 @@ use crate::abi::{EventParam, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_ev
 use crate::address;
 use crate::cancel::Call;
 use crate::channel::next_event;
-use crate::errno::minus_one;
 use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::rdmacm::channel::Channel;
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::process::ProcessGlobals;
 
 waiting_entry_points! {
@@ -24,10 +23,13 @@ waiting_entry_points! {
 }
 
 export! {
-    "RDMACM_1.0":
-        rdma_ack_cm_event = ack_cm_event,
-        rdma_event_str = event_str;
-    "RDMACM_1.4": rdma_write_cm_event = write_cm_event;
+    "RDMACM_1.0": rdma_event_str = event_str;
+}
+
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_ack_cm_event as none(c: *mut rdma_cm_event) = ack_cm_event;
+    "RDMACM_1.4" minus_one rdma_write_cm_event as none(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64)
+        = write_cm_event;
 }
 
 /// Delay before a call on a destroyed channel fails.
@@ -160,13 +162,16 @@ pub(super) unsafe fn get_cm_event(
     }
 }
 
-pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+/// Acknowledges an event (`rdma_ack_cm_event`).
+///
+/// # Safety
+/// `c` is an event that was returned and is not acknowledged yet, or null. The caller gives up its pointer.
+pub(super) unsafe fn ack_cm_event(c: *mut rdma_cm_event) -> Result<(), c_int> {
     if c.is_null() {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    // SAFETY: `rdma_ack_cm_event` requires an event that was returned and is not acknowledged yet; the
-    // program gives up its pointer. Null was excluded.
+    // SAFETY: the caller passes an event that is not acknowledged yet, and gives up its pointer. Null was
+    // excluded.
     unsafe {
         if !Event::from_raw_ref(c).process.is_inherited() {
             let event = Event::from_raw(c);
@@ -175,17 +180,15 @@ pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
             process.unacked.ack(held_id);
         }
     }
-    0
+    Ok(())
 }
 
-unsafe extern "C" fn write_cm_event(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn write_cm_event(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64) -> Result<(), c_int> {
     if kind != CmEventKind::User as c_uint {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `rdma_write_cm_event` requires a live id; null is checked.
-    let written = unsafe { id_ref(c) }.and_then(|id| id.id.write_event(status, arg).map_err(errno));
-    result_code(written)
+    unsafe { id_ref(c) }?.id.write_event(status, arg).map_err(errno)
 }
 
 extern "C" fn event_str(number: c_int) -> *const c_char {

@@ -14,7 +14,7 @@ use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
 };
 use crate::context::Context;
-use crate::errno::{minus_one, non_null};
+use crate::errno::non_null;
 use crate::event_objects::object_at;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
@@ -62,11 +62,6 @@ unsafe impl Send for IdState {}
 pub(super) struct RequestQueues {
     pub pd: *mut crate::abi::ibv_pd,
     pub init: ibv_qp_init_attr,
-}
-
-/// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
-pub(super) fn result_code(result: Result<(), c_int>) -> c_int {
-    result.map_or_else(minus_one, |()| 0)
 }
 
 /// Returns the error number for a failed operation on an id.

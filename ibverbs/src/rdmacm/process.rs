@@ -24,7 +24,7 @@ entry_points! {
 }
 
 export! {
-    "RDMACM_1.0": rdma_free_devices = free_devices;
+    "RDMACM_1.0": rdma_free_devices = device::free_list;
 }
 
 /// State of a process. A forked child creates its own and does not use its parent's.
@@ -207,10 +207,4 @@ unsafe fn get_devices(count: *mut c_int) -> Result<*mut *mut ibv_context, c_int>
     let contexts: Vec<_> = ProcessGlobals::current()?.devices.iter().map(|device| device.context).collect();
     // SAFETY: `rdma_get_devices` requires a non-null `count` to point to a writable integer.
     unsafe { device::list(&contexts, count) }
-}
-
-unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_free_devices` requires a list from `get_devices`, which `calloc` allocated, or null.
-    unsafe { libc::free(list.cast()) };
 }

@@ -44,7 +44,8 @@ impl Id {
         unsafe {
             let event = std::mem::replace(&mut (*c).event, null_mut());
             if !event.is_null() {
-                ack_cm_event(event);
+                // Cannot fail: the event is not null.
+                let _ = ack_cm_event(event);
             }
         }
     }
