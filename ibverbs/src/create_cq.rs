@@ -9,7 +9,7 @@ use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::cq_ex;
-use crate::object::Use;
+use crate::object::{FfiCell, FfiObject, Session, Use};
 
 entry_points! {
     "IBVERBS_1.1" null ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
@@ -62,7 +62,8 @@ pub(crate) unsafe fn make(
     (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     cq_ex::set_functions(&mut c);
     let id = cq.id();
-    let c = CompletionQueue::new_raw(c, cq, parent, comp_channel);
+    let (c, batch) = (FfiCell::new(c), Session::default());
+    let c = CompletionQueue { c, batch, cq, _parent: parent, _channel: comp_channel }.into_raw();
     owner.event_objects.cqs.add(id, c);
     Ok(c)
 }

@@ -16,6 +16,9 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+
 use crate::live_objects::{self, Identity};
 
 /// A Rust type that begins with a C struct to which programs hold pointers. Use [`ffi_object!`] to implement
@@ -168,6 +171,19 @@ unsafe impl<C> Sync for FfiCell<C> {}
 // SAFETY: a cell that is moved to another thread gives that thread raw pointers only, as a shared one does.
 // Moving it uses none of the pointers in the C struct, and nothing in that is bound to a thread.
 unsafe impl<C> Send for FfiCell<C> {}
+
+/// State that a thread uses in several C calls: it locks `lock` in the first one, which gives it sole access
+/// to `state` and to the C struct of the object until it unlocks it in the last one.
+pub(crate) struct Session<T> {
+    pub lock: RawMutex,
+    pub state: FfiCell<T>,
+}
+
+impl<T: Default> Default for Session<T> {
+    fn default() -> Session<T> {
+        Session { lock: RawMutex::INIT, state: FfiCell::new(T::default()) }
+    }
+}
 
 /// Number of users of an object: the objects created from it, which prevent its destruction. For an imported
 /// object, the import itself is one more user. Programs may unimport the object before they destroy the

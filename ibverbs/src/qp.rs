@@ -13,10 +13,10 @@ use crate::address;
 use crate::context::Context;
 use crate::counters::Publisher;
 use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject, Use, ffi_object};
+use crate::object::{FfiCell, FfiObject, Session, Use, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
-use crate::wr_session::WrSessionState;
+use crate::wr_session::Requests;
 
 entry_points! {
     "IBVERBS_1.1" store ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair(qp)
@@ -67,7 +67,7 @@ pub(crate) fn qp_type_number(qp_type: QpType) -> c_uint {
 pub(crate) struct QueuePair {
     c: FfiCell<ibv_qp_ex>,
     /// Work request session, declared before `qp` because it borrows from `qp` and must be dropped first.
-    pub session: WrSessionState,
+    pub session: Session<Requests>,
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
     init: ibv_qp_init_attr,
@@ -87,7 +87,7 @@ const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
 impl QueuePair {
     /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
     pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
-        let (c, session) = (FfiCell::new(c), WrSessionState::default());
+        let (c, session) = (FfiCell::new(c), Session::default());
         QueuePair { c, session, qp, init, _held: held }.into_raw()
     }
 
