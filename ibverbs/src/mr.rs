@@ -35,6 +35,8 @@ entry_points! {
     null ibv_reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint)
         -> *mut ibv_mr = reg_dm_mr;
     "IBVERBS_1.10" null ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import_mr;
+    "IBVERBS_1.1" minus_four ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void,
+        length: usize, access: c_int) = rereg_mr;
     "IBVERBS_1.1" store ibv_dereg_mr(mr: *mut ibv_mr) on MemoryRegion(mr) unless is_inherited = dereg_mr;
     store ibv_advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge, count: u32)
         on ProtectionDomain(pd) = advise_mr;
@@ -45,7 +47,6 @@ entry_points! {
 
 export! {
     "IBVERBS_1.1":
-        ibv_rereg_mr = rereg_mr,
         ibv_fork_init = fork_init,
         ibv_dontfork_range = fork_range,
         ibv_dofork_range = fork_range;
@@ -254,54 +255,45 @@ unsafe fn reg_dm_mr(
     Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(held) }))
 }
 
-unsafe extern "C" fn rereg_mr(
+/// Changes a region (`ibv_rereg_mr`). Its failure, `IBV_REREG_MR_ERR_CMD`, is that of a command that the
+/// kernel rejects. With libibverbs, the region must then not be used; here, it is unchanged.
+unsafe fn rereg_mr(
     c: *mut ibv_mr,
     flags: c_int,
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     bits: c_int,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<c_int, c_int> {
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
     /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
     const ERR_INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the kernel rejected the command. With libibverbs, the region must then not be
-    /// used; here, it is unchanged.
-    const ERR_CMD: c_int = -4;
-    let fail = |e| {
-        errno::set(e);
-        ERR_CMD
-    };
-    if let Some(errno) = call_faults::on_call(Call::ibv_rereg_mr) {
-        return fail(errno);
-    }
     let has_no_range = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
     if flags & !(TRANSLATION | PD | ACCESS) != 0 || has_no_range || bits != 0 && flags & ACCESS == 0 {
         errno::set(libc::EINVAL);
-        return ERR_INPUT;
+        return Ok(ERR_INPUT);
     }
     if flags == 0 || !MemoryRegion::is_live(c) || flags & PD != 0 && !ProtectionDomain::is_live(pd) {
-        return fail(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `is_live` found a live region at `c`, which the program must not deregister during the call.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
     let Some(Registered::Memory { region: mr, access: old_access, mapping: None }) = &mut *mr else {
-        return fail(libc::EINVAL);
+        return Err(libc::EINVAL);
     };
     let new_access = if flags & ACCESS != 0 { access(bits as c_uint) } else { *old_access };
     let (to, len) =
         if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
     if len == 0 {
-        return fail(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     let is_pinned = !new_access.allows(Access::ON_DEMAND);
     let was_pinned = flags & TRANSLATION == 0 && !old_access.allows(Access::ON_DEMAND);
     if is_pinned && !was_pinned && !can_be_pinned(to, len, new_access) {
-        return fail(libc::EFAULT);
+        return Err(libc::EFAULT);
     }
     // SAFETY: with this flag, `is_live` found a live domain at `pd`.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::from_raw_ref(pd) });
@@ -309,9 +301,7 @@ unsafe extern "C" fn rereg_mr(
     let access = (flags & ACCESS != 0).then_some(new_access);
     // SAFETY: the contract of `ibv_rereg_mr`: the program keeps the new memory mapped until it deregisters
     // the region, and expects the NIC and peers to access it meanwhile.
-    if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
-        return fail(e.errno());
-    }
+    unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) }.map_err(|e| e.errno())?;
     *old_access = new_access;
     // SAFETY: `c` is live; `ibv_rereg_mr` requires that the program does not use the region during the call,
     // and the lock held above excludes other calls of this function.
@@ -328,7 +318,7 @@ unsafe extern "C" fn rereg_mr(
     let keys = MrKeys { lkey: c_mr.lkey, rkey: c_mr.rkey, length: c_mr.length };
     // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(c_mr.context) }.mrs.set(c_mr.handle, keys);
-    0
+    Ok(0)
 }
 
 unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {

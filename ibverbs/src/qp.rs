@@ -70,7 +70,7 @@ pub(crate) struct QueuePair {
     pub session: Session<Requests>,
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
-    init: ibv_qp_init_attr,
+    pub init: ibv_qp_init_attr,
     _held: Held,
 }
 
@@ -89,16 +89,6 @@ impl QueuePair {
     pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
         let (c, session) = (FfiCell::new(c), Session::default());
         QueuePair { c, session, qp, init, _held: held }.into_raw()
-    }
-
-    /// Returns the capacity of the send queue in work requests.
-    pub(crate) fn send_depth(&self) -> usize {
-        self.init.cap.max_send_wr as usize
-    }
-
-    /// Returns the capacity of the receive queue in work requests.
-    pub(crate) fn receive_depth(&self) -> usize {
-        self.init.cap.max_recv_wr as usize
     }
 }
 
