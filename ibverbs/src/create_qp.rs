@@ -22,6 +22,8 @@ entry_points! {
         = create_qp_ex;
 }
 
+const _: () = assert!(ibv_qp_init_attr_ex::LAYOUT.begins_with(&ibv_qp_init_attr::LAYOUT));
+
 /// Creates a queue pair: an XRC target in `xrcd`, any other type in `pd` with completion queues. `send_ops`
 /// is the set of operations that the program may post through the `ibv_wr_*` functions, or `None` if it uses
 /// `ibv_post_send` alone.
@@ -126,15 +128,12 @@ unsafe fn create_qp_ex(
     if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
+    let xrcd = if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() };
     let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
-    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
-    let mut init_plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-    // SAFETY: `make` checks the objects; those that `comp_mask` does not cover are passed as null.
-    let made =
-        unsafe { make(pd, xrcd, &mut init_plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
-    init.cap = init_plain.cap;
-    let made = made?;
+    let send_ops = (mask & SEND_OPS != 0).then_some(init.send_ops_flags);
+    // SAFETY: the struct begins with the fields of `ibv_qp_init_attr` (asserted above), and no others are
+    // used meanwhile. `make` checks the objects; those that `comp_mask` does not cover are passed as null.
+    let made = unsafe { make(pd, xrcd, &mut *std::ptr::from_mut(init).cast(), send_ops) }?;
     if flags != 0 {
         // SAFETY: `made` was returned by `make` and is not known to the program yet.
         unsafe { QueuePair::from_raw_ref(made) }.qp.block_multicast_loopback();

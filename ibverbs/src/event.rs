@@ -12,7 +12,8 @@ use crate::context::Context;
 use crate::event_objects::{address_of, object_at};
 
 waiting_entry_points! {
-    "IBVERBS_1.1" ibv_get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int = get_async_event;
+    "IBVERBS_1.1" ibv_get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int
+        = get_async_event;
 }
 
 export! {

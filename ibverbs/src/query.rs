@@ -33,7 +33,8 @@ entry_points! {
         = query_pkey;
     "IBVERBS_1.5" minus_one ibv_get_pkey_index as none(context: *mut ibv_context, port: u8, key: u16)
         = get_pkey_index;
-    minus_one query_gid_type as none(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) = gid_type;
+    minus_one query_gid_type as none(context: *mut ibv_context, port: u8, index: u32, out: *mut u32)
+        = gid_type;
 }
 
 export! {

@@ -16,7 +16,8 @@ use crate::rdmacm::options::set_route;
 use crate::rdmacm::queues;
 
 waiting_entry_points! {
-    "RDMACM_1.0" rdma_get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int = get_request;
+    "RDMACM_1.0" rdma_get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int
+        = get_request;
 }
 
 export! {

@@ -28,8 +28,8 @@ export! {
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_ack_cm_event as none(c: *mut rdma_cm_event) = ack_cm_event;
-    "RDMACM_1.4" minus_one rdma_write_cm_event as none(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64)
-        = write_cm_event;
+    "RDMACM_1.4" minus_one rdma_write_cm_event as none(c: *mut rdma_cm_id, kind: c_uint, status: c_int,
+        arg: u64) = write_cm_event;
 }
 
 /// Delay before a call on a destroyed channel fails.

@@ -176,42 +176,31 @@ impl Id {
         self.state.lock()
     }
 
-    /// Joins a multicast group and, on success, stores the program's context for it. The lock delays the
-    /// event's delivery until the context is stored.
-    pub(super) fn join(
-        &self,
-        group: IpAddr,
-        context: *mut c_void,
-        join: impl FnOnce() -> Result<(), c_int>,
-    ) -> Result<(), c_int> {
-        let mut state = self.state.lock();
-        join()?;
-        state.joins.insert(group, context);
-        Ok(())
-    }
-
     /// Updates the fields that programs read from the id, depending on the event.
     pub(super) fn apply_event(&self, event: &CmEvent) {
-        match event.kind {
-            CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
-                self.refresh()
-            }
-            CmEventKind::Established => {
-                self.refresh();
-                self.sync_qp_state();
-            }
-            _ => self.sync_qp_state(),
+        use CmEventKind::{AddrResolved, ConnectRequest, Established, RouteResolved};
+        if matches!(event.kind, AddrResolved | RouteResolved | ConnectRequest | Established) {
+            self.refresh();
         }
+        self.sync_qp_state();
     }
 
     /// Copies the queue pair's state, which the connection manager may have changed, to its C struct. The
     /// program may destroy the queue pair at any time.
     pub(super) fn sync_qp_state(&self) {
-        self.with_qp(|qp| {
-            // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
-            // that only this library writes.
-            unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
-        });
+        // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
+        let verbs = unsafe { (*self.as_c()).verbs };
+        if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
+            // SAFETY: `verbs` is a context of `ProcessGlobals`, which stays open as long as the process
+            // lives.
+            let qps = unsafe { &Context::from_raw_ref(verbs).event_objects.qps };
+            qps.look_up(qpn, |address| {
+                let qp: *mut ibv_qp = object_at(address);
+                // SAFETY: `look_up` keeps the queue pair alive during this call; `state` is an aligned
+                // integer that only this library writes.
+                unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
+            });
+        }
     }
 
     /// Makes the attached queue pair the one in the C struct. Programs that accept a connection with the queue
@@ -230,20 +219,6 @@ impl Id {
         match self.id.attached_qp() == Some(qpn) {
             true => Ok(()),
             false => self.id.attach_qp(qp).map_err(errno),
-        }
-    }
-
-    /// Calls `f` with the queue pair, if the id has one, and prevents its destruction during the call.
-    fn with_qp(&self, f: impl FnOnce(*mut ibv_qp)) {
-        // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
-        let verbs = unsafe { (*self.as_c()).verbs };
-        if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
-            // SAFETY: `verbs` is a context of `ProcessGlobals`, which stays open as long as the process
-            // lives.
-            unsafe { Context::from_raw_ref(verbs) }
-                .event_objects
-                .qps
-                .look_up(qpn, |address| f(object_at(address)));
         }
     }
 

@@ -37,8 +37,10 @@ unsafe fn join(
 ) -> Result<bool, c_int> {
     // SAFETY: the caller passes a complete socket address or null.
     let group = unsafe { read(group) }.ok_or(libc::EINVAL)?;
-    let ip = group.ip().to_canonical();
-    id.join(ip, context, || id.id.join_multicast(group, membership).map_err(errno))?;
+    // The lock delays the event's delivery until the context is stored.
+    let mut state = id.state();
+    id.id.join_multicast(group, membership).map_err(errno)?;
+    state.joins.insert(group.ip().to_canonical(), context);
     Ok(true)
 }
 

@@ -16,7 +16,8 @@ waiting_entry_points! {
 
 entry_points! {
     "RDMACM_1.3" minus_one rdma_set_local_ece as none(c: *mut rdma_cm_id, ece: *mut ibv_ece) = set_local_ece;
-    "RDMACM_1.3" minus_one rdma_get_remote_ece as none(c: *mut rdma_cm_id, ece: *mut ibv_ece) = get_remote_ece;
+    "RDMACM_1.3" minus_one rdma_get_remote_ece as none(c: *mut rdma_cm_id, ece: *mut ibv_ece)
+        = get_remote_ece;
 }
 
 const LEVEL_ID: c_int = 0;

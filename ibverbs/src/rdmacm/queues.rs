@@ -186,24 +186,17 @@ pub(super) unsafe fn make_plain(
     let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
-    let mut init_ex = ibv_qp_init_attr_ex {
-        qp_context,
-        send_cq,
-        recv_cq,
-        srq,
-        cap,
-        qp_type,
-        sq_sig_all,
-        comp_mask: QP_PD,
-        pd,
-        ..zeros
-    };
-    // SAFETY: `c` is a live id or null as the caller guarantees, and `init_ex` names the same objects as
-    // `init`, which are live or null.
-    unsafe { make(c, &mut init_ex) }?;
-    (init.send_cq, init.recv_cq, init.srq) = (init_ex.send_cq, init_ex.recv_cq, init_ex.srq);
-    init.cap = init_ex.cap;
+    let mut init_ex = zeros;
+    let plain = (&raw mut init_ex).cast::<ibv_qp_init_attr>();
+    // SAFETY: `init_ex` begins with the fields of `ibv_qp_init_attr` (asserted in `create_qp.rs`). `c` is a
+    // live id or null as the caller guarantees, and `init_ex` names the same objects as `init`, which are
+    // live or null.
+    unsafe {
+        *plain = *init;
+        (init_ex.comp_mask, init_ex.pd) = (QP_PD, pd);
+        make(c, &mut init_ex)?;
+        *init = *(&raw const init_ex).cast::<ibv_qp_init_attr>();
+    }
     Ok(())
 }
 
