@@ -66,7 +66,7 @@ waiting_entry_points! {
     "RDMACM_1.0" rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t = send_list;
     "RDMACM_1.0" rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int = poll;
     "RDMACM_1.0" rselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
-        timeout: *mut timeval) -> c_int => |call| select(call, count, &Sets { read, write, except }, timeout);
+        timeout: *mut timeval) -> c_int => |call| select(call, count, &Sets([read, write, except]), timeout);
     "RDMACM_1.0" riowrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t, flags: c_int) -> ssize_t
         = write_at;
 }

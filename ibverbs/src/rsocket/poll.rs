@@ -66,35 +66,33 @@ pub(super) fn wait_for(
     }
 }
 
-/// The three descriptor sets that the program passes to `select`.
-pub(super) struct Sets {
-    pub read: *mut fd_set,
-    pub write: *mut fd_set,
-    pub except: *mut fd_set,
-}
+/// Descriptor sets that the program passes to `select`: for reads, for writes, and for exceptions.
+pub(super) struct Sets(pub [*mut fd_set; 3]);
+
+/// Event to poll for the descriptors in each of the [`Sets`], and events for which a descriptor stays in it.
+const EVENTS: [(c_short, c_short); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
 
 impl Sets {
+    /// Returns the sets that are not null, with their [`EVENTS`].
+    fn given(&self) -> impl Iterator<Item = (*mut fd_set, (c_short, c_short))> {
+        self.0.into_iter().zip(EVENTS).filter(|(set, _)| !set.is_null())
+    }
+
     /// Returns the descriptors below `count` that are in any of the sets, with the events to poll for.
     ///
     /// # Safety
     /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
     unsafe fn requested(&self, count: c_int) -> Vec<pollfd> {
-        let is_in = |set: *mut fd_set, fd: c_int| {
-            // SAFETY: `set` is not null, so the caller passes a valid set, and `fd` is below `count` and so
-            // below `FD_SETSIZE`.
-            !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+        let polled = |fd| {
+            // SAFETY: the caller passes valid sets, and `fd` is below `count` and so below `FD_SETSIZE`.
+            let sets = self.given().filter(|(set, _)| unsafe { libc::FD_ISSET(fd, *set) });
+            pollfd { fd, events: sets.fold(0, |events, (_, (event, _))| events | event), revents: 0 }
         };
-        let events = |fd: c_int| {
-            let mut events = 0;
-            for (set, event) in
-                [(self.read, libc::POLLIN), (self.write, libc::POLLOUT), (self.except, libc::POLLPRI)]
-            {
-                events |= if is_in(set, fd) { event } else { 0 };
-            }
-            events
-        };
-        let fds = (0..count).map(|fd| pollfd { fd, events: events(fd), revents: 0 });
-        fds.filter(|fd| fd.events != 0).collect()
+        (0..count).map(polled).filter(|fd| fd.events != 0).collect()
     }
 
     /// Stores the found events in the sets, and returns the number of bits set.
@@ -103,26 +101,14 @@ impl Sets {
     /// Each set is null or points to a writable `fd_set`, and `fds` were returned by
     /// [`requested`](Self::requested) for these sets.
     unsafe fn store(&self, fds: &[pollfd]) -> c_int {
-        const READABLE: c_short = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
-        const WRITABLE: c_short = libc::POLLOUT | libc::POLLERR;
         let mut count = 0;
-        for set in [self.read, self.write, self.except].into_iter().filter(|set| !set.is_null()) {
-            // SAFETY: `set` is not null, so the caller passes a writable set.
+        for (set, (requested, ready)) in self.given() {
+            // SAFETY: the caller passes writable sets.
             unsafe { libc::FD_ZERO(set) };
-        }
-        let sets = [
-            (self.read, libc::POLLIN, READABLE),
-            (self.write, libc::POLLOUT, WRITABLE),
-            (self.except, libc::POLLPRI, libc::POLLPRI),
-        ];
-        for fd in fds {
-            for (set, requested, ready) in sets {
-                if fd.events & requested != 0 && fd.revents & ready != 0 {
-                    // SAFETY: `requested` requested the event because the descriptor is in this set, so the
-                    // set is not null, and the descriptor is below `FD_SETSIZE`.
-                    unsafe { libc::FD_SET(fd.fd, set) };
-                    count += 1;
-                }
+            for fd in fds.iter().filter(|fd| fd.events & requested != 0 && fd.revents & ready != 0) {
+                // SAFETY: as above; `requested` returned the descriptor, which is thus below `FD_SETSIZE`.
+                unsafe { libc::FD_SET(fd.fd, set) };
+                count += 1;
             }
         }
         count
