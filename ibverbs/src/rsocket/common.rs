@@ -4,11 +4,10 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use urxe::verbs::cm::{CmId, EventChannel, PortSpace};
+use urxe::verbs::cm::{CmId, EventChannel, IdError, PortSpace};
 use urxe::verbs::errors::{CqOverflow, CreateError};
 use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqOptions, Notify};
 
-use super::errno::errno;
 use super::watchers::Watchers;
 use crate::rdmacm::process::ProcessGlobals;
 
@@ -68,6 +67,18 @@ impl Common {
             }
             other => other,
         }
+    }
+}
+
+/// Returns the error number that a socket reports for a connection manager error.
+pub(super) fn errno(e: IdError) -> c_int {
+    match e {
+        IdError::PortInUse(_)
+        | IdError::PortInUseByWildcard(_)
+        | IdError::Claim { .. }
+        | IdError::NoPort(_) => libc::EADDRINUSE,
+        IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
+        other => other.errno(),
     }
 }
 

@@ -18,8 +18,7 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use urxe::verbs::cm::PortSpace;
 
 use super::buffers::{Received, Sink, Source};
-use super::common::Common;
-use super::errno::errno;
+use super::common::{Common, errno};
 use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
 use super::link_polls::LinkPolls;
 use super::options::Options;

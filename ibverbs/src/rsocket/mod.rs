@@ -19,7 +19,6 @@ mod common;
 mod connection;
 mod data;
 mod datagram;
-mod errno;
 mod headers;
 mod incoming;
 mod keepalive;

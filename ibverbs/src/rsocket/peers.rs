@@ -9,8 +9,7 @@ use urxe::transport::AddressVector;
 use urxe::verbs::cm::{CmEventKind, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
-use super::common::Common;
-use super::errno::errno;
+use super::common::{Common, errno};
 
 /// Maximum number of peers per socket.
 const MAX_PEERS: usize = 4096;

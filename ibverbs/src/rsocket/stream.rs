@@ -13,9 +13,8 @@ use urxe::verbs::Cq;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 
 use super::buffers::{Received, Sink, Source};
-use super::common::Common;
+use super::common::{Common, errno};
 use super::connection::Connection;
-use super::errno::errno;
 use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::protocol::ConnData;
