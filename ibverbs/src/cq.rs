@@ -12,7 +12,6 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::call_faults;
 use crate::channel::{CompChannel, MAX_WAIT};
 use crate::context::Context;
-use crate::event_objects::address_of;
 use crate::explain::explain;
 use crate::object::{FfiCell, FfiObject, Session, Use, ffi_object};
 use crate::pd::ProtectionDomain;
@@ -75,7 +74,7 @@ pub(crate) unsafe fn destroy_cq(c: *mut ibv_cq) -> Result<(), c_int> {
     owner.event_objects.cqs.remove(queue.cq.id());
     // Like libibverbs, waits until all events that the program has taken are acknowledged.
     while queue.cq.clone().destroy(MAX_WAIT).is_err() {}
-    owner.unacked.wait(address_of(c));
+    owner.unacked.wait(c.addr());
     // SAFETY: no queue pair uses the queue and no event refers to it; the program gives up its pointer, and
     // the references above are not used any more.
     drop(unsafe { CompletionQueue::from_raw(c) });

@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::object::{FfiObject, Use};
+use crate::object::{FfiCell, FfiObject, Session, Use};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::qp::{self, QueuePair};
 use crate::qp_ex;
@@ -104,7 +104,8 @@ unsafe fn make(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let c = QueuePair::new_raw(c, qp, *init, (held_pd, held_xrcd, held_srq));
+    let (c, session) = (FfiCell::new(c), Session::default());
+    let c = QueuePair { c, session, qp, init: *init, _held: (held_pd, held_xrcd, held_srq) }.into_raw();
     // SAFETY: `context` is that of a domain that was found live, and the program closes a context only after
     // it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);

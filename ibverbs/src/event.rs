@@ -9,7 +9,7 @@ use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::cancel::Call;
 use crate::channel::next_event;
 use crate::context::Context;
-use crate::event_objects::{address_of, object_at};
+use crate::event_objects::object_at;
 
 waiting_entry_points! {
     "IBVERBS_1.1" ibv_get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int
@@ -75,7 +75,7 @@ unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // acknowledged yet; so its queue exists, and the context of that is open.
     unsafe {
         if let Some(context) = owner(&*event) {
-            Context::from_raw_ref(context).unacked.ack(address_of((*event).element));
+            Context::from_raw_ref(context).unacked.ack((*event).element.addr());
         }
     }
 }

@@ -12,7 +12,6 @@ use crate::abi::{
 use crate::address;
 use crate::context::Context;
 use crate::counters::Publisher;
-use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject, Session, Use, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
@@ -65,32 +64,23 @@ pub(crate) fn qp_type_number(qp_type: QpType) -> c_uint {
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
 pub(crate) struct QueuePair {
-    c: FfiCell<ibv_qp_ex>,
+    pub c: FfiCell<ibv_qp_ex>,
     /// Work request session, declared before `qp` because it borrows from `qp` and must be dropped first.
     pub session: Session<Requests>,
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
     pub init: ibv_qp_init_attr,
-    _held: Held,
+    pub _held: Held,
 }
 
 /// The protection domain of a queue pair, or for an XRC target the XRC domain; and the shared receive queue.
-pub(crate) type Held =
-    (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
+type Held = (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
 
 ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } [context, handle] }
 
 // `ibv_qp_ex` begins with an `ibv_qp`.
 const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
-
-impl QueuePair {
-    /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
-        let (c, session) = (FfiCell::new(c), Session::default());
-        QueuePair { c, session, qp, init, _held: held }.into_raw()
-    }
-}
 
 /// Converts an `enum ibv_qp_state`.
 pub(crate) fn state(number: c_uint) -> Option<QpState> {
@@ -107,7 +97,7 @@ pub(crate) unsafe fn destroy_qp(c: *mut ibv_qp) -> Result<(), c_int> {
     unsafe {
         let context = Context::from_raw_ref((*c).context);
         let is_last = context.event_objects.qps.remove(QueuePair::from_raw_ref(c).qp.qpn());
-        context.unacked.wait(address_of(c));
+        context.unacked.wait(c.addr());
         drop(QueuePair::from_raw(c));
         if is_last {
             context.device.with_publisher(Publisher::publish_idle);

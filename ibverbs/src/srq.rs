@@ -9,7 +9,6 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject, Use, Used, Users, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 
@@ -158,7 +157,7 @@ pub(crate) unsafe fn destroy_srq(c: *mut ibv_srq) -> Result<(), c_int> {
         }
         let context = Context::from_raw_ref((*c).context);
         context.event_objects.srqs.remove(queue.srq.id());
-        context.unacked.wait(address_of(c));
+        context.unacked.wait(c.addr());
         drop(SharedReceiveQueue::from_raw(c));
     }
     Ok(())

@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_uint, c_void};
 use urxe::verbs::cm::PortSpace;
 
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::event_objects::address_of;
 use crate::object::FfiObject;
 use crate::qp::qp_type;
 use crate::rdmacm::channel;
@@ -71,7 +70,7 @@ pub(super) unsafe fn destroy_id(c: *mut rdma_cm_id) -> Result<(), c_int> {
     process.ids.remove(id.id.number());
     id.id.destroy();
     id.ack_kept_event();
-    process.unacked.wait(address_of(c));
+    process.unacked.wait(c.addr());
     // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
     // reach it; the program gives up its pointer, and `id` is not used after `from_raw`. A channel of the
     // id's own has no other user.

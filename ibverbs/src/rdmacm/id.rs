@@ -238,7 +238,7 @@ impl Id {
             if let Some(index) = self.id.device_index()
                 && (*c).verbs.is_null()
             {
-                let verbs = self.process.context(index);
+                let verbs = self.process.devices[index].context;
                 (*c).verbs = verbs;
                 (*c).port_num = 1;
                 if (*c).pd.is_null() {

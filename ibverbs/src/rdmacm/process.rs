@@ -31,7 +31,8 @@ export! {
 pub(crate) struct ProcessGlobals {
     process: ForkGeneration,
     pub manager: ConnectionManager,
-    devices: Vec<OpenDevice>,
+    /// The devices of the connection manager, in its order.
+    pub devices: Vec<OpenDevice>,
     /// Ids, by the number that events carry.
     pub ids: ObjectTable<u64>,
     /// Unacknowledged events, by the id whose destruction waits for them.
@@ -40,8 +41,8 @@ pub(crate) struct ProcessGlobals {
 
 /// A device that stays open for the life of the process, with the default PD and XRC domain for programs that
 /// supply none.
-struct OpenDevice {
-    context: *mut ibv_context,
+pub(crate) struct OpenDevice {
+    pub context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
     xrcd: Mutex<*mut ibv_xrcd>,
 }
@@ -116,12 +117,6 @@ impl ProcessGlobals {
     /// does not modify it.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
-    }
-
-    /// Returns the context of the device with the given index in the connection manager, or null if there is
-    /// none.
-    pub(crate) fn context(&self, index: usize) -> *mut ibv_context {
-        self.devices.get(index).map_or(null_mut(), |device| device.context)
     }
 
     /// Returns the default protection domain of a device, creating it if necessary. Returns null with `errno`
