@@ -19,8 +19,9 @@ entry_points! {
     "IBVERBS_1.1" minus_one ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc,
         header: *mut ibv_grh, out: *mut ibv_ah_attr) = init_ah_from_wc;
     "IBVERBS_1.1" store ibv_destroy_ah(ah: *mut ibv_ah) on AddressHandle(ah) unless is_inherited = destroy_ah;
-    "IBVERBS_1.1" store ibv_resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr,
-        mac: *mut u8, vid: *mut u16) = resolve_eth_l2_from_gid;
+    // The link resolves MAC addresses itself.
+    "IBVERBS_1.1" store ibv_resolve_eth_l2_from_gid(_context: *mut ibv_context, _attr: *mut ibv_ah_attr,
+        _mac: *mut u8, _vid: *mut u16) => Err::<(), c_int>(libc::EOPNOTSUPP);
 }
 
 /// An address handle with its C struct.
@@ -36,7 +37,7 @@ ffi_object! { AddressHandle { c: ibv_ah } [context, handle] }
 /// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]), with `--lid-routing`. An
 /// address without a GRH is otherwise invalid (the kernel's `rdma_check_ah_attr`).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
-    if !context.device.has_lid_routing() {
+    if !context.device.settings.lid_routing {
         context.device.warn_of_lid(lid);
         return None;
     }
@@ -87,12 +88,13 @@ pub(crate) fn attr(path: &AddressVector) -> ibv_ah_attr {
 unsafe fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> Result<*mut ibv_ah, c_int> {
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
     // `ibv_create_ah` requires `attr` to point to a readable struct.
-    let (domain, path) = unsafe {
+    let (domain, context, path) = unsafe {
         let domain = ProtectionDomain::live(pd)?;
-        (domain, path(Context::from_raw_ref((*pd).context), &*attr).ok_or(libc::EINVAL)?)
+        let context = (*pd).context;
+        (domain, context, path(Context::from_raw_ref(context), &*attr).ok_or(libc::EINVAL)?)
     };
     let ah = domain.pd.create_ah(&path).map_err(|e| e.errno())?;
-    let c = FfiCell::new(ibv_ah { context: domain.context(), pd, handle: 0 });
+    let c = FfiCell::new(ibv_ah { context, pd, handle: 0 });
     // SAFETY: the domain is live as above.
     Ok(AddressHandle { c, ah, _pd: unsafe { Use::new(pd) } }.into_raw())
 }
@@ -142,8 +144,8 @@ unsafe fn create_ah_from_wc(
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
     // `ibv_create_ah_from_wc` requires a readable completion and the GRH that belongs to it.
     unsafe {
-        let domain = ProtectionDomain::live(pd)?;
-        let path = reverse_path(Context::from_raw_ref(domain.context()), wc, header).filter(|_| port == 1);
+        ProtectionDomain::live(pd)?;
+        let path = reverse_path(Context::from_raw_ref((*pd).context), wc, header).filter(|_| port == 1);
         non_null(ibv_create_ah(pd, &mut attr(&path.ok_or(libc::EINVAL)?)))
     }
 }
@@ -152,14 +154,4 @@ unsafe fn destroy_ah(c: *mut ibv_ah) -> Result<(), c_int> {
     // SAFETY: `c` is live (checked by the entry point), and the program gives up its pointer.
     drop(unsafe { AddressHandle::from_raw(c) });
     Ok(())
-}
-
-/// Fails with `EOPNOTSUPP`, because the link resolves MAC addresses itself.
-unsafe fn resolve_eth_l2_from_gid(
-    _context: *mut ibv_context,
-    _attr: *mut ibv_ah_attr,
-    _mac: *mut u8,
-    _vid: *mut u16,
-) -> Result<(), c_int> {
-    Err(libc::EOPNOTSUPP)
 }

@@ -19,7 +19,7 @@ entry_points! {
     "IBVERBS_1.17" null ibv_alloc_buf(pd: *mut ibv_pd, size: usize, out: *mut *mut ibv_buf) -> *mut c_void
         = alloc_buf;
     "IBVERBS_1.17" null ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize,
-        access: c_int) -> *mut ibv_mr = reg_buf_mr;
+        access: c_int) -> *mut ibv_mr => register(pd, buf, addr, length, None, access);
 }
 
 export! {
@@ -97,18 +97,6 @@ unsafe extern "C" fn free_buf(buf: *mut ibv_buf) {
     }
 }
 
-unsafe fn reg_buf_mr(
-    pd: *mut ibv_pd,
-    buf: *mut ibv_buf,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the requirements of `register` are those of `ibv_reg_buf_mr`: the program frees the buffer
-    // after it has deregistered the region.
-    unsafe { register(pd, buf, addr, length, None, access) }
-}
-
 /// Fails with `ENODATA`, because the buffers of `ibv_alloc_buf` are ordinary memory.
 unsafe extern "C" fn export_buf_dmabuf_fd(_buf: *mut ibv_buf) -> c_int {
     minus_one(libc::ENODATA)
@@ -156,7 +144,7 @@ unsafe fn reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> Result<*mut
     if has(DMAH) {
         // SAFETY: `is_live` found a live handle, which the program must not deallocate during the call. The
         // region was made above, and the program has no pointer to it yet.
-        unsafe { MemoryRegion::from_raw_ref(region).set_dma_handle(Use::new(attr.dmah)) };
+        unsafe { MemoryRegion::from_raw_ref(region).dma_handle.get_or_init(|| Use::new(attr.dmah)) };
     }
     Ok(region)
 }

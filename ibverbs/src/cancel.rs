@@ -73,12 +73,9 @@ impl Drop for Disabled {
     }
 }
 
-/// Result of an attempt at a blocking call.
-pub(crate) enum Step<T> {
-    Done(T),
-    /// The next attempt is due when a descriptor passed to [`Call`] is ready.
-    Wait,
-}
+/// Pseudo error number of an attempt at a blocking call: the next attempt is due when a descriptor passed to
+/// [`Call`] is ready. It cannot collide with real error numbers, which are positive.
+pub(crate) const PENDING: c_int = c_int::MIN;
 
 /// State that a blocking call keeps between its attempts.
 pub(crate) struct Call {
@@ -217,19 +214,25 @@ fn release() {
     improper_ctypes_definitions,
     reason = "only Rust calls this; the ABI is the one that nothing unwinds through"
 )]
-extern "C" fn attempt_once<T, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F, call: &mut Call) -> Step<T> {
+extern "C" fn attempt_once<T, F>(attempt: &mut F, call: &mut Call) -> Result<T, c_int>
+where
+    F: FnMut(&mut Call) -> Result<T, c_int>,
+{
     let _uncancelled = disable();
-    let step = attempt(call);
-    if matches!(step, Step::Done(_)) && call.has_waited() {
+    let result = attempt(call);
+    if !matches!(result, Err(PENDING)) && call.has_waited() {
         release();
     }
-    step
+    result
 }
 
-/// Makes a call that may block: repeats the attempt until it has a result, and waits at a cancellation point
-/// between attempts. All values in the caller's frames must be plain data, because unwinding does not drop
-/// them.
-pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
+/// Makes a call that may block: repeats the attempt while it fails with [`PENDING`], and waits at a
+/// cancellation point between attempts. All values in the caller's frames must be plain data, because
+/// unwinding does not drop them.
+///
+/// # Errors
+/// The errors of the last attempt.
+pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Result<T, c_int>>(attempt: F) -> Result<T, c_int> {
     const { assert!(!std::mem::needs_drop::<F>()) };
     let mut attempt = ManuallyDrop::new(attempt);
     let mut kind = DEFERRED;
@@ -251,20 +254,23 @@ pub(crate) fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T
 /// the compiler generates before it knows the types: a function with cleanup code can be unwound only from
 /// its calls.
 #[inline(never)]
-fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) -> T {
+fn attempt_until_done<T: Copy, F>(attempt: &mut F) -> Result<T, c_int>
+where
+    F: FnMut(&mut Call) -> Result<T, c_int>,
+{
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
     let mut call = Call::new();
     let before = errno::get();
     loop {
         match attempt_once(attempt, &mut call) {
-            Step::Done(result) => {
+            Err(PENDING) => call.wait(),
+            result => {
                 if !errno::is_set() {
                     errno::restore(before);
                 }
                 return result;
             }
-            Step::Wait => call.wait(),
         }
     }
 }

@@ -7,9 +7,8 @@ use std::time::Duration;
 use urxe::verbs::{CompletionChannel, signals_restart_calls};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::cancel::{Call, Step, blocking};
+use crate::cancel::{Call, PENDING};
 use crate::context::Context;
-use crate::errno::minus_one;
 use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject, Users, destroy_unused, ffi_object};
 
@@ -20,28 +19,44 @@ entry_points! {
         unless is_inherited = destroy_unused::<CompChannel>;
 }
 
-export! {
-    "IBVERBS_1.1": ibv_get_cq_event = get_cq_event;
+waiting_entry_points! {
+    "IBVERBS_1.1" ibv_get_cq_event(c: *mut ibv_comp_channel, cq: *mut *mut ibv_cq,
+        cq_context: *mut *mut c_void) -> c_int = get_cq_event;
 }
 
 /// Upper bound of a single wait; the caller then waits again.
 pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3600);
 
-/// Makes a call wait for a descriptor to become readable. If a signal has interrupted the previous wait,
-/// returns the result `EINTR` instead, unless signals restart calls.
-pub(crate) fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
-    match call.take_failure() {
-        Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
-        // The system lacks memory: a short pause instead of a busy loop.
-        Some(e) if e != libc::EINTR => {
-            call.wait_for(-1, 0, Some(Duration::from_millis(1)));
-            Step::Wait
-        }
-        _ => {
-            call.wait_for(fd, libc::POLLIN, None);
-            Step::Wait
-        }
+/// Makes one attempt to take an event. If there is none, makes the call wait for the descriptor, unless the
+/// program has set `O_NONBLOCK`. `announce` announces the wait, so that the background thread drives the
+/// devices meanwhile, and returns an event that arrives at once.
+///
+/// # Errors
+/// [`PENDING`]; `EAGAIN` for a non-blocking descriptor; `EINTR` if a signal has interrupted the previous
+/// wait, unless signals restart calls.
+pub(crate) fn next_event<T>(
+    call: &mut Call,
+    fd: c_int,
+    take: impl FnOnce() -> Option<T>,
+    announce: impl FnOnce() -> Option<T>,
+) -> Result<T, c_int> {
+    if let Some(event) = take() {
+        return Ok(event);
     }
+    // SAFETY: this `fcntl` command only reads status flags; a bad descriptor makes it fail.
+    if unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 } {
+        return Err(libc::EAGAIN);
+    }
+    if let Some(event) = announce() {
+        return Ok(event);
+    }
+    match call.take_failure() {
+        Some(libc::EINTR) if !signals_restart_calls() => return Err(libc::EINTR),
+        // The system lacks memory: a short pause instead of a busy loop.
+        Some(e) if e != libc::EINTR => call.wait_for(-1, 0, Some(Duration::from_millis(1))),
+        _ => call.wait_for(fd, libc::POLLIN, None),
+    }
+    Err(PENDING)
 }
 
 /// A completion channel with its C struct.
@@ -64,13 +79,6 @@ pub(crate) fn set_blocking(fd: c_int) {
     }
 }
 
-/// Reports whether the program has set `O_NONBLOCK`, in which case calls must not wait for events on the
-/// descriptor.
-pub(crate) fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: this `fcntl` command only reads status flags; a bad descriptor makes it fail.
-    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
-}
-
 unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, c_int> {
     // SAFETY: `ibv_create_comp_channel` requires an open context, which the program does not close during
     // the call.
@@ -81,43 +89,20 @@ unsafe fn create_comp_channel(context: *mut ibv_context) -> Result<*mut ibv_comp
     Ok(CompChannel { c, channel, users: Users::default() }.into_raw())
 }
 
-unsafe extern "C-unwind" fn get_cq_event(
-    c: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
-) -> c_int {
-    inject_fault!(ibv_get_cq_event, minus_one);
-    // SAFETY: `ibv_get_cq_event` requires a live channel and two writable pointers; the program does not
-    // destroy the channel during the call.
-    blocking(|call| unsafe { next_cq_event(c, cq, cq_context, call) })
-}
-
-/// Makes one attempt at `ibv_get_cq_event`.
-///
-/// # Safety
-/// `c` is a live channel; `cq` and `cq_context` point to writable pointers.
-unsafe fn next_cq_event(
-    c: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
+unsafe fn get_cq_event(
     call: &mut Call,
-) -> Step<c_int> {
-    // SAFETY: the caller passes a live channel, which the program does not destroy before the call ends.
-    let channel = unsafe { CompChannel::from_raw_ref(c) };
-    // SAFETY: the channel is live as the caller guarantees, and `fd` is not written after the channel is
+    c: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> Result<(), c_int> {
+    // SAFETY: `ibv_get_cq_event` requires a live channel, which the program does not destroy during the call;
+    // its context stays open as long as the channel exists, and `fd` is not written after the channel is
     // made.
-    let fd = unsafe { (*c).fd };
-    // SAFETY: the context of a live channel stays open as long as the channel exists.
-    let objects = unsafe { &Context::from_raw_ref((*c).context).event_objects };
+    let (channel, fd, objects) = unsafe {
+        (&CompChannel::from_raw_ref(c).channel, (*c).fd, &Context::from_raw_ref((*c).context).event_objects)
+    };
     let address = loop {
-        let event = match channel.channel.next_event() {
-            Some(event) => event,
-            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            None => match channel.channel.prepare_wait() {
-                Some(event) => event,
-                None => return wait_for_event(call, fd),
-            },
-        };
+        let event = next_event(call, fd, || channel.next_event(), || channel.prepare_wait())?;
         // An event that is taken must be acknowledged, and destroying a queue whose number is still
         // registered waits for that. The events of a queue that is already being destroyed are dropped.
         if let Some(address) = objects.cqs.look_up(event.id(), |_| ()) {
@@ -126,11 +111,11 @@ unsafe fn next_cq_event(
         }
     };
     let raw_cq: *mut ibv_cq = object_at(address);
-    // SAFETY: the caller passes writable pointers. The queue was registered after the event was taken, so its
-    // destruction waits for the acknowledgement of the event, which the program makes later.
+    // SAFETY: `ibv_get_cq_event` requires two writable pointers. The queue was registered after the event was
+    // taken, so its destruction waits for the acknowledgement of the event, which the program makes later.
     unsafe {
         *cq = raw_cq;
         *cq_context = (*raw_cq).cq_context;
     }
-    Step::Done(0)
+    Ok(())
 }

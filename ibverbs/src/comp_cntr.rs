@@ -22,6 +22,19 @@ entry_points! {
         unless is_inherited = destroy_comp_cntr;
     "IBVERBS_1.18" store ibv_qp_attach_comp_cntr(qp: *mut ibv_qp, c: *mut ibv_comp_cntr,
         attr: *mut ibv_qp_attach_comp_cntr_attr) on QueuePair(qp) = attach_comp_cntr;
+    "IBVERBS_1.18" store ibv_set_comp_cntr(c: *mut ibv_comp_cntr, value: u64) on CompletionCounter(c)
+        => with(c, |counter| counter.set_completed(value));
+    "IBVERBS_1.18" store ibv_set_err_comp_cntr(c: *mut ibv_comp_cntr, value: u64) on CompletionCounter(c)
+        => with(c, |counter| counter.set_failed(value));
+    "IBVERBS_1.18" store ibv_inc_comp_cntr(c: *mut ibv_comp_cntr, amount: u64) on CompletionCounter(c)
+        => with(c, |counter| counter.add_completed(amount));
+    "IBVERBS_1.18" store ibv_inc_err_comp_cntr(c: *mut ibv_comp_cntr, amount: u64) on CompletionCounter(c)
+        => with(c, |counter| counter.add_failed(amount));
+    // SAFETY: both calls require `out` to point to a writable integer.
+    "IBVERBS_1.18" store ibv_read_comp_cntr(c: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter(c)
+        => with(c, |counter| *out = counter.completed());
+    "IBVERBS_1.18" store ibv_read_err_comp_cntr(c: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter(c)
+        => with(c, |counter| *out = counter.failed());
 }
 
 /// A completion counter with its C struct.
@@ -100,30 +113,12 @@ unsafe fn attach_comp_cntr(
     qp.qp.attach_counter(&counter.counter, ops).map_err(|e| e.errno())
 }
 
-/// Defines the calls that change or read a counter, with their entry points.
-macro_rules! calls {
-    ($($entry:ident, $name:ident($counter:ident, $value:ident: $kind:ty) $do:expr;)*) => {
-        entry_points! {$(
-            "IBVERBS_1.18" store $entry(c: *mut ibv_comp_cntr, $value: $kind) on CompletionCounter(c) = $name;
-        )*}
-
-        $(unsafe fn $name(c: *mut ibv_comp_cntr, $value: $kind) -> Result<(), c_int> {
-            // SAFETY: `c` is live (checked by the entry point), and the program must not destroy it during
-            // the call.
-            let $counter = unsafe { &CompletionCounter::from_raw_ref(c).counter };
-            $do;
-            Ok(())
-        })*
-    };
-}
-
-calls! {
-    ibv_set_comp_cntr, set(counter, value: u64) counter.set_completed(value);
-    ibv_set_err_comp_cntr, set_err(counter, value: u64) counter.set_failed(value);
-    ibv_inc_comp_cntr, inc(counter, amount: u64) counter.add_completed(amount);
-    ibv_inc_err_comp_cntr, inc_err(counter, amount: u64) counter.add_failed(amount);
-    // SAFETY: `ibv_read_comp_cntr` requires `out` to point to a writable integer.
-    ibv_read_comp_cntr, read(counter, out: *mut u64) unsafe { *out = counter.completed() };
-    // SAFETY: `ibv_read_err_comp_cntr` requires `out` to point to a writable integer.
-    ibv_read_err_comp_cntr, read_err(counter, out: *mut u64) unsafe { *out = counter.failed() };
+/// Calls `f` with a counter.
+///
+/// # Safety
+/// `c` is live.
+unsafe fn with(c: *mut ibv_comp_cntr, f: impl FnOnce(&CompCounter)) -> Result<(), c_int> {
+    // SAFETY: the caller passes a live counter, which the program must not destroy during the call.
+    f(unsafe { &CompletionCounter::from_raw_ref(c).counter });
+    Ok(())
 }

@@ -40,7 +40,7 @@ impl Context {
     /// Returns the LID of the port with `--lid-routing`, otherwise `None`.
     pub(crate) fn substitute_lid(&self) -> Option<u16> {
         let gid = || self.nic.query_gid(self.nic.main_gid()?.into());
-        self.device.has_lid_routing().then(|| gid().map_or(0, lid_of))
+        self.device.settings.lid_routing.then(|| gid().map_or(0, lid_of))
     }
 
     /// Moves a context to the heap, and returns the pointer to its C struct that the program holds. `c` is

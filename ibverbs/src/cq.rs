@@ -4,8 +4,6 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_uint};
 use std::time::Duration;
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::errors::DestroyCqError;
 use urxe::verbs::faults::Call;
 use urxe::verbs::{Completion, Cq, CqPoll, Notify, WcFlags};
@@ -14,9 +12,8 @@ use crate::abi::{ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::call_faults;
 use crate::channel::{CompChannel, MAX_WAIT};
 use crate::context::Context;
-use crate::event_objects::address_of;
 use crate::explain::explain;
-use crate::object::{FfiCell, FfiObject, Use, ffi_object};
+use crate::object::{FfiCell, FfiObject, Session, Use, ffi_object};
 use crate::pd::ProtectionDomain;
 
 entry_points! {
@@ -33,47 +30,21 @@ export! {
 /// Flag in a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
 pub(crate) const WC_GRH: u32 = WcFlags::GRH.bits();
 
-/// The polling batch in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
-/// sole access to `poll` and to the queue's C struct.
-pub(crate) struct PollBatch {
-    pub lock: RawMutex,
-    /// Polling batch, if one is in progress; it borrows from the [`Cq`] in the same [`CompletionQueue`].
-    pub poll: FfiCell<Option<CqPoll<'static>>>,
-}
-
-impl Default for PollBatch {
-    fn default() -> PollBatch {
-        PollBatch { lock: RawMutex::INIT, poll: FfiCell::new(None) }
-    }
-}
-
 /// A completion queue with its C struct.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     /// Extended C struct, which begins with the fields of `ibv_cq`.
-    c: FfiCell<ibv_cq_ex>,
-    /// Polling batch, declared before `cq` so that it is dropped first, because it borrows from `cq`.
-    pub batch: PollBatch,
+    pub c: FfiCell<ibv_cq_ex>,
+    /// Polling batch, if one is in progress, from `ibv_start_poll` to `ibv_end_poll`. Declared before `cq` so
+    /// that it is dropped first, because it borrows from `cq`.
+    pub batch: Session<Option<CqPoll<'static>>>,
     pub cq: Cq,
     /// Parent domain in which the queue was created, if there is one.
-    _parent: Option<Use<ProtectionDomain>>,
-    _channel: Option<Use<CompChannel>>,
+    pub _parent: Option<Use<ProtectionDomain>>,
+    pub _channel: Option<Use<CompChannel>>,
 }
 
 ffi_object! { CompletionQueue { c: ibv_cq_ex as ibv_cq } [context, handle] }
-
-impl CompletionQueue {
-    /// Allocates a queue whose C struct is `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(
-        c: ibv_cq_ex,
-        cq: Cq,
-        parent: Option<Use<ProtectionDomain>>,
-        channel: Option<Use<CompChannel>>,
-    ) -> *mut ibv_cq {
-        let (c, batch) = (FfiCell::new(c), PollBatch::default());
-        CompletionQueue { c, batch, cq, _parent: parent, _channel: channel }.into_raw()
-    }
-}
 
 thread_local! {
     /// Per-thread buffer for completions before their conversion to `ibv_wc`, reused by all polls.
@@ -103,7 +74,7 @@ pub(crate) unsafe fn destroy_cq(c: *mut ibv_cq) -> Result<(), c_int> {
     owner.event_objects.cqs.remove(queue.cq.id());
     // Like libibverbs, waits until all events that the program has taken are acknowledged.
     while queue.cq.clone().destroy(MAX_WAIT).is_err() {}
-    owner.unacked.wait(address_of(c));
+    owner.unacked.wait(c.addr());
     // SAFETY: no queue pair uses the queue and no event refers to it; the program gives up its pointer, and
     // the references above are not used any more.
     drop(unsafe { CompletionQueue::from_raw(c) });
@@ -174,7 +145,7 @@ unsafe fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> Result<(), c_i
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
     let (cq, owner) = unsafe { (&CompletionQueue::from_raw_ref(c).cq, Context::from_raw_ref((*c).context)) };
-    match owner.device.reports_missed_completions() {
+    match owner.device.settings.personality.quirks.reports_missed_completions {
         true => cq.req_notify_with_missed(notify),
         false => cq.req_notify(notify),
     }

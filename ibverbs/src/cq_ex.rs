@@ -18,7 +18,7 @@ use crate::object::FfiObject;
 unsafe fn advance(c: *mut ibv_cq_ex, queue: &CompletionQueue) -> c_int {
     // SAFETY: the batch is this thread's, which holds the lock next to the cell, so this is the only
     // reference to its content.
-    let Some(poll) = (unsafe { &mut *queue.batch.poll.get() }) else { return libc::EINVAL };
+    let Some(poll) = (unsafe { &mut *queue.batch.state.get() }) else { return libc::EINVAL };
     match poll.next_poll() {
         Ok(Some(wc)) => {
             // SAFETY: `c` is the live C struct of the queue, and the program's other threads do not access it
@@ -45,7 +45,7 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
     queue.batch.lock.lock();
     // SAFETY: the batch lock is held, so no other thread accesses the cell; `c` is the C struct of `queue`.
     let result = unsafe {
-        *queue.batch.poll.get() = Some(queue.cq.start_poll());
+        *queue.batch.state.get() = Some(queue.cq.start_poll());
         advance(c, queue)
     };
     if result != 0 {
@@ -78,7 +78,7 @@ unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
 unsafe fn end_batch(queue: &CompletionQueue) {
     // SAFETY: the batch is this thread's, which therefore holds the lock that guards the cell.
     unsafe {
-        *queue.batch.poll.get() = None;
+        *queue.batch.state.get() = None;
         queue.batch.lock.unlock();
     }
 }
@@ -90,7 +90,7 @@ unsafe fn end_batch(queue: &CompletionQueue) {
 unsafe fn read_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>) -> T) -> T {
     // SAFETY: the caller passes a live queue in a batch of this thread, which holds the lock next to the
     // cell, so no other reference to its content exists.
-    let poll = unsafe { &*CompletionQueue::from_raw_ref(c.cast()).batch.poll.get() };
+    let poll = unsafe { &*CompletionQueue::from_raw_ref(c.cast()).batch.state.get() };
     poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
 }
 

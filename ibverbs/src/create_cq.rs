@@ -9,11 +9,12 @@ use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::cq_ex;
-use crate::object::Use;
+use crate::object::{FfiCell, FfiObject, Session, Use};
 
 entry_points! {
     "IBVERBS_1.1" null ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
-        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq = create_cq;
+        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq
+        => make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut());
     null ibv_create_cq_ex(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex
         = create_cq_ex;
 }
@@ -26,17 +27,6 @@ const IGNORE_OVERRUN: u32 = 2;
 /// Supported `wc_flags`: all fields of a basic completion, and the timestamp as a counter value and as
 /// wall-clock time.
 const SUPPORTED_WC_FLAGS: u64 = 0x7f | 1 << 7 | 1 << 11;
-
-unsafe fn create_cq(
-    context: *mut ibv_context,
-    cqe: c_int,
-    cq_context: *mut c_void,
-    channel: *mut ibv_comp_channel,
-    comp_vector: c_int,
-) -> Result<*mut ibv_cq, c_int> {
-    // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
-    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
-}
 
 /// Creates a completion queue.
 ///
@@ -72,7 +62,8 @@ pub(crate) unsafe fn make(
     (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     cq_ex::set_functions(&mut c);
     let id = cq.id();
-    let c = CompletionQueue::new_raw(c, cq, parent, comp_channel);
+    let (c, batch) = (FfiCell::new(c), Session::default());
+    let c = CompletionQueue { c, batch, cq, _parent: parent, _channel: comp_channel }.into_raw();
     owner.event_objects.cqs.add(id, c);
     Ok(c)
 }

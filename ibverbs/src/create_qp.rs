@@ -9,17 +9,20 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::object::{FfiObject, Use};
+use crate::object::{FfiCell, FfiObject, Session, Use};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::qp::{self, QueuePair};
 use crate::qp_ex;
 use crate::srq::SharedReceiveQueue;
 
 entry_points! {
-    "IBVERBS_1.1" null ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp = create_qp;
+    "IBVERBS_1.1" null ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp
+        => make(pd, std::ptr::null_mut(), &mut *init, None);
     null ibv_create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp
         = create_qp_ex;
 }
+
+const _: () = assert!(ibv_qp_init_attr_ex::LAYOUT.begins_with(&ibv_qp_init_attr::LAYOUT));
 
 /// Creates a queue pair: an XRC target in `xrcd`, any other type in `pd` with completion queues. `send_ops`
 /// is the set of operations that the program may post through the `ibv_wr_*` functions, or `None` if it uses
@@ -66,7 +69,7 @@ unsafe fn make(
         let held_srq = Use::given(init.srq);
         if qp_type == QpType::XrcRecv {
             let domain = XrcDomain::live(xrcd)?;
-            (domain.xrcd.create_target_qp(), domain.context(), None, Use::given(xrcd), held_srq)
+            (domain.xrcd.create_target_qp(), (*xrcd).context, None, Use::given(xrcd), held_srq)
         } else {
             // An XRC initiator receives nothing and needs no completion queue for receives.
             let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
@@ -81,7 +84,7 @@ unsafe fn make(
                 None => options,
             };
             let made = domain.pd.create_qp(send_cq, recv_cq, &options);
-            (made, domain.context(), Use::given(pd), None, held_srq)
+            (made, (*pd).context, Use::given(pd), None, held_srq)
         }
     };
     let qp = made.map_err(|e| e.errno())?;
@@ -101,17 +104,12 @@ unsafe fn make(
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let c = QueuePair::new_raw(c, qp, *init, (held_pd, held_xrcd, held_srq));
+    let (c, session) = (FfiCell::new(c), Session::default());
+    let c = QueuePair { c, session, qp, init: *init, _held: (held_pd, held_xrcd, held_srq) }.into_raw();
     // SAFETY: `context` is that of a domain that was found live, and the program closes a context only after
     // it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(context) }.event_objects.qps.add(qpn, c);
     Ok(c)
-}
-
-unsafe fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
-    // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
-    // call; `make` checks the objects that it names.
-    unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
 
 unsafe fn create_qp_ex(
@@ -131,15 +129,12 @@ unsafe fn create_qp_ex(
     if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
+    let xrcd = if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() };
     let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
-    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
-    let mut init_plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-    // SAFETY: `make` checks the objects; those that `comp_mask` does not cover are passed as null.
-    let made =
-        unsafe { make(pd, xrcd, &mut init_plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
-    init.cap = init_plain.cap;
-    let made = made?;
+    let send_ops = (mask & SEND_OPS != 0).then_some(init.send_ops_flags);
+    // SAFETY: the struct begins with the fields of `ibv_qp_init_attr` (asserted above), and no others are
+    // used meanwhile. `make` checks the objects; those that `comp_mask` does not cover are passed as null.
+    let made = unsafe { make(pd, xrcd, &mut *std::ptr::from_mut(init).cast(), send_ops) }?;
     if flags != 0 {
         // SAFETY: `made` was returned by `make` and is not known to the program yet.
         unsafe { QueuePair::from_raw_ref(made) }.qp.block_multicast_loopback();

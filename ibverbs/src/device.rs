@@ -1,6 +1,6 @@
 //! Devices: one for each interface that is up, or only the one that `URXE_LINK` names.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::io::ErrorKind;
 use std::mem::offset_of;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use urxe::middleware::faults::FaultCounters;
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
-use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Identity, Personality, WeakContext};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Personality, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::call_faults;
@@ -32,7 +32,7 @@ entry_points! {
 
 export! {
     "IBVERBS_1.1":
-        ibv_free_device_list = free_device_list,
+        ibv_free_device_list = free_list,
         ibv_get_device_name = get_device_name,
         ibv_get_device_guid = get_device_guid;
     "IBVERBS_1.9": ibv_get_device_index = get_device_index;
@@ -51,7 +51,7 @@ pub(crate) struct Device {
     zeros: [u64; 128],
     name: String,
     pub adapter: Adapter,
-    settings: Settings,
+    pub settings: Settings,
     pub ifindex: u32,
     nic: Mutex<Option<OpenNic>>,
     fault_stats: Mutex<FaultStats>,
@@ -302,16 +302,6 @@ impl Device {
         }
     }
 
-    /// Returns the vendor identity that the device reports.
-    pub(crate) fn identity(&self) -> Identity {
-        Identity::of(&self.settings.names, &self.settings.personality)
-    }
-
-    /// Reports whether an address vector without a GRH is accepted, with the LID of a neighbour.
-    pub(crate) fn has_lid_routing(&self) -> bool {
-        self.settings.lid_routing
-    }
-
     /// Reports whether DMA-bufs can be registered. Programs (NCCL) take that for support of GPUDirect, so it has to be asked
     /// for: memory of a GPU cannot be mapped.
     pub(crate) fn has_dma_buf(&self) -> bool {
@@ -331,33 +321,17 @@ impl Device {
         }
     }
 
-    /// See [`urxe::transport::Quirks::reports_missed_completions`].
-    pub(crate) fn reports_missed_completions(&self) -> bool {
-        self.settings.personality.quirks.reports_missed_completions
-    }
-
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings {
-            shards,
-            personality,
-            congestion,
-            seed,
-            faults,
-            sharing,
-            offload,
-            min_ack_timeout,
-            elide_icrcs,
-            ..
-        } = &self.settings;
-        let links = match sharing {
-            None => self.adapter.link.bind_with(*shards, *offload)?,
-            Some(sharing) => sharing.bind(&self.adapter.link, *shards, *offload)?,
+        let (link, settings) = (&self.adapter.link, &self.settings);
+        let links = match &settings.sharing {
+            None => link.bind_with(settings.shards, settings.offload)?,
+            Some(sharing) => sharing.bind(link, settings.shards, settings.offload)?,
         };
         prepare_for_exit();
-        let capture = capture(&self.settings)?;
-        let (rules, seeds) = (Fault::packet_rules(faults), call_faults::seeds().clone());
-        let middleware = Middleware { capture, captures_at_nic: false, faults: rules, seeds };
-        let (links, counters) = middleware.wrap(links, &self.adapter.link.to_string());
+        let (capture, faults) = (capture(settings)?, Fault::packet_rules(&settings.faults));
+        let seeds = call_faults::seeds().clone();
+        let middleware = Middleware { capture, captures_at_nic: false, faults, seeds };
+        let (links, counters) = middleware.wrap(links, &link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {
             *fault_stats = FaultStats { process: std::process::id(), ..FaultStats::default() };
@@ -367,14 +341,14 @@ impl Device {
         fault_stats.closed += last;
         drop(fault_stats);
         let options = ContextOptions::default()
-            .personality(*personality)
-            .seed(*seed)
-            .min_ack_timeout(*min_ack_timeout)
-            .elide_icrcs(*elide_icrcs)
-            .congestion(*congestion)
-            .faults(Fault::object_faults(faults));
+            .personality(settings.personality)
+            .seed(settings.seed)
+            .min_ack_timeout(settings.min_ack_timeout)
+            .elide_icrcs(settings.elide_icrcs)
+            .congestion(settings.congestion)
+            .faults(Fault::object_faults(&settings.faults));
         let nic = Nic::open_shards(links, &options)?;
-        if self.settings.warnings {
+        if settings.warnings {
             nic.on_warning(|warning| warn(&format!("warning: {warning}")));
         }
         if !options.faults.is_empty() {
@@ -467,11 +441,11 @@ pub(crate) unsafe fn list<T>(elements: &[*mut T], count: *mut c_int) -> Result<*
     Ok(list)
 }
 
-unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+/// Frees a [`list`] of devices or contexts (`ibv_free_device_list`, `rdma_free_devices`).
+pub(crate) unsafe extern "C" fn free_list(list: *mut c_void) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: `ibv_free_device_list` requires a list from `get_device_list`, which `calloc` allocated, or
-    // null.
-    unsafe { libc::free(list.cast()) };
+    // SAFETY: both calls require a list that `calloc` allocated, or null.
+    unsafe { libc::free(list) };
 }
 
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {

@@ -7,12 +7,14 @@ use urxe::verbs::memory::Dm;
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm};
 use crate::buffers::bytes;
 use crate::context::{Context, is_inherited};
-use crate::errno;
 use crate::object::{FfiCell, FfiObject, Used, Users, destroy_unused, ffi_object};
 
 entry_points! {
     null ibv_alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm = alloc_dm;
     store ibv_free_dm(dm: *mut ibv_dm) on DeviceMemory(dm) unless is_inherited = free_dm;
+    store memcpy_to_dm as none(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize)
+        on DeviceMemory(c) = copy_to_dm;
+    store memcpy_from_dm as none(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) = copy_from_dm;
     "IBVERBS_1.13" null ibv_import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm = import_dm;
 }
 
@@ -77,34 +79,25 @@ fn first_byte(offset: u64, length: usize) -> Result<usize, c_int> {
     }
 }
 
-/// Copies to device memory; called through a function pointer in the C struct. The header's inline function
-/// returns the error number unchanged, so this function also stores it in `errno`, like an entry point
-/// whose failure is [`store`](errno::store).
-unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    if !DeviceMemory::is_live(c) {
-        return errno::store(libc::ENOENT);
-    }
-    // SAFETY: `is_live` found live memory at `c`, which the program must not free during the call; it provides
-    // `length` readable bytes at `from`.
+/// Copies to device memory; called through a function pointer in the C struct.
+unsafe fn copy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> Result<(), c_int> {
+    // SAFETY: the entry point found live memory at `c`, which the program must not free during the call; it
+    // provides `length` readable bytes at `from`.
     let (dm, bytes) = unsafe { (&DeviceMemory::from_raw_ref(c).dm, bytes(from, length)) };
-    let copied = first_byte(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno()));
-    errno::store(copied.err().unwrap_or(0))
+    dm.write(first_byte(offset, length)?, bytes).map_err(|e| e.errno())
 }
 
-/// Copies from device memory, otherwise like [`memcpy_to_dm`].
-unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+/// Copies from device memory, otherwise like [`copy_to_dm`].
+unsafe fn copy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> Result<(), c_int> {
     if length == 0 {
-        return 0;
+        return Ok(());
     }
     // SAFETY: `ibv_memcpy_from_dm` requires live memory, and `length` writable bytes at `to` that are the
     // caller's alone during the call. They may be uninitialised: they are only written.
     let (dm, out) = unsafe {
         (&DeviceMemory::from_raw_ref(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length))
     };
-    let copied = first_byte(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno()));
-    errno::store(copied.err().unwrap_or(0))
+    dm.read(first_byte(offset, length)?, out).map_err(|e| e.errno())
 }
 
 unsafe fn import_dm(context: *mut ibv_context, handle: u32) -> Result<*mut ibv_dm, c_int> {

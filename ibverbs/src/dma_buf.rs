@@ -54,9 +54,7 @@ impl Mapping {
         }
         let size = u64::try_from(lseek(fd, 0, Whence::SeekEnd)?).map_err(|_| Errno::EINVAL)?;
         let end = offset.checked_add(length as u64).filter(|end| *end <= size && length != 0);
-        if end.is_none() {
-            return Err(Errno::EINVAL);
-        }
+        end.ok_or(Errno::EINVAL)?;
         let page = page_size();
         let skipped = (offset % page as u64) as usize;
         let mapped = length.checked_add(skipped).and_then(NonZeroUsize::new).ok_or(Errno::EINVAL)?;

@@ -2,6 +2,7 @@
 
 use std::env::{self, VarError};
 use std::ffi::{CStr, OsStr, c_void};
+use std::fmt::Display;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -81,23 +82,20 @@ impl Settings {
                 Personality::named,
             )?
             .unwrap_or(Personality::DEFAULT),
-            congestion: variable("URXE_CONGESTION")?
-                .map(|text| text.parse().map_err(|e| format!("URXE_CONGESTION: {e}")))
-                .transpose()?
-                .unwrap_or_default(),
+            congestion: parse_variable("URXE_CONGESTION")?.unwrap_or_default(),
             seed: seed()?,
             capture: variable("URXE_CAPTURE")?,
             faults: faults()?,
-            offload: parse_with("URXE_OFFLOAD", "0 or 1", boolean)?.unwrap_or(true),
+            offload: flag("URXE_OFFLOAD")?.unwrap_or(true),
             min_ack_timeout: parse_with("URXE_MIN_ACK_TIMEOUT", "a number of seconds above 0", |text| {
                 let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
                 Duration::try_from_secs_f64(seconds).ok()
             })?,
-            elide_icrcs: !parse_with("URXE_ALWAYS_ICRC", "0 or 1", boolean)?.unwrap_or(false),
-            warnings: parse_with("URXE_WARNINGS", "0 or 1", boolean)?.unwrap_or(false),
-            dma_buf: parse_with("URXE_DMA_BUF", "0 or 1", boolean)?.unwrap_or(false),
-            lid_routing: parse_with("URXE_LID_ROUTING", "0 or 1", boolean)?.unwrap_or(false),
-            explain: parse_with("URXE_EXPLAIN", "0 or 1", boolean)?.unwrap_or(false),
+            elide_icrcs: !flag("URXE_ALWAYS_ICRC")?.unwrap_or(false),
+            warnings: flag("URXE_WARNINGS")?.unwrap_or(false),
+            dma_buf: flag("URXE_DMA_BUF")?.unwrap_or(false),
+            lid_routing: flag("URXE_LID_ROUTING")?.unwrap_or(false),
+            explain: flag("URXE_EXPLAIN")?.unwrap_or(false),
             sharing: sharing()?,
         })
     }
@@ -121,8 +119,7 @@ pub(crate) fn seed() -> Result<Option<u64>, String> {
 fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
-    let any_user = parse_with("URXE_ANY_USER", "0 or 1", boolean)?;
-    let any_user = any_user.unwrap_or(false);
+    let any_user = flag("URXE_ANY_USER")?.unwrap_or(false);
     let names = SharedMemory::ALL.map(SharedMemory::name).join(", ");
     let shared_memory = parse_with("URXE_SHARED_MEMORY", &names, SharedMemory::named)?.unwrap_or_default();
     match named.or_else(adjacent_program) {
@@ -136,13 +133,9 @@ fn sharing() -> Result<Option<Sharing>, String> {
     }
 }
 
-/// Parses `0` or `1`.
-fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
-    }
+/// Parses a variable that is `0` or `1`.
+fn flag(name: &str) -> Result<Option<bool>, String> {
+    parse_with(name, "0 or 1", |text| ["0", "1"].iter().position(|value| *value == text).map(|at| at == 1))
 }
 
 /// Finds the `urxe` program that was built or installed with this library, unless another user may have put it
@@ -184,7 +177,7 @@ pub(crate) fn variable(name: &str) -> Result<Option<String>, String> {
 }
 
 /// Parses a variable.
-fn parse_variable<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, String> {
+fn parse_variable<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, String> {
     variable(name)?.map(|text| text.parse().map_err(|error| format!("{name}: {error}"))).transpose()
 }
 

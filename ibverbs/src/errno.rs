@@ -73,6 +73,12 @@ pub(crate) fn minus_one<R: From<i8>>(errno: c_int) -> R {
     R::from(-1)
 }
 
+/// Sets `errno` and returns -4, the failure of `ibv_rereg_mr`.
+pub(crate) fn minus_four(errno: c_int) -> c_int {
+    set(errno);
+    -4
+}
+
 /// Sets the calling thread's `errno` unless the argument is 0, and returns the argument.
 pub(crate) fn store(errno: c_int) -> c_int {
     if errno != 0 {

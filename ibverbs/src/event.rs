@@ -6,16 +6,18 @@ use std::time::Duration;
 use urxe::verbs::AsyncEvent;
 
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::cancel::{Call, Step, blocking};
-use crate::channel::{is_nonblocking, wait_for_event};
+use crate::cancel::Call;
+use crate::channel::next_event;
 use crate::context::Context;
-use crate::errno::minus_one;
-use crate::event_objects::{address_of, object_at};
+use crate::event_objects::object_at;
+
+waiting_entry_points! {
+    "IBVERBS_1.1" ibv_get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int
+        = get_async_event;
+}
 
 export! {
-    "IBVERBS_1.1":
-        ibv_get_async_event = get_async_event,
-        ibv_ack_async_event = ack_async_event;
+    "IBVERBS_1.1": ibv_ack_async_event = ack_async_event;
 }
 
 /// Returns the address of the queue to which an event refers, and counts the event, so that destroying the
@@ -31,37 +33,21 @@ fn affiliated_object(context: &Context, event: AsyncEvent) -> Option<usize> {
     }
 }
 
-unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
-    inject_fault!(ibv_get_async_event, minus_one);
+unsafe fn get_async_event(
+    call: &mut Call,
+    c: *mut ibv_context,
+    out: *mut ibv_async_event,
+) -> Result<(), c_int> {
     // SAFETY: `ibv_get_async_event` requires an open context, which the program does not close during the
-    // call, and a writable struct.
-    blocking(|call| unsafe { next_async_event(c, out, call) })
-}
-
-/// Makes one attempt to complete `ibv_get_async_event`.
-///
-/// # Safety
-/// `c` is an open context; `out` points to a writable struct.
-unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call: &mut Call) -> Step<c_int> {
-    // SAFETY: the caller passes an open context, which the program does not close before the call ends.
-    let context = unsafe { Context::from_raw_ref(c) };
-    // SAFETY: the context is open as the caller guarantees, and `async_fd` is not written after it was
-    // opened.
-    let fd = unsafe { (*c).async_fd };
+    // call; `async_fd` is not written after it was opened.
+    let (context, fd) = unsafe { (Context::from_raw_ref(c), (*c).async_fd) };
+    let nic = &context.nic;
     loop {
-        let event = match context.nic.next_event() {
-            Some(event) => event,
-            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Announces the wait, so that the background thread drives the device meanwhile.
-            None => match context.nic.wait_event(Duration::ZERO) {
-                Ok(event) => event,
-                Err(_) => return wait_for_event(call, fd),
-            },
-        };
+        let event = next_event(call, fd, || nic.next_event(), || nic.wait_event(Duration::ZERO).ok())?;
         let Some(address) = affiliated_object(context, event) else { continue };
-        // SAFETY: the caller guarantees that `out` points to a writable struct.
+        // SAFETY: `ibv_get_async_event` requires `out` to point to a writable struct.
         unsafe { *out = ibv_async_event { element: object_at::<c_void>(address), event_type: event.code() } };
-        return Step::Done(0);
+        return Ok(());
     }
 }
 
@@ -89,7 +75,7 @@ unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // acknowledged yet; so its queue exists, and the context of that is open.
     unsafe {
         if let Some(context) = owner(&*event) {
-            Context::from_raw_ref(context).unacked.ack(address_of((*event).element));
+            Context::from_raw_ref(context).unacked.ack((*event).element.addr());
         }
     }
 }

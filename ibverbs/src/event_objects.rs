@@ -87,11 +87,6 @@ impl UnackedEvents {
     }
 }
 
-/// Returns the address that identifies an object in [`ObjectTable`] and [`UnackedEvents`].
-pub(crate) fn address_of<C>(c: *mut C) -> usize {
-    c.addr()
-}
-
 /// Converts an address from [`ObjectTable`] back to a pointer to the object.
 pub(crate) fn object_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)

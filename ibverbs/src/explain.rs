@@ -14,23 +14,22 @@ const REMEMBERED: usize = 64;
 
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 
-static FAILURES: Mutex<Failures> = Mutex::new(Failures(VecDeque::new()));
+/// Queue pair and time of a failure.
+type Failure = (Qpn, u64);
 
-/// Queue pairs and times of the newest failures found in completions, oldest first.
-struct Failures(VecDeque<(Qpn, u64)>);
+/// The newest failures found in completions, oldest first.
+static FAILURES: Mutex<VecDeque<Failure>> = Mutex::new(VecDeque::new());
 
-impl Failures {
-    /// Adds a failure. Returns whether it is new.
-    fn add(&mut self, qpn: Qpn, at: u64) -> bool {
-        let is_new = !self.0.contains(&(qpn, at));
-        if is_new {
-            if self.0.len() == REMEMBERED {
-                self.0.pop_front();
-            }
-            self.0.push_back((qpn, at));
+/// Adds a failure. Returns whether it is new.
+fn add(failures: &mut VecDeque<Failure>, failure: Failure) -> bool {
+    let is_new = !failures.contains(&failure);
+    if is_new {
+        if failures.len() == REMEMBERED {
+            failures.pop_front();
         }
-        is_new
+        failures.push_back(failure);
     }
+    is_new
 }
 
 /// Switches the reports on.
@@ -51,7 +50,7 @@ pub(crate) fn explain(cq: &Cq, completions: &[Completion]) {
 fn report(cq: &Cq, completion: &Completion) {
     let Some(report) = cq.explain(completion) else { return };
     let FailureReport { failure, .. } = &report;
-    let is_new = FAILURES.lock().add(failure.qpn, failure.at);
+    let is_new = add(&mut FAILURES.lock(), (failure.qpn, failure.at));
     if !report.is_flushed() || is_new && failure.cause != FailureCause::Modified {
         warn(&report.to_string());
     }
@@ -63,8 +62,8 @@ mod tests {
 
     #[test]
     fn failures_of_several_queue_pairs_are_remembered_and_the_oldest_is_forgotten() {
-        let mut failures = Failures(VecDeque::new());
-        let mut add = |qpn: u32, at| failures.add(Qpn::new(qpn), at);
+        let mut failures = VecDeque::new();
+        let mut add = |qpn: u32, at| super::add(&mut failures, (Qpn::new(qpn), at));
         assert_eq!([add(1, 10), add(2, 20), add(1, 10), add(2, 20)], [true, true, false, false]);
         assert!(add(1, 11), "a queue pair may fail again after a reset");
         for qpn in 3..REMEMBERED as u32 + 1 {

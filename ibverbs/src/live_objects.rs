@@ -19,9 +19,8 @@ pub(crate) struct Identity {
 struct Registry {
     /// Type and identity of each live object, by address.
     live: BTreeMap<usize, (TypeId, Identity)>,
-    /// Type and address of destroyed objects whose memory is kept, for reuse by the next object of the same
-    /// type.
-    free_memory: Vec<(TypeId, usize)>,
+    /// Addresses of destroyed memory windows whose memory is kept, for reuse by the next window.
+    free_memory: Vec<usize>,
 }
 
 /// The registry, protected by a pthread mutex that a forking thread holds across `fork`: in the child, the
@@ -91,15 +90,12 @@ pub(crate) fn find(address: usize, kind: TypeId) -> Option<Identity> {
     })
 }
 
-/// Keeps the memory of a removed object for reuse.
-pub(crate) fn keep_memory(address: usize, kind: TypeId) {
-    with(|registry| registry.free_memory.push((kind, address)));
+/// Keeps the memory of a removed memory window for reuse.
+pub(crate) fn keep_memory(address: usize) {
+    with(|registry| registry.free_memory.push(address));
 }
 
-/// Takes kept memory for an object of type `kind`, if there is any, and returns its address.
-pub(crate) fn take_kept_memory(kind: TypeId) -> Option<usize> {
-    with(|registry| {
-        let at = registry.free_memory.iter().position(|(entry_kind, _)| *entry_kind == kind)?;
-        Some(registry.free_memory.swap_remove(at).1)
-    })
+/// Takes kept memory for a memory window, if there is any, and returns its address.
+pub(crate) fn take_kept_memory() -> Option<usize> {
+    with(|registry| registry.free_memory.pop())
 }

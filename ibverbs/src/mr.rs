@@ -1,6 +1,6 @@
 //! Memory regions (`ibv_mr`) and memory windows (`ibv_mw`).
 
-use std::any::TypeId;
+use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use parking_lot::Mutex;
 use urxe::memory::{is_mapped, may_read, may_write, page_size, prefer_huge_pages, supports_populate};
 use urxe::verbs::faults::Call;
-use urxe::verbs::memory::{DmMr, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::memory::{DmMr, Mw, RawMr, WindowKind};
 use urxe::verbs::{Access, MrOptions};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
@@ -26,25 +26,27 @@ use crate::shared_context::MrKeys;
 
 entry_points! {
     "IBVERBS_1.1" null ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int)
-        -> *mut ibv_mr = reg_mr;
+        -> *mut ibv_mr => register(pd, addr, length, addr.addr() as u64, access as c_uint);
     "IBVERBS_1.7" null ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
-        access: c_int) -> *mut ibv_mr = reg_mr_iova;
+        access: c_int) -> *mut ibv_mr => register(pd, addr, length, iova, access as c_uint);
     "IBVERBS_1.12" null ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int,
         bits: c_int) -> *mut ibv_mr = reg_dmabuf_mr;
     null ibv_alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr = alloc_null_mr;
     null ibv_reg_dm_mr(pd: *mut ibv_pd, dm: *mut ibv_dm, offset: u64, length: usize, access: c_uint)
         -> *mut ibv_mr = reg_dm_mr;
     "IBVERBS_1.10" null ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr = import_mr;
+    "IBVERBS_1.1" minus_four ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void,
+        length: usize, access: c_int) = rereg_mr;
     "IBVERBS_1.1" store ibv_dereg_mr(mr: *mut ibv_mr) on MemoryRegion(mr) unless is_inherited = dereg_mr;
     store ibv_advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge, count: u32)
         on ProtectionDomain(pd) = advise_mr;
     null ibv_alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw = alloc_mw;
-    store ibv_dealloc_mw(mw: *mut ibv_mw) on MemoryWindow(mw) unless is_inherited = dealloc_mw;
+    store ibv_dealloc_mw(mw: *mut ibv_mw) on MemoryWindow(mw) unless is_inherited
+        = MemoryWindow::destroy;
 }
 
 export! {
     "IBVERBS_1.1":
-        ibv_rereg_mr = rereg_mr,
         ibv_fork_init = fork_init,
         ibv_dontfork_range = fork_range,
         ibv_dofork_range = fork_range;
@@ -64,44 +66,19 @@ pub(crate) struct MemoryRegion {
     /// The protection domain; `ibv_rereg_mr` can change it.
     pd: Mutex<Use<ProtectionDomain>>,
     /// The DMA handle that the region was registered with.
-    dma_handle: OnceLock<Use<DmaHandle>>,
+    pub dma_handle: OnceLock<Use<DmaHandle>>,
 }
 
 /// The registration behind a region.
 enum Registered {
-    Memory(RawMr, Access),
-    DmaBuf {
-        region: RawMr,
-        mapping: Mapping,
-    },
-    /// A null region, deregistered on drop.
-    Null {
-        _region: NullMr,
-    },
-    /// A region of device memory, deregistered on drop.
-    Device {
-        _region: DmMr,
-        _memory: Use<DeviceMemory>,
-    },
-    /// An imported region, registered by the exporting context.
-    Imported,
+    /// Memory of the program, or of a DMA-buf with this mapping.
+    Memory { region: RawMr, access: Access, mapping: Option<Mapping> },
+    /// A null region, or a region of device memory and that memory, deregistered on drop. Nothing for an
+    /// imported region, which the exporting context has registered.
+    Other { _held: Box<dyn Any> },
 }
 
 ffi_object! { MemoryRegion { c: ibv_mr } [context, handle] }
-
-impl MemoryRegion {
-    /// Returns the local key.
-    pub(crate) fn lkey(&self) -> u32 {
-        // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
-        // during which the program does not use the region.
-        unsafe { (*self.c.get()).lkey }
-    }
-
-    /// Makes the region a user of a DMA handle.
-    pub(crate) fn set_dma_handle(&self, handle: Use<DmaHandle>) {
-        self.dma_handle.get_or_init(|| handle);
-    }
-}
 
 /// Converts access flags, dropping the optional ones that the device does not support.
 fn access(bits: c_uint) -> Access {
@@ -175,55 +152,27 @@ pub(crate) unsafe fn register(
             false => domain.pd.reg_mr_raw(addr.cast(), length, MrOptions::new(access).iova(iova)),
         }
     };
-    let mr = registered.map_err(|e| e.errno())?;
-    let keys = MrKeys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
-    Ok(new_mr(pd, addr, keys, Registered::Memory(mr, access)))
+    let region = registered.map_err(|e| e.errno())?;
+    let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
+    Ok(new_mr(pd, addr, keys, None, Registered::Memory { region, access, mapping: None }))
 }
 
-/// Allocates the `ibv_mr` of a region and assigns it a new handle.
-fn new_mr(pd: *mut ibv_pd, addr: *mut c_void, keys: MrKeys, mr: Registered) -> *mut ibv_mr {
-    // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
-    // context is open.
-    let context = unsafe { Context::from_raw_ref((*pd).context) };
-    new_mr_with_handle(pd, addr, keys, context.mrs.add(keys), mr)
-}
-
-/// Allocates the `ibv_mr` of a region with the given handle.
-fn new_mr_with_handle(
+/// Allocates the `ibv_mr` of a region with the given handle, or with a new one.
+fn new_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     keys: MrKeys,
-    handle: u32,
+    handle: Option<u32>,
     mr: Registered,
 ) -> *mut ibv_mr {
     let MrKeys { lkey, rkey, length } = keys;
-    // SAFETY: every caller passes a live domain, whose `context` was set when it was made.
-    let (context, domain) = unsafe { ((*pd).context, Use::new(pd)) };
+    // SAFETY: every caller passes a live domain, whose `context` was set when it was made and is open.
+    let (context, of, domain) =
+        unsafe { ((*pd).context, Context::from_raw_ref((*pd).context), Use::new(pd)) };
+    let handle = handle.unwrap_or_else(|| of.mrs.add(keys));
     let c = FfiCell::new(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
     let (mr, pd) = (Mutex::new(Some(mr)), Mutex::new(domain));
     MemoryRegion { c, mr, pd, dma_handle: OnceLock::new() }.into_raw()
-}
-
-unsafe fn reg_mr(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the requirements of `register` are those of `ibv_reg_mr`, which the program meets: it keeps
-    // the memory valid until it deregisters the region.
-    unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
-}
-
-unsafe fn reg_mr_iova(
-    pd: *mut ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    iova: u64,
-    access: c_int,
-) -> Result<*mut ibv_mr, c_int> {
-    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
-    unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
 
 unsafe extern "C" fn reg_mr_iova2(
@@ -275,7 +224,8 @@ unsafe fn reg_dmabuf_mr(
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length };
     // As in libibverbs, the address of the region is its offset in the DMA-buf.
     let addr = std::ptr::without_provenance_mut(offset as usize);
-    Ok(new_mr(pd, addr, keys, Registered::DmaBuf { region, mapping }))
+    let memory = Registered::Memory { region, access, mapping: Some(mapping) };
+    Ok(new_mr(pd, addr, keys, None, memory))
 }
 
 unsafe fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
@@ -284,7 +234,7 @@ unsafe fn alloc_null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, c_int> {
     // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
     // region here either.
     let keys = MrKeys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
-    Ok(new_mr(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr }))
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(mr) }))
 }
 
 unsafe fn reg_dm_mr(
@@ -301,56 +251,49 @@ unsafe fn reg_dm_mr(
     let region = domain.pd.reg_dm_mr(&memory.dm, range, self::access(access)).map_err(|e| e.errno())?;
     let keys = MrKeys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
     // SAFETY: the memory is live as above.
-    let mr = Registered::Device { _region: region, _memory: unsafe { Use::new(c) } };
-    Ok(new_mr(pd, std::ptr::null_mut(), keys, mr))
+    let held: (DmMr, Use<DeviceMemory>) = (region, unsafe { Use::new(c) });
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(held) }))
 }
 
-unsafe extern "C" fn rereg_mr(
+/// Changes a region (`ibv_rereg_mr`). Its failure, `IBV_REREG_MR_ERR_CMD`, is that of a command that the
+/// kernel rejects. With libibverbs, the region must then not be used; here, it is unchanged.
+unsafe fn rereg_mr(
     c: *mut ibv_mr,
     flags: c_int,
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     bits: c_int,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+) -> Result<c_int, c_int> {
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
     /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
     const ERR_INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the kernel rejected the command. With libibverbs, the region must then not be
-    /// used; here, it is unchanged.
-    const ERR_CMD: c_int = -4;
-    let fail = |e| {
-        errno::set(e);
-        ERR_CMD
-    };
-    if let Some(errno) = call_faults::on_call(Call::ibv_rereg_mr) {
-        return fail(errno);
-    }
     let has_no_range = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
     if flags & !(TRANSLATION | PD | ACCESS) != 0 || has_no_range || bits != 0 && flags & ACCESS == 0 {
         errno::set(libc::EINVAL);
-        return ERR_INPUT;
+        return Ok(ERR_INPUT);
     }
     if flags == 0 || !MemoryRegion::is_live(c) || flags & PD != 0 && !ProtectionDomain::is_live(pd) {
-        return fail(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `is_live` found a live region at `c`, which the program must not deregister during the call.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
-    let Some(Registered::Memory(mr, old_access)) = &mut *mr else { return fail(libc::EINVAL) };
+    let Some(Registered::Memory { region: mr, access: old_access, mapping: None }) = &mut *mr else {
+        return Err(libc::EINVAL);
+    };
     let new_access = if flags & ACCESS != 0 { access(bits as c_uint) } else { *old_access };
     let (to, len) =
         if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
     if len == 0 {
-        return fail(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     let is_pinned = !new_access.allows(Access::ON_DEMAND);
     let was_pinned = flags & TRANSLATION == 0 && !old_access.allows(Access::ON_DEMAND);
     if is_pinned && !was_pinned && !can_be_pinned(to, len, new_access) {
-        return fail(libc::EFAULT);
+        return Err(libc::EFAULT);
     }
     // SAFETY: with this flag, `is_live` found a live domain at `pd`.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::from_raw_ref(pd) });
@@ -358,9 +301,7 @@ unsafe extern "C" fn rereg_mr(
     let access = (flags & ACCESS != 0).then_some(new_access);
     // SAFETY: the contract of `ibv_rereg_mr`: the program keeps the new memory mapped until it deregisters
     // the region, and expects the NIC and peers to access it meanwhile.
-    if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
-        return fail(e.errno());
-    }
+    unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) }.map_err(|e| e.errno())?;
     *old_access = new_access;
     // SAFETY: `c` is live; `ibv_rereg_mr` requires that the program does not use the region during the call,
     // and the lock held above excludes other calls of this function.
@@ -377,7 +318,7 @@ unsafe extern "C" fn rereg_mr(
     let keys = MrKeys { lkey: c_mr.lkey, rkey: c_mr.rkey, length: c_mr.length };
     // SAFETY: `c` is live, and the program closes a context only after it has destroyed the objects in it.
     unsafe { Context::from_raw_ref(c_mr.context) }.mrs.set(c_mr.handle, keys);
-    0
+    Ok(0)
 }
 
 unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
@@ -385,20 +326,11 @@ unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
     // another call meanwhile.
     let region = unsafe { MemoryRegion::from_raw_ref(c) };
     let mut mr = region.mr.lock();
-    match mr.take() {
-        Some(Registered::Memory(memory, access)) => {
-            if let Err((memory, e)) = memory.dereg() {
-                *mr = Some(Registered::Memory(memory, access));
-                return Err(e.errno());
-            }
-        }
-        Some(Registered::DmaBuf { region, mapping }) => {
-            if let Err((region, e)) = region.dereg() {
-                *mr = Some(Registered::DmaBuf { region, mapping });
-                return Err(e.errno());
-            }
-        }
-        Some(Registered::Null { .. } | Registered::Device { .. } | Registered::Imported) | None => {}
+    if let Some(Registered::Memory { region, access, mapping }) = mr.take()
+        && let Err((region, e)) = region.dereg()
+    {
+        *mr = Some(Registered::Memory { region, access, mapping });
+        return Err(e.errno());
     }
     drop(mr);
     // SAFETY: the context is open. The program gives up its pointer with this call; the lock guard is
@@ -414,55 +346,36 @@ unsafe fn dereg_mr(c: *mut ibv_mr) -> Result<(), c_int> {
 #[repr(C)]
 pub(crate) struct MemoryWindow {
     c: FfiCell<ibv_mw>,
-    held: ManuallyDrop<(Mw, Use<ProtectionDomain>)>,
+    pub held: ManuallyDrop<(Mw, Use<ProtectionDomain>)>,
 }
 
 ffi_object! { MemoryWindow { c: ibv_mw } [context, handle] }
 
 impl MemoryWindow {
-    /// Returns the window.
-    pub(crate) fn mw(&self) -> &Mw {
-        &self.held.0
-    }
-
     /// Allocates the `ibv_mw` of the window, reusing the memory of a destroyed window if there is any.
     fn into_raw_in_kept_memory(self) -> *mut ibv_mw {
-        let Some(memory) = live_objects::take_kept_memory(TypeId::of::<MemoryWindow>()) else {
-            return self.into_raw();
-        };
-        let window: *mut MemoryWindow = std::ptr::with_exposed_provenance_mut(memory);
-        // SAFETY: `destroy` left the memory behind: a heap allocation of a `MemoryWindow` whose content was
-        // dropped. `take_kept_memory` removed it from the registry, so this is the only reference to it.
-        let c = unsafe {
-            window.write(self);
-            (*window).c.get()
-        };
-        // SAFETY: the struct was written above, and the program has no pointer to it yet.
-        if let Some(identity) = MemoryWindow::identity(unsafe { &*c }) {
-            live_objects::add(memory, TypeId::of::<MemoryWindow>(), identity);
-        }
-        c
+        let memory = live_objects::take_kept_memory().map_or_else(Box::new_uninit, |address| {
+            // SAFETY: `destroy` left the memory behind: a heap allocation of a `MemoryWindow` whose content
+            // was dropped. `take_kept_memory` removed it from the registry, so this is the only reference to
+            // it.
+            unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut(address)) }
+        });
+        self.into_raw_in(memory)
     }
 
-    /// Drops the Rust state of a window. The C struct stays allocated for reuse, because the inline
-    /// `ibv_dealloc_mw` reads the context from it even if the window is already destroyed.
+    /// Drops the Rust state of a window (`ibv_dealloc_mw`). The C struct stays allocated for reuse, because
+    /// the inline `ibv_dealloc_mw` reads the context from it even if the window is already destroyed.
     ///
     /// # Safety
     /// `live_objects` has an entry for the window, and no other thread uses it any more.
-    unsafe fn destroy(c: *mut ibv_mw) {
+    unsafe fn destroy(c: *mut ibv_mw) -> Result<(), c_int> {
         let window: *mut MemoryWindow = c.cast();
         live_objects::remove(c.addr());
         // SAFETY: the window is live, as `live_objects` has it, and `remove` ends that: `held` is dropped
         // exactly once.
         unsafe { ManuallyDrop::drop(&mut (*window).held) };
-        live_objects::keep_memory(window.expose_provenance(), TypeId::of::<MemoryWindow>());
-    }
-
-    /// Stores a new rkey in the C struct.
-    pub(crate) fn set_rkey(&self, rkey: u32) {
-        // SAFETY: `self.c` is initialised and the field is an aligned integer; the program leaves the struct
-        // alone while a call binds the window.
-        unsafe { (*self.c.get()).rkey = rkey };
+        live_objects::keep_memory(window.expose_provenance());
+        Ok(())
     }
 }
 
@@ -473,17 +386,11 @@ unsafe fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> Result<*mut ibv_mw, c_int> 
         _ => return Err(libc::EINVAL),
     };
     // SAFETY: the program must not deallocate the domain during the call.
-    let (domain, pd_use) = unsafe { (ProtectionDomain::live(pd)?, Use::new(pd)) };
+    let (domain, context, pd_use) = unsafe { (ProtectionDomain::live(pd)?, (*pd).context, Use::new(pd)) };
     let mw = domain.pd.alloc_mw(window).map_err(|e| e.errno())?;
-    let (context, rkey) = (domain.context(), mw.rkey().0);
+    let rkey = mw.rkey().0;
     let c = FfiCell::new(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind });
     Ok(MemoryWindow { c, held: ManuallyDrop::new((mw, pd_use)) }.into_raw_in_kept_memory())
-}
-
-unsafe fn dealloc_mw(c: *mut ibv_mw) -> Result<(), c_int> {
-    // SAFETY: the window is live (checked by the entry point), and the program gives up its pointer.
-    unsafe { MemoryWindow::destroy(c) };
-    Ok(())
 }
 
 /// Always succeeds: no memory is pinned, so a forked child gets a copy of registered memory, as of any other
@@ -504,10 +411,10 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 
 unsafe fn import_mr(pd: *mut ibv_pd, handle: u32) -> Result<*mut ibv_mr, c_int> {
     // SAFETY: the program must not deallocate the domain during the call, and its context is open.
-    let context = unsafe { Context::from_raw_ref(ProtectionDomain::live(pd)?.context()) };
+    let (_, context) = unsafe { (ProtectionDomain::live(pd)?, Context::from_raw_ref((*pd).context)) };
     let keys = context.mrs.get(handle).ok_or(libc::ENOENT)?;
     // The address is unknown: only the exporter has it.
-    Ok(new_mr_with_handle(pd, std::ptr::null_mut(), keys, handle, Registered::Imported))
+    Ok(new_mr(pd, std::ptr::null_mut(), keys, Some(handle), Registered::Other { _held: Box::new(()) }))
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {

@@ -12,8 +12,12 @@
 use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
 
 use crate::live_objects::{self, Identity};
 
@@ -72,9 +76,14 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
 
     /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
     fn into_raw(self) -> *mut Self::C {
+        self.into_raw_in(Box::new_uninit())
+    }
+
+    /// Moves the object to the given memory like [`into_raw`](Self::into_raw).
+    fn into_raw_in(self, memory: Box<MaybeUninit<Self>>) -> *mut Self::C {
         const { assert!(Self::OFFSET == 0) };
-        let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: the object was allocated on the line above and begins with the C struct, as the assertion
+        let c: *mut Self::C = Box::into_raw(Box::write(memory, self)).cast();
+        // SAFETY: the object was written on the line above and begins with the C struct, as the assertion
         // says; no other thread has a pointer to it yet.
         if let Some(identity) = Self::identity(unsafe { &*c }) {
             live_objects::add(c.addr(), TypeId::of::<Self>(), identity);
@@ -162,6 +171,19 @@ unsafe impl<C> Sync for FfiCell<C> {}
 // SAFETY: a cell that is moved to another thread gives that thread raw pointers only, as a shared one does.
 // Moving it uses none of the pointers in the C struct, and nothing in that is bound to a thread.
 unsafe impl<C> Send for FfiCell<C> {}
+
+/// State that a thread uses in several C calls: it locks `lock` in the first one, which gives it sole access
+/// to `state` and to the C struct of the object until it unlocks it in the last one.
+pub(crate) struct Session<T> {
+    pub lock: RawMutex,
+    pub state: FfiCell<T>,
+}
+
+impl<T: Default> Default for Session<T> {
+    fn default() -> Session<T> {
+        Session { lock: RawMutex::INIT, state: FfiCell::new(T::default()) }
+    }
+}
 
 /// Number of users of an object: the objects created from it, which prevent its destruction. For an imported
 /// object, the import itself is one more user. Programs may unimport the object before they destroy the

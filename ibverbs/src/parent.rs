@@ -27,9 +27,9 @@ unsafe fn alloc_parent_domain(
     // has none.
     let lacks_allocator = mask & ALLOCATORS != 0 && (attr.alloc.is_none() || attr.free.is_none());
     // SAFETY: the program must not deallocate the domain during the call.
-    let domain = unsafe { ProtectionDomain::live(attr.pd) }?;
+    let (domain, owner) = unsafe { (ProtectionDomain::live(attr.pd)?, (*attr.pd).context) };
     let is_known = mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) == 0;
-    if !is_known || lacks_allocator || domain.context() != context {
+    if !is_known || lacks_allocator || owner != context {
         return Err(libc::EINVAL);
     }
     // SAFETY: the domain is live, and a thread domain passed to `ibv_alloc_parent_domain` is live or null.

@@ -1,13 +1,14 @@
 //! Protection domains and XRC domains.
 
 use std::ffi::c_int;
+use std::sync::{Arc, Weak};
 
 use urxe::verbs::{Pd, Xrcd};
 
 use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::{Context, is_inherited};
 use crate::object::{FfiCell, FfiObject, Use, Used, Users, destroy_unused, ffi_object};
-use crate::shared_context::{FileId, OpenXrcd, file_id};
+use crate::shared_context::file_id;
 use crate::td::ThreadDomain;
 
 entry_points! {
@@ -16,7 +17,8 @@ entry_points! {
         = dealloc_pd;
     "IBVERBS_1.10" null ibv_import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd = import_pd;
     null ibv_open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd = open_xrcd;
-    store ibv_close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain(xrcd) unless is_inherited = close_xrcd;
+    store ibv_close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain(xrcd) unless is_inherited
+        = destroy_unused::<XrcDomain>;
 }
 
 export! {
@@ -39,13 +41,6 @@ pub(crate) type ParentParts = (Use<ProtectionDomain>, Option<Use<ThreadDomain>>)
 ffi_object! { ProtectionDomain { c: ibv_pd, users } [context, handle] }
 
 impl ProtectionDomain {
-    /// Returns the context in which the domain was created.
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
-        // written again.
-        unsafe { (*self.c.get()).context }
-    }
-
     /// Allocates the `ibv_pd` of a domain and assigns it a new handle.
     pub(crate) fn new_raw(context: *mut ibv_context, pd: Pd, parts: Option<ParentParts>) -> *mut ibv_pd {
         // SAFETY: both callers pass on the context that the program named, which it does not close during
@@ -98,43 +93,31 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
 #[repr(C)]
 pub(crate) struct XrcDomain {
     c: FfiCell<ibv_xrcd>,
-    pub xrcd: Xrcd,
-    /// The file through which this process can open the domain again; `None` for a private domain.
-    file: Option<FileId>,
+    /// The domain, shared with the other `ibv_xrcd` that were opened with the same file.
+    pub xrcd: Arc<Xrcd>,
     users: Users,
 }
 
 ffi_object! { XrcDomain { c: ibv_xrcd, users } [context] }
 
-impl XrcDomain {
-    /// Returns the context in which the domain was created.
-    pub(crate) fn context(&self) -> *mut ibv_context {
-        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
-        // written again.
-        unsafe { (*self.c.get()).context }
-    }
-}
-
 /// Opens the XRC domain for the file whose descriptor is in `attr`, or a private domain if the descriptor is
 /// -1.
-fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<FileId>), c_int> {
-    let open_new = || context.nic.open_xrcd().map_err(|e| e.errno());
+fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<Arc<Xrcd>, c_int> {
+    let open_new = || context.nic.open_xrcd().map(Arc::new).map_err(|e| e.errno());
     if attr.fd == -1 {
-        return Ok((open_new()?, None));
+        return open_new();
     }
     let file = file_id(attr.fd).ok_or(libc::EBADF)?;
     let mut files = context.files.lock();
-    match files.get_mut(&file) {
+    files.retain(|_, xrcd| xrcd.strong_count() > 0);
+    match files.get(&file).and_then(Weak::upgrade) {
         Some(_) if attr.oflags & libc::O_EXCL != 0 => Err(libc::EINVAL),
-        Some(opened) => {
-            opened.open_count += 1;
-            Ok((opened.xrcd.clone(), Some(file)))
-        }
+        Some(opened) => Ok(opened),
         None if attr.oflags & libc::O_CREAT == 0 => Err(libc::EAGAIN),
         None => {
             let xrcd = open_new()?;
-            files.insert(file, OpenXrcd { xrcd: xrcd.clone(), open_count: 1 });
-            Ok((xrcd, Some(file)))
+            files.insert(file, Arc::downgrade(&xrcd));
+            Ok(xrcd)
         }
     }
 }
@@ -151,25 +134,7 @@ unsafe fn open_xrcd(
         return Err(libc::EINVAL);
     }
     // SAFETY: `ibv_open_xrcd` requires an open context, which the program does not close during the call.
-    let (xrcd, file) = open(unsafe { Context::from_raw_ref(context) }, attr)?;
+    let xrcd = open(unsafe { Context::from_raw_ref(context) }, attr)?;
     let c = FfiCell::new(ibv_xrcd { context });
-    Ok(XrcDomain { c, xrcd, file, users: Users::default() }.into_raw())
-}
-
-unsafe fn close_xrcd(c: *mut ibv_xrcd) -> Result<(), c_int> {
-    // SAFETY: `c` is live (checked by the entry point), and its context is open.
-    let (context, file) = unsafe { (Context::from_raw_ref((*c).context), XrcDomain::from_raw_ref(c).file) };
-    // SAFETY: as above; the program gives up its pointer with this call.
-    unsafe { destroy_unused::<XrcDomain>(c) }?;
-    if let Some(file) = file {
-        let mut files = context.files.lock();
-        let open_count = files.get_mut(&file).map_or(0, |opened| {
-            opened.open_count -= 1;
-            opened.open_count
-        });
-        if open_count == 0 {
-            files.remove(&file);
-        }
-    }
-    Ok(())
+    Ok(XrcDomain { c, xrcd, users: Users::default() }.into_raw())
 }

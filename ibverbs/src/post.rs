@@ -13,9 +13,9 @@ use urxe::verbs::{
 
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq};
 use crate::address::AddressHandle;
-use crate::buffers::elements;
+use crate::buffers::{bytes, elements};
 use crate::call_faults;
-use crate::mr::{MemoryRegion, MemoryWindow};
+use crate::mr::MemoryWindow;
 use crate::object::FfiObject;
 use crate::qp::{QueuePair, UD, XRC_SEND};
 use crate::srq::SharedReceiveQueue;
@@ -74,8 +74,9 @@ pub(crate) unsafe fn window_key(mw: *const ibv_mw, requested: u32) -> Result<u32
 /// # Safety
 /// `info.mr` is a live region, or null, which binds nothing.
 pub(crate) unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
-    // SAFETY: the caller passes a live region, which begins with the C struct at `info.mr`.
-    let region = if info.mr.is_null() { 0 } else { unsafe { MemoryRegion::from_raw_ref(info.mr) }.lkey() };
+    // SAFETY: the caller passes a live region or null. Only `ibv_rereg_mr` writes the C struct, during which
+    // the program does not use the region.
+    let region = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
     Bind {
         rkey: RKey(rkey),
         region: LKey(region),
@@ -164,13 +165,9 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
 /// # Safety
 /// The element names readable bytes, which are not written during `'a`.
 unsafe fn inline_piece<'a>(sge: &Sge) -> &'a [u8] {
-    if sge.length == 0 {
-        return &[];
-    }
-    let start = std::ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: the caller passes an element of readable bytes. The program has passed their address as an
     // integer, and thus exposed it.
-    unsafe { std::slice::from_raw_parts(start, sge.length as usize) }
+    unsafe { bytes(std::ptr::with_exposed_provenance(sge.addr as usize), sge.length as usize) }
 }
 
 /// Reports whether the inline data of a request is passed to the NIC as a list of pieces. A single piece is
@@ -299,7 +296,7 @@ pub(crate) unsafe extern "C" fn post_send(
     let (pair, qp_type) = unsafe { (QueuePair::from_raw_ref(c), (*c).qp_type) };
     // Upper bound of the requests read from a list, which may be circular: one more than the queue holds,
     // for the NIC to reject.
-    let max = pair.send_depth() + 1;
+    let max = pair.init.cap.max_send_wr as usize + 1;
     // The thread-local value of an exiting thread may be destroyed already.
     let Scratch { requests, pieces } = SCRATCH.try_with(Cell::take).unwrap_or_default();
     let (mut requests, mut pieces): (Vec<SendWr<'_>>, Vec<&[u8]>) = (requests, pieces);
@@ -353,12 +350,13 @@ unsafe fn store_window_rkeys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     }
 }
 
-/// Posts a list of receives. The list may be circular, so at most as many receives are posted as the queue
-/// can hold.
+/// Posts a list of receives, after applying the faults on `call`. The list may be circular, so at most as
+/// many receives are posted as the queue can hold.
 ///
 /// # Safety
 /// `list` is a readable list, as `ibv_post_recv` requires, and `bad` a writable pointer.
 unsafe fn post_receives(
+    call: Call,
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     depth: impl FnOnce() -> usize,
@@ -367,6 +365,12 @@ unsafe fn post_receives(
     /// Longest list that is posted without querying the queue depth. The depth of a shared receive queue can
     /// change, so it must be queried for each longer list.
     const UNQUERIED_DEPTH: usize = 64;
+    let _uncancelled = crate::cancel::disable_and_keep_errno();
+    if let Some(errno) = call_faults::on_call(call) {
+        // SAFETY: the caller guarantees that `bad` points to a writable pointer.
+        unsafe { *bad = list };
+        return errno;
+    }
     let (mut posted, mut max, mut depth) = (0, UNQUERIED_DEPTH, Some(depth));
     let mut next = list;
     // SAFETY: `next` is an element of the readable list, or null at its end.
@@ -398,16 +402,12 @@ pub(crate) unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _uncancelled = crate::cancel::disable_and_keep_errno();
-    if let Some(errno) = call_faults::on_call(Call::ibv_post_recv) {
-        // SAFETY: `ibv_post_recv` requires `bad` to point to a writable pointer.
-        unsafe { *bad = list };
-        return errno;
-    }
     // SAFETY: `ibv_post_recv` requires a live queue pair, a readable list and a writable `bad`.
     unsafe {
         let pair = QueuePair::from_raw_ref(c);
-        post_receives(list, bad, || pair.receive_depth(), |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
+        let depth = || pair.init.cap.max_recv_wr as usize;
+        let post = |wr: &RecvWr<'_>| pair.qp.post_recv(wr).map_err(|e| e.errno());
+        post_receives(Call::ibv_post_recv, list, bad, depth, post)
     }
 }
 
@@ -416,17 +416,12 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let _uncancelled = crate::cancel::disable_and_keep_errno();
-    if let Some(errno) = call_faults::on_call(Call::ibv_post_srq_recv) {
-        // SAFETY: `ibv_post_srq_recv` requires `bad` to point to a writable pointer.
-        unsafe { *bad = list };
-        return errno;
-    }
     // SAFETY: `ibv_post_srq_recv` requires a live queue, a readable list and a writable `bad`.
     unsafe {
         let queue = SharedReceiveQueue::from_raw_ref(c);
         let depth = || queue.srq.query().caps.max_wr as usize;
-        post_receives(list, bad, depth, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
+        let post = |wr: &RecvWr<'_>| queue.srq.post_recv(wr).map_err(|e| e.errno());
+        post_receives(Call::ibv_post_srq_recv, list, bad, depth, post)
     }
 }
 
@@ -438,9 +433,9 @@ pub(crate) unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *
     unsafe {
         let (pair, window, info) = (QueuePair::from_raw_ref(c), MemoryWindow::from_raw_ref(mw), &*info);
         let bind = bind(0, &info.bind_info);
-        match pair.qp.bind_mw(window.mw(), info.wr_id, &bind, flags(info.send_flags)) {
+        match pair.qp.bind_mw(&window.held.0, info.wr_id, &bind, flags(info.send_flags)) {
             Ok(rkey) => {
-                window.set_rkey(rkey.0);
+                (*mw).rkey = rkey.0;
                 0
             }
             Err(e) => e.errno(),

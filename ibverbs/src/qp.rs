@@ -12,11 +12,10 @@ use crate::abi::{
 use crate::address;
 use crate::context::Context;
 use crate::counters::Publisher;
-use crate::event_objects::address_of;
-use crate::object::{FfiCell, FfiObject, Use, ffi_object};
+use crate::object::{FfiCell, FfiObject, Session, Use, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 use crate::srq::SharedReceiveQueue;
-use crate::wr_session::WrSessionState;
+use crate::wr_session::Requests;
 
 entry_points! {
     "IBVERBS_1.1" store ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on QueuePair(qp)
@@ -26,10 +25,10 @@ entry_points! {
     "IBVERBS_1.1" store ibv_query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int,
         init: *mut ibv_qp_init_attr) on QueuePair(qp) = query_qp;
     "IBVERBS_1.1" store ibv_destroy_qp(qp: *mut ibv_qp) on QueuePair(qp) unless is_inherited = destroy_qp;
-    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
-        = attach_mcast;
-    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on QueuePair(qp)
-        = detach_mcast;
+    "IBVERBS_1.1" store ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) on QueuePair(qp)
+        => QueuePair::from_raw_ref(qp).qp.attach_mcast(Gid((*gid).raw)).map_err(|e| e.errno());
+    "IBVERBS_1.1" store ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) on QueuePair(qp)
+        => QueuePair::from_raw_ref(qp).qp.detach_mcast(Gid((*gid).raw)).map_err(|e| e.errno());
     "IBVERBS_1.10" store ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on QueuePair(qp) = set_ece;
 }
 
@@ -65,42 +64,23 @@ pub(crate) fn qp_type_number(qp_type: QpType) -> c_uint {
 /// A queue pair (QP) with its C struct.
 #[repr(C)]
 pub(crate) struct QueuePair {
-    c: FfiCell<ibv_qp_ex>,
+    pub c: FfiCell<ibv_qp_ex>,
     /// Work request session, declared before `qp` because it borrows from `qp` and must be dropped first.
-    pub session: WrSessionState,
+    pub session: Session<Requests>,
     pub qp: Qp,
     /// Creation attributes, with the granted capacities.
-    init: ibv_qp_init_attr,
-    _held: Held,
+    pub init: ibv_qp_init_attr,
+    pub _held: Held,
 }
 
 /// The protection domain of a queue pair, or for an XRC target the XRC domain; and the shared receive queue.
-pub(crate) type Held =
-    (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
+type Held = (Option<Use<ProtectionDomain>>, Option<Use<XrcDomain>>, Option<Use<SharedReceiveQueue>>);
 
 ffi_object! { QueuePair { c: ibv_qp_ex as ibv_qp } [context, handle] }
 
 // `ibv_qp_ex` begins with an `ibv_qp`.
 const _: fn(&ibv_qp_ex) -> &ibv_qp = |c| &c.qp_base;
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0);
-
-impl QueuePair {
-    /// Allocates a queue pair with the C struct `c`, and returns the pointer for the program.
-    pub(crate) fn new_raw(c: ibv_qp_ex, qp: Qp, init: ibv_qp_init_attr, held: Held) -> *mut ibv_qp {
-        let (c, session) = (FfiCell::new(c), WrSessionState::default());
-        QueuePair { c, session, qp, init, _held: held }.into_raw()
-    }
-
-    /// Returns the capacity of the send queue in work requests.
-    pub(crate) fn send_depth(&self) -> usize {
-        self.init.cap.max_send_wr as usize
-    }
-
-    /// Returns the capacity of the receive queue in work requests.
-    pub(crate) fn receive_depth(&self) -> usize {
-        self.init.cap.max_recv_wr as usize
-    }
-}
 
 /// Converts an `enum ibv_qp_state`.
 pub(crate) fn state(number: c_uint) -> Option<QpState> {
@@ -117,7 +97,7 @@ pub(crate) unsafe fn destroy_qp(c: *mut ibv_qp) -> Result<(), c_int> {
     unsafe {
         let context = Context::from_raw_ref((*c).context);
         let is_last = context.event_objects.qps.remove(QueuePair::from_raw_ref(c).qp.qpn());
-        context.unacked.wait(address_of(c));
+        context.unacked.wait(c.addr());
         drop(QueuePair::from_raw(c));
         if is_last {
             context.device.with_publisher(Publisher::publish_idle);
@@ -266,20 +246,6 @@ unsafe fn query_qp(
         *init = qp.init;
     }
     Ok(())
-}
-
-unsafe fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
-    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
-    // readable.
-    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    qp.qp.attach_mcast(gid).map_err(|e| e.errno())
-}
-
-unsafe fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> Result<(), c_int> {
-    // SAFETY: the entry point found a live queue pair at `c`; the C call requires `gid` to be
-    // readable.
-    let (qp, gid) = unsafe { (QueuePair::from_raw_ref(c), Gid((*gid).raw)) };
-    qp.qp.detach_mcast(gid).map_err(|e| e.errno())
 }
 
 /// Returns the extended struct, or null if the queue pair was created without `send_ops_flags`.

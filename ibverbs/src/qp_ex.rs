@@ -67,7 +67,7 @@ unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
     let session = unsafe { &QueuePair::from_raw_ref(c.cast()).session };
     session.lock.lock();
     // SAFETY: the session lock is held, so no other thread accesses the cell.
-    unsafe { &mut *session.requests.get() }.open();
+    unsafe { &mut *session.state.get() }.open();
 }
 
 /// Ends the session, if one is in progress: passes its work requests to `f` and then releases its lock.
@@ -79,7 +79,7 @@ unsafe fn end<R>(c: *mut ibv_qp_ex, f: impl FnOnce(&QueuePair, &Requests) -> R) 
     // gives it the cell until it unlocks; `f` does not reach the cell otherwise.
     unsafe {
         let pair = QueuePair::from_raw_ref(c.cast());
-        let requests = &mut *pair.session.requests.get();
+        let requests = &mut *pair.session.state.get();
         std::mem::take(&mut requests.is_open).then(|| {
             let result = f(pair, requests);
             pair.session.lock.unlock();
@@ -122,7 +122,7 @@ unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
 /// `c` is a live queue pair, with a session of this thread or with none.
 unsafe fn change(c: *mut ibv_qp_ex, f: impl FnOnce(&mut Requests)) {
     // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell.
-    let requests = unsafe { &mut *QueuePair::from_raw_ref(c.cast()).session.requests.get() };
+    let requests = unsafe { &mut *QueuePair::from_raw_ref(c.cast()).session.state.get() };
     if requests.is_open {
         f(requests);
     }

@@ -2,8 +2,9 @@
 
 use std::ffi::c_int;
 
+use urxe::nic::PortSpeed;
 use urxe::verbs::faults::Call;
-use urxe::verbs::{DeviceAttr, Gid, PKey};
+use urxe::verbs::{DeviceAttr, Gid, Identity, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
@@ -12,7 +13,6 @@ use crate::abi::{
 use crate::call_faults;
 use crate::context::Context;
 use crate::device::copy_text;
-use crate::errno::minus_one;
 
 entry_points! {
     "IBVERBS_1.1" store ibv_query_device(context: *mut ibv_context, out: *mut ibv_device_attr) = query_device;
@@ -20,9 +20,9 @@ entry_points! {
         out: *mut ibv_device_attr_ex, len: usize) = query_device_ex;
     store ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) = query_rt_values;
     "IBVERBS_1.1" store ibv_query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr)
-        = query_port;
+        => query_port(context, port, out, COMPAT_PORT_ATTR_LEN);
     store query_port_of_context as ibv_query_port(context: *mut ibv_context, port: u8,
-        out: *mut ibv_port_attr, len: usize) = query_port_with_len;
+        out: *mut ibv_port_attr, len: usize) = query_port;
     "IBVERBS_1.16" store ibv_query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64)
         = query_port_speed;
     "IBVERBS_1.1" minus_one ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int,
@@ -31,10 +31,13 @@ entry_points! {
         index: u32, out: *mut ibv_gid_entry, flags: u32, len: usize) = query_gid_ex;
     "IBVERBS_1.1" minus_one ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16)
         = query_pkey;
+    "IBVERBS_1.5" minus_one ibv_get_pkey_index as none(context: *mut ibv_context, port: u8, key: u16)
+        = get_pkey_index;
+    minus_one query_gid_type as none(context: *mut ibv_context, port: u8, index: u32, out: *mut u32)
+        = gid_type;
 }
 
 export! {
-    "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
     "IBVERBS_1.11": _ibv_query_gid_table = query_gid_table;
 }
 
@@ -78,7 +81,8 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
     let guid = context.device.adapter.guid().to_be();
-    let identity = context.device.identity();
+    let settings = &context.device.settings;
+    let identity = Identity::of(&settings.names, &settings.personality);
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
@@ -204,7 +208,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
     }
 }
 
-unsafe fn query_port_with_len(
+unsafe fn query_port(
     context: *mut ibv_context,
     port: u8,
     out: *mut ibv_port_attr,
@@ -213,58 +217,30 @@ unsafe fn query_port_with_len(
     if port != 1 {
         return Err(libc::EINVAL);
     }
-    // SAFETY: `ibv_query_port` requires an open context, and `len` is the size of the caller's struct as its
-    // header defines it.
+    // SAFETY: `ibv_query_port` requires an open context, and a struct of `len` bytes: the size as its header
+    // defines it, or at least `COMPAT_PORT_ATTR_LEN`.
     unsafe { copy_part(&port_attr(Context::from_raw_ref(context)), out, len) };
     Ok(())
-}
-
-unsafe fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> Result<(), c_int> {
-    // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
-    // `COMPAT_PORT_ATTR_LEN` bytes.
-    unsafe { query_port_with_len(context, port, out, COMPAT_PORT_ATTR_LEN) }
 }
 
 unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) -> Result<(), c_int> {
     // SAFETY: `ibv_query_port_speed` requires an open context, which the program does not close during the
     // call.
     let attr = unsafe { Context::from_raw_ref(context) }.nic.query_port();
-    let speed = speed(attr.active_width, attr.active_speed).filter(|_| port == 1);
+    let is_its = |speed: &&PortSpeed| {
+        port == 1 && (speed.width(), speed.lane()) == (attr.active_width, attr.active_speed)
+    };
+    let speed = PortSpeed::ALL.iter().find(is_its).ok_or(libc::EINVAL)?;
+    // In units of 100 Mb/s.
     // SAFETY: `ibv_query_port_speed` requires `out` to point to a writable integer.
-    unsafe { *out = speed.ok_or(libc::EINVAL)? };
+    unsafe { *out = u64::from(speed.gbps()) * 10 };
     Ok(())
-}
-
-/// Returns a port's bandwidth in units of 100 Mb/s, from the codes of its width and of the speed of a lane.
-fn speed(width: u8, lane: u8) -> Option<u64> {
-    let lanes = match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => return None,
-    };
-    let lane = match lane {
-        1 => 25,
-        2 => 50,
-        4 | 8 => 100,
-        16 => 140,
-        32 => 250,
-        64 => 500,
-        128 => 1000,
-        _ => return None,
-    };
-    Some(lanes * lane)
 }
 
 /// Returns the GID table entry at `index`: `Some(None)` for an empty entry, `None` for an index past the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
-    let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
-    match context.nic.query_gid(index) {
-        Some(gid) => Some(Some(gid).filter(|gid| *gid != Gid::default())),
-        None => empty(),
-    }
+    let found = context.nic.query_gid(index).filter(|gid| *gid != Gid::default());
+    (found.is_some() || index < context.nic.query_port().gid_table_len).then_some(found)
 }
 
 unsafe fn query_gid(
@@ -341,20 +317,14 @@ unsafe extern "C" fn query_gid_table(
 }
 
 /// Returns the type of a GID. The symbol is a private one, but `ibv_devinfo` and librdmacm use it.
-pub(crate) unsafe extern "C" fn query_gid_type(
-    context: *mut ibv_context,
-    port: u8,
-    index: u32,
-    out: *mut u32,
-) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> Result<(), c_int> {
     // SAFETY: `ibv_query_gid_type` requires an open context, which the program does not close during the
     // call.
     let found = gid(unsafe { Context::from_raw_ref(context) }, index as usize);
-    let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
+    let gid = found.filter(|_| port == 1).ok_or(libc::EINVAL)?;
     // SAFETY: `ibv_query_gid_type` requires `out` to point to a writable integer.
     unsafe { *out = gid.map_or(SYSFS_IB_ROCE_V1, |_| SYSFS_ROCE_V2) };
-    0
+    Ok(())
 }
 
 unsafe fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> Result<(), c_int> {
@@ -367,12 +337,11 @@ unsafe fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mu
     Ok(())
 }
 
-unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> Result<c_int, c_int> {
     // SAFETY: `ibv_get_pkey_index` requires an open context, which the program does not close during the
     // call.
     let context = unsafe { Context::from_raw_ref(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));
     let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);
-    found.map_or_else(|| minus_one(libc::EINVAL), int)
+    found.map(int).ok_or(libc::EINVAL)
 }

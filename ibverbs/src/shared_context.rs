@@ -24,8 +24,8 @@ pub(crate) struct SharedContext {
     pub event_objects: EventObjects,
     /// Unacknowledged asynchronous events.
     pub unacked: UnackedEvents,
-    /// XRC domains, by the file with which they were opened.
-    pub files: Mutex<HashMap<FileId, OpenXrcd>>,
+    /// Open XRC domains, by the file with which they were opened.
+    pub files: Mutex<HashMap<FileId, Weak<Xrcd>>>,
     pub pds: HandleTable<Pd>,
     pub mrs: HandleTable<MrKeys>,
     pub dms: HandleTable<Dm>,
@@ -33,12 +33,6 @@ pub(crate) struct SharedContext {
 
 /// Identity of a file: device and inode number.
 pub(crate) type FileId = (u64, u64);
-
-/// An XRC domain opened with a file, and the number of times that it is open.
-pub(crate) struct OpenXrcd {
-    pub xrcd: Xrcd,
-    pub open_count: usize,
-}
 
 /// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
 pub(crate) fn file_id(fd: c_int) -> Option<FileId> {

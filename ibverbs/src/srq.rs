@@ -9,13 +9,12 @@ use crate::abi::{
 };
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::event_objects::address_of;
 use crate::object::{FfiCell, FfiObject, Use, Used, Users, ffi_object};
 use crate::pd::{ProtectionDomain, XrcDomain};
 
 entry_points! {
     "IBVERBS_1.1" null ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq
-        = create_srq;
+        => make(pd, (*init).srq_context, &mut (*init).attr, None);
     null ibv_create_srq_ex(context: *mut ibv_context, init: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq
         = create_srq_ex;
     "IBVERBS_1.1" store ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int)
@@ -55,7 +54,7 @@ unsafe fn make(
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> Result<*mut ibv_srq, c_int> {
     // SAFETY: the program must not destroy the objects during the call.
-    let domain = unsafe { ProtectionDomain::live(pd) }?;
+    let (domain, context) = unsafe { (ProtectionDomain::live(pd)?, (*pd).context) };
     let mut options = SrqOptions::new(RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge });
     if let Some((xrcd, cq)) = xrc {
         // SAFETY: as above.
@@ -65,7 +64,6 @@ unsafe fn make(
     let granted = srq.query().caps;
     (attr.max_wr, attr.max_sge) = (granted.max_wr, granted.max_sge);
     let id = srq.id();
-    let context = domain.context();
     let c = ibv_srq {
         context,
         srq_context,
@@ -82,12 +80,6 @@ unsafe fn make(
     // closes the context only after the domain is destroyed.
     unsafe { Context::from_raw_ref(context) }.event_objects.srqs.add(id, c);
     Ok(c)
-}
-
-unsafe fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq, c_int> {
-    // SAFETY: `ibv_create_srq` requires `init` to point to a struct that is the caller's alone during the
-    // call, and `make` checks `pd`.
-    unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
 
 unsafe fn create_srq_ex(
@@ -165,7 +157,7 @@ pub(crate) unsafe fn destroy_srq(c: *mut ibv_srq) -> Result<(), c_int> {
         }
         let context = Context::from_raw_ref((*c).context);
         context.event_objects.srqs.remove(queue.srq.id());
-        context.unacked.wait(address_of(c));
+        context.unacked.wait(c.addr());
         drop(SharedReceiveQueue::from_raw(c));
     }
     Ok(())

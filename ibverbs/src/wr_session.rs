@@ -3,29 +3,12 @@
 use std::ffi::c_int;
 use std::ops::Range;
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::{Destination, SendFlags, SendWr, Sge, WrData, WrOp};
 
 use crate::abi::ibv_mw;
-use crate::object::FfiCell;
 
-/// Work request session of a queue pair. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the
-/// calling thread holds `lock`, which gives it exclusive access to `requests` and to the queue pair's C
-/// struct.
-pub(crate) struct WrSessionState {
-    pub lock: RawMutex,
-    pub requests: FfiCell<Requests>,
-}
-
-impl Default for WrSessionState {
-    fn default() -> WrSessionState {
-        WrSessionState { lock: RawMutex::INIT, requests: FfiCell::new(Requests::default()) }
-    }
-}
-
-/// Work requests of a session. The buffers are kept for the next session, so that only the first sessions
-/// allocate.
+/// Work requests of a session, from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`. The buffers are
+/// kept for the next session, so that only the first sessions allocate.
 #[derive(Default)]
 pub(crate) struct Requests {
     /// Whether a session is in progress.

@@ -1,6 +1,6 @@
 //! Lookup of the interposed functions in the next library.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -108,15 +108,4 @@ impl<T> Failed for *mut T {
 pub fn fail<R: Failed>(errno: c_int) -> R {
     set_errno(errno);
     R::FAILED
-}
-
-/// Copies an environment variable, because programs overwrite their environment. Returns null if it is not
-/// set. The copy is never freed.
-pub fn copy_of_variable(name: &CStr) -> *mut c_char {
-    // SAFETY: the name is zero-terminated, and `getenv` returns null or a zero-terminated string, which is
-    // copied at once.
-    unsafe {
-        let value = libc::getenv(name.as_ptr());
-        if value.is_null() { null_mut() } else { libc::strdup(value) }
-    }
 }

@@ -6,7 +6,7 @@ use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::bundled::warn_of_copy;
-use crate::next::{Failed, copy_of_variable, fail, is_invalid, with_saved_errno};
+use crate::next::{Failed, fail, is_invalid, with_saved_errno};
 
 /// Redirected names: `name` itself, and all names in which the byte `next` follows it.
 struct Directory {
@@ -50,8 +50,12 @@ pub fn tree() -> &'static CStr {
     static TREE: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
     let mut tree = TREE.load(Ordering::Acquire);
     if tree.is_null() {
-        let copy = copy_of_variable(c"URXE_SYSFS");
-        let copy = if copy.is_null() { c"".as_ptr().cast_mut() } else { copy };
+        // A copy, because programs overwrite their environment.
+        // SAFETY: `getenv` returns null or a zero-terminated string, which is copied at once.
+        let copy = unsafe {
+            let value = libc::getenv(c"URXE_SYSFS".as_ptr());
+            if value.is_null() { c"".as_ptr().cast_mut() } else { libc::strdup(value) }
+        };
         // Several threads may execute this at the same time, all with copies of the same text; the stored one
         // is never freed.
         tree = match TREE.compare_exchange(null_mut(), copy, Ordering::AcqRel, Ordering::Acquire) {
@@ -59,8 +63,7 @@ pub fn tree() -> &'static CStr {
             Err(first) => first,
         };
     }
-    // SAFETY: the pointer is to a zero-terminated string that is never freed: a literal or a copy from
-    // `copy_of_variable`.
+    // SAFETY: the pointer is to a zero-terminated string that is never freed: a literal or the copy.
     unsafe { CStr::from_ptr(tree) }
 }
 

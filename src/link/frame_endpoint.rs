@@ -79,7 +79,7 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         }
         let (macs, tag) = ((to.unwrap_or_default(), Mac(self.info.mac)), self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let mut write = |out: &mut Vec<u8>| frame::append_tagged_frame(out, macs, tag, &flow, id, packet);
+            let mut write = |out: &mut Vec<u8>| frame::append_frame(out, macs, tag, &flow, id, packet);
             match &mut paused {
                 Some(pfc) if to.is_some() => {
                     self.counters.tx_dropped += u64::from(!pfc.hold(&flow, write));

@@ -9,16 +9,17 @@ use libc::sockaddr;
 use crate::abi::rdma_cm_id;
 use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) = bind;
 }
 
-sync_entry_points! {
+waiting_entry_points! {
     "RDMACM_1.0" rdma_resolve_addr(c: *mut rdma_cm_id, src: *mut sockaddr, dst: *mut sockaddr, timeout: c_int)
-        = resolve_addr;
-    "RDMACM_1.0" rdma_resolve_route(c: *mut rdma_cm_id, timeout: c_int) = resolve_route;
+        -> c_int => |call| call_sync(call, c, |id| resolve_addr(id, src, dst, timeout));
+    "RDMACM_1.0" rdma_resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int
+        => |call| call_sync(call, c, |id| resolve_route(id, timeout));
 }
 
 export! {

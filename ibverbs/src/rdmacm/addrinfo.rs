@@ -80,24 +80,6 @@ unsafe fn copy_address(from: *const sockaddr, len: socklen_t) -> Option<(sockadd
 
 type Address = Option<(sockaddr_storage, socklen_t)>;
 
-/// Allocates a list element for the program.
-fn new_entry(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
-    // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
-    let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });
-    if let Some((address, len)) = src {
-        (entry.src, entry.c.ai_src_len) = (address, len);
-        entry.c.ai_src_addr = (&raw mut entry.src).cast();
-    }
-    if let Some((address, len)) = dst {
-        (entry.dst, entry.c.ai_dst_len) = (address, len);
-        entry.c.ai_dst_addr = (&raw mut entry.dst).cast();
-    }
-    let family = dst.or(src).map_or(0, |(address, _)| address.ss_family);
-    entry.c.ai_family = family.into();
-    (entry.c.ai_flags, (entry.c.ai_qp_type, entry.c.ai_port_space)) = (flags, kind);
-    Box::into_raw(entry).cast()
-}
-
 /// A list returned by the system's `getaddrinfo`, freed on drop.
 struct SystemList(*mut addrinfo);
 
@@ -112,7 +94,8 @@ impl Drop for SystemList {
 pub(super) struct Query {
     node: Option<CString>,
     service: Option<CString>,
-    flags: c_int,
+    /// Flags of the hints.
+    pub flags: c_int,
     /// Queue pair type and port space.
     kind: (c_int, c_int),
     /// The address family of the hints, or `AF_UNSPEC` if they do not select one.
@@ -129,12 +112,6 @@ pub(super) struct Found {
     src: Address,
     dst: Address,
 }
-
-// The addresses are plain data.
-const _: fn() = || {
-    fn is_send<T: Send>() {}
-    is_send::<(Query, Found)>();
-};
 
 impl Query {
     /// Copies the arguments of `rdma_getaddrinfo`.
@@ -169,11 +146,6 @@ impl Query {
         }
         let family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
         Ok(Query { node, service, flags, kind: qp_type_and_ps(hints), family, src, dst })
-    }
-
-    /// Returns the flags of the hints.
-    pub(super) fn flags(&self) -> c_int {
-        self.flags
     }
 
     /// Resolves the name. May wait for name servers.
@@ -217,7 +189,19 @@ impl Query {
 impl Found {
     /// Allocates a list element for the program, which `rdma_freeaddrinfo` frees.
     pub(super) fn to_c(self) -> *mut rdma_addrinfo {
-        new_entry(self.flags, self.kind, self.src, self.dst)
+        // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
+        let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });
+        if let Some((address, len)) = self.src {
+            (entry.src, entry.c.ai_src_len) = (address, len);
+            entry.c.ai_src_addr = (&raw mut entry.src).cast();
+        }
+        if let Some((address, len)) = self.dst {
+            (entry.dst, entry.c.ai_dst_len) = (address, len);
+            entry.c.ai_dst_addr = (&raw mut entry.dst).cast();
+        }
+        entry.c.ai_family = self.dst.or(self.src).map_or(0, |(address, _)| address.ss_family.into());
+        (entry.c.ai_flags, (entry.c.ai_qp_type, entry.c.ai_port_space)) = (self.flags, self.kind);
+        Box::into_raw(entry).cast()
     }
 }
 
@@ -247,7 +231,7 @@ unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
     let mut next = list;
     while !next.is_null() {
         // SAFETY: `rdma_freeaddrinfo` requires a list from `rdma_getaddrinfo`, each element of which
-        // `new_entry` made from a box; the program does not use it any more.
+        // `to_c` made from a box; the program does not use it any more.
         let entry = unsafe { Box::from_raw(next.cast::<Entry>()) };
         next = entry.c.ai_next;
     }

@@ -7,29 +7,27 @@ use urxe::verbs::cm::{ConnParam, RejReason};
 use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
-use crate::context::Context;
-use crate::rdmacm::id::{Id, Offered, errno, id_ref};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::id::{Id, errno, id_ref};
+use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
-    "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject;
-    "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) = reject_ece;
+    // SAFETY: both calls require a live id and `len` readable bytes; null is checked for both.
+    "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8)
+        => id_ref(c)?.id.reject(&bytes(data, len)).map_err(errno);
+    "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8)
+        => id_ref(c)?.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno);
     "RDMACM_1.2" minus_one rdma_establish(c: *mut rdma_cm_id) = establish;
     "RDMACM_1.0" minus_one rdma_notify(c: *mut rdma_cm_id, event: c_uint) = notify;
 }
 
-sync_entry_points! {
-    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = connect;
-    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) = accept;
-    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) = disconnect;
+waiting_entry_points! {
+    "RDMACM_1.0" rdma_connect(c: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int
+        => |call| call_sync(call, c, |id| connect(id, param));
+    "RDMACM_1.0" rdma_accept(c: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int
+        => |call| call_sync(call, c, |id| accept(id, param));
+    "RDMACM_1.0" rdma_disconnect(c: *mut rdma_cm_id) -> c_int => |call| call_sync(call, c, disconnect);
 }
-
-/// Value that requests the maximum number of outstanding READs and atomics (`RDMA_MAX_RESP_RES`,
-/// `RDMA_MAX_INIT_DEPTH`).
-const MAX_RD_ATOMIC: u8 = 0xff;
-/// Largest retry count of a queue pair.
-const MAX_RETRIES: u8 = 7;
 
 /// Copies the caller's bytes.
 ///
@@ -43,48 +41,27 @@ unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// Converts the parameters that a program requests or grants; `offered` are the limits in the peer's
-/// connection request.
+/// Converts the parameters that a program requests or grants. Without a struct, as many READs and atomics as
+/// possible are requested, or granted of those that the peer requests.
 ///
 /// # Safety
 /// `from` points to a readable struct, whose private data is readable, or is null.
-unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>) -> Result<ConnParam, c_int> {
-    let c = id.as_c();
-    // SAFETY: `as_c` points to the C struct in `id`, which nothing writes during the call.
-    let (verbs, qp) = unsafe { ((*c).verbs, (*c).qp) };
-    if verbs.is_null() {
-        return Err(libc::EINVAL);
-    }
-    // SAFETY: `verbs` is not null, so it is a context of `ProcessGlobals`, which stays open as long as the
-    // process lives.
-    let max = unsafe { Context::from_raw_ref(verbs) }.nic.query_device().limits.max_qp_rd_atom;
-    let max = max.min(u32::from(MAX_RD_ATOMIC - 1)) as u8;
+unsafe fn param(from: *const rdma_conn_param) -> ConnParam {
     // SAFETY: the caller guarantees that `from` is null or points to a struct that is readable during the
     // call.
-    let from = unsafe { from.as_ref() };
-    let count = |requested: Option<u8>, offered: Option<u8>| match requested {
-        Some(count) if count != MAX_RD_ATOMIC => (count <= max).then_some(count).ok_or(libc::EINVAL),
-        _ => Ok(offered.map_or(max, |offered| offered.min(max))),
-    };
+    let Some(from) = (unsafe { from.as_ref() }) else { return ConnParam::default() };
     // SAFETY: the private data has the length given next to it, or is null.
-    let data = from.map(|p| unsafe { bytes(p.private_data, p.private_data_len) }).unwrap_or_default();
-    let retries = |count: Option<u8>| count.unwrap_or(MAX_RETRIES).min(MAX_RETRIES);
-    let external = from.filter(|_| qp.is_null());
-    // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field.
-    let has_srq = unsafe { !qp.is_null() && !(*qp).srq.is_null() };
-    Ok(ConnParam::default()
+    let data = unsafe { bytes(from.private_data, from.private_data_len) };
+    ConnParam::default()
         .private_data(data)
-        .responder_resources(count(
-            from.map(|p| p.responder_resources),
-            offered.map(|o| o.responder_resources),
-        )?)
-        .initiator_depth(count(from.map(|p| p.initiator_depth), offered.map(|o| o.initiator_depth))?)
-        .flow_control(from.is_some_and(|p| p.flow_control != 0))
-        .retry_count(retries(from.map(|p| p.retry_count)))
-        .rnr_retry_count(retries(from.map(|p| p.rnr_retry_count)))
-        .srq(external.map_or(has_srq, |p| p.srq != 0))
-        .qp_num(external.map(|p| Qpn::new(p.qp_num)))
-        .qkey(None))
+        .responder_resources(from.responder_resources)
+        .initiator_depth(from.initiator_depth)
+        .flow_control(from.flow_control != 0)
+        .retry_count(from.retry_count)
+        .rnr_retry_count(from.rnr_retry_count)
+        // These two apply to a queue pair that the id does not have.
+        .srq(from.srq != 0)
+        .qp_num(Qpn::new(from.qp_num))
 }
 
 unsafe fn listen(c: *mut rdma_cm_id, backlog: c_int) -> Result<(), c_int> {
@@ -102,7 +79,7 @@ unsafe fn listen(c: *mut rdma_cm_id, backlog: c_int) -> Result<(), c_int> {
 unsafe fn connect(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
     id.adopt_qp()?;
     // SAFETY: `rdma_connect` requires a readable struct or null.
-    let mut param = unsafe { param(id, from, None) }?;
+    let mut param = unsafe { param(from) };
     let mut data = id.state().connect_data.clone();
     data.append(&mut param.private_data);
     param.private_data = data;
@@ -112,23 +89,11 @@ unsafe fn connect(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
 
 unsafe fn accept(id: &Id, from: *mut rdma_conn_param) -> Result<bool, c_int> {
     id.adopt_qp()?;
-    let offered = id.state().offered;
     // SAFETY: `rdma_accept` requires a readable struct or null.
-    let param = unsafe { param(id, from, offered) }?;
-    id.id.accept(&param).map_err(errno)?;
+    id.id.accept(&unsafe { param(from) }).map_err(errno)?;
     id.sync_qp_state();
     // No event follows for a datagram service, which only communicates its queue pair.
     Ok(id.id.qp_type() != Some(QpType::Ud))
-}
-
-unsafe fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
-    // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
-    unsafe { id_ref(c)?.id.reject(&bytes(data, len)) }.map_err(errno)
-}
-
-unsafe fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> Result<(), c_int> {
-    // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
-    unsafe { id_ref(c)?.id.reject_with(RejReason::VendorOption, &bytes(data, len)) }.map_err(errno)
 }
 
 unsafe fn establish(c: *mut rdma_cm_id) -> Result<(), c_int> {

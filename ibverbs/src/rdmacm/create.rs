@@ -5,22 +5,17 @@ use std::ffi::{c_int, c_uint, c_void};
 use urxe::verbs::cm::PortSpace;
 
 use crate::abi::{rdma_cm_id, rdma_event_channel};
-use crate::errno::minus_one;
-use crate::event_objects::address_of;
 use crate::object::FfiObject;
 use crate::qp::qp_type;
-use crate::rdmacm::channel::{self, Channel};
-use crate::rdmacm::id::{Id, IdState, errno, id_ref, new_private_channel};
+use crate::rdmacm::channel;
+use crate::rdmacm::id::{Id, IdState, id_ref, with_channel};
 use crate::rdmacm::process::ProcessGlobals;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_create_id(channel: *mut rdma_event_channel, out: *mut *mut rdma_cm_id,
         context: *mut c_void, space: c_uint) = create_id;
+    "RDMACM_1.0" minus_one rdma_destroy_id as none(c: *mut rdma_cm_id) = destroy_id;
     "RDMACM_1.0" minus_one rdma_migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) = migrate;
-}
-
-export! {
-    "RDMACM_1.0": rdma_destroy_id = destroy_id;
 }
 
 /// Creates an id on the channel `on`, or on a private channel if `on` is null.
@@ -39,28 +34,12 @@ pub(super) unsafe fn create(
         Some(number) => Some(self::qp_type(number).ok_or(libc::EOPNOTSUPP)?),
         None => None,
     };
-    let synchronous = on.is_null();
-    let raw_channel = if synchronous { new_private_channel()? } else { on };
-    let made = Channel::lookup(raw_channel).and_then(|on| {
-        let id = match service {
-            Some(service) => process.manager.create_id_with_qp_type(&on.channel, space, service),
-            None => process.manager.create_id(&on.channel, space),
-        };
-        id.map_err(errno)
-    });
-    match made {
-        Ok(id) => {
-            let state = IdState { synchronous, ..IdState::default() };
-            Ok(Id::new_raw(process, id, raw_channel, context, state))
-        }
-        Err(e) => {
-            if synchronous {
-                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-                unsafe { channel::destroy(raw_channel) };
-            }
-            Err(e)
-        }
-    }
+    let (channel, id) = with_channel(on, |on| match service {
+        Some(service) => process.manager.create_id_with_qp_type(on, space, service),
+        None => process.manager.create_id(on, space),
+    })?;
+    let state = IdState { synchronous: on.is_null(), ..IdState::default() };
+    Ok(Id::new_raw(process, id, channel, context, state))
 }
 
 unsafe fn create_id(
@@ -77,20 +56,21 @@ unsafe fn create_id(
     unsafe { create(channel, context, space, None).map(|id| *out = id) }
 }
 
-pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_destroy_id` requires a live id, which the program does not destroy during the call; null
-    // is checked.
+/// Destroys an id (`rdma_destroy_id`).
+///
+/// # Safety
+/// `c` is a live id, or null. The program gives up its pointer.
+pub(super) unsafe fn destroy_id(c: *mut rdma_cm_id) -> Result<(), c_int> {
+    // SAFETY: the caller passes a live id, which the program does not destroy during the call, or null.
     let id = match unsafe { id_ref(c) } {
-        Ok(id) => id,
-        Err(libc::ENODEV) => return 0,
-        Err(e) => return minus_one(e),
+        Err(libc::ENODEV) => return Ok(()),
+        id => id?,
     };
     let process = id.process;
     process.ids.remove(id.id.number());
     id.id.destroy();
     id.ack_kept_event();
-    process.unacked.wait(address_of(c));
+    process.unacked.wait(c.addr());
     // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
     // reach it; the program gives up its pointer, and `id` is not used after `from_raw`. A channel of the
     // id's own has no other user.
@@ -102,7 +82,7 @@ pub(super) unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
             channel::destroy(channel);
         }
     }
-    0
+    Ok(())
 }
 
 /// Moves an id to another channel, or to a private channel if `to` is null (`rdma_migrate_id`).
@@ -113,14 +93,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
     // SAFETY: `id_ref` accepts null; otherwise the caller passes a live id, which the program does not
     // destroy during the call.
     let id = unsafe { id_ref(c) }?;
-    let raw_channel = if to.is_null() { new_private_channel()? } else { to };
-    if let Err(e) = Channel::lookup(raw_channel).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
-        if to.is_null() {
-            // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-            unsafe { channel::destroy(raw_channel) };
-        }
-        return Err(e);
-    }
+    let (raw_channel, ()) = with_channel(to, |to| id.id.migrate(to))?;
     id.ack_kept_event();
     let was_synchronous = std::mem::replace(&mut id.state().synchronous, to.is_null());
     // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel

@@ -5,21 +5,25 @@ use std::ffi::{c_int, c_uint};
 use urxe::verbs::cm::CmEventKind;
 
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm_id};
-use crate::cancel::{Call, Step, blocking};
+use crate::cancel::{Call, blocking};
 use crate::errno::{self, minus_one};
 use crate::rdmacm::address::{self, rdma_resolve_addr, rdma_resolve_route};
 use crate::rdmacm::addrinfo::PASSIVE;
 use crate::rdmacm::create::{create, destroy_id};
-use crate::rdmacm::event::{ack_cm_event, next_cm_event};
+use crate::rdmacm::event::{ack_cm_event, get_cm_event};
 use crate::rdmacm::id::{RequestQueues, id_ref};
 use crate::rdmacm::options::set_route;
 use crate::rdmacm::queues;
 
+waiting_entry_points! {
+    "RDMACM_1.0" rdma_get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int
+        = get_request;
+}
+
 export! {
     "RDMACM_1.0":
         rdma_create_ep = create_ep,
-        rdma_destroy_ep = destroy_ep,
-        rdma_get_request = get_request;
+        rdma_destroy_ep = destroy_ep;
 }
 
 /// Timeout of address resolution, and of route resolution, in milliseconds.
@@ -99,7 +103,7 @@ unsafe extern "C-unwind" fn create_ep(
     // is null, so both are valid afterwards. Only this thread has a pointer to the new id. This frame holds
     // pointers only, with nothing to drop while a call waits.
     unsafe {
-        let c = match blocking(|_| Step::Done(create_unresolved(out, to, pd, init))) {
+        let c = match blocking(|_| create_unresolved(out, to, pd, init)) {
             Ok(c) => c,
             Err(e) => return minus_one(e),
         };
@@ -112,7 +116,7 @@ unsafe extern "C-unwind" fn create_ep(
                     len => set_route(c, (*to).ai_route, len) == 0,
                 };
             let created = match resolved {
-                true => blocking(|_| Step::Done(create_resources(c, &*to, pd, init.as_mut()))),
+                true => blocking(|_| create_resources(c, &*to, pd, init.as_mut())),
                 false => Err(errno::get()),
             };
             if let Err(e) = created {
@@ -132,31 +136,17 @@ unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
     unsafe {
         queues::destroy(c);
         queues::destroy_id_srq(c);
-        destroy_id(c);
+        let _ = destroy_id(c);
     }
 }
 
-unsafe extern "C-unwind" fn get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int {
-    inject_fault!(rdma_get_request, minus_one);
-    // SAFETY: `rdma_get_request` requires a live id and a writable `out`; null is checked for both.
-    blocking(|call| match unsafe { next_request(listener, out, call) } {
-        Ok(true) => Step::Done(0),
-        Ok(false) => Step::Wait,
-        Err(e) => Step::Done(minus_one(e)),
-    })
-}
-
-/// Makes one attempt to complete [`get_request`]. Returns false if the call must wait.
-///
-/// # Safety
-/// `listener` is a live id, or null; `out` points to a writable pointer, or is null.
-unsafe fn next_request(
+unsafe fn get_request(
+    call: &mut Call,
     listener: *mut rdma_cm_id,
     out: *mut *mut rdma_cm_id,
-    call: &mut Call,
-) -> Result<bool, c_int> {
-    // SAFETY: `id_ref` accepts null; otherwise the caller passes a live id, which the program does not
-    // destroy during the call.
+) -> Result<(), c_int> {
+    // SAFETY: `rdma_get_request` requires a live id, which the program does not destroy during the call; null
+    // is checked.
     let listener_id = unsafe { id_ref(listener) }?;
     if !listener_id.is_synchronous() || out.is_null() {
         return Err(libc::EINVAL);
@@ -167,22 +157,18 @@ unsafe fn next_request(
     // until it is acknowledged, and so is the new id of a connection request until it is destroyed; `out` is
     // not null.
     unsafe {
-        match next_cm_event((*listener).channel, &mut event, call) {
-            Step::Wait => return Ok(false),
-            Step::Done(0) => {}
-            Step::Done(_) => return Err(errno::get()),
-        }
+        get_cm_event(call, (*listener).channel, &mut event)?;
         let (kind, status, id) = ((*event).event, (*event).status, (*event).id);
         if status != 0 || kind != CmEventKind::ConnectRequest as c_uint {
-            ack_cm_event(event);
+            ack_cm_event(event)?;
             return Err(if status < 0 { -status } else { libc::EINVAL });
         }
         let requests = listener_id.state().requests;
         if let Some(mut with) = requests
             && let Err(e) = queues::make_plain(id, with.pd, &mut with.init)
         {
-            ack_cm_event(event);
-            destroy_id(id);
+            ack_cm_event(event)?;
+            let _ = destroy_id(id);
             return Err(e);
         }
         // The event is acknowledged by the next call on the new id; until then, destroying the listener waits
@@ -190,5 +176,5 @@ unsafe fn next_request(
         (*id).event = event;
         *out = id;
     }
-    Ok(true)
+    Ok(())
 }

@@ -9,21 +9,27 @@ use urxe::verbs::cm::{CmEvent, CmEventKind, EventParam as Param};
 
 use crate::abi::{EventParam, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param};
 use crate::address;
-use crate::cancel::{Call, Step, blocking};
-use crate::channel::{is_nonblocking, wait_for_event};
-use crate::errno::minus_one;
+use crate::cancel::Call;
+use crate::channel::next_event;
 use crate::event_objects::object_at;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 use crate::rdmacm::channel::Channel;
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
+use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::process::ProcessGlobals;
 
+waiting_entry_points! {
+    "RDMACM_1.0" rdma_get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int
+        = get_cm_event;
+}
+
 export! {
-    "RDMACM_1.0":
-        rdma_get_cm_event = get_cm_event,
-        rdma_ack_cm_event = ack_cm_event,
-        rdma_event_str = event_str;
-    "RDMACM_1.4": rdma_write_cm_event = write_cm_event;
+    "RDMACM_1.0": rdma_event_str = event_str;
+}
+
+entry_points! {
+    "RDMACM_1.0" minus_one rdma_ack_cm_event as none(c: *mut rdma_cm_event) = ack_cm_event;
+    "RDMACM_1.4" minus_one rdma_write_cm_event as none(c: *mut rdma_cm_id, kind: c_uint, status: c_int,
+        arg: u64) = write_cm_event;
 }
 
 /// Delay before a call on a destroyed channel fails.
@@ -115,81 +121,57 @@ impl Event {
     }
 }
 
-unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
-    inject_fault!(rdma_get_cm_event, minus_one);
-    // SAFETY: `rdma_get_cm_event` requires a channel, which is looked up without following the pointer, and a
-    // writable `out`; null is checked.
-    blocking(|call| unsafe { next_cm_event(c, out, call) })
-}
-
 /// Makes one attempt to complete `rdma_get_cm_event`.
 ///
 /// # Safety
 /// `out` points to a writable pointer, or is null. `c` may be any pointer: it is only looked up.
-pub(super) unsafe fn next_cm_event(
+pub(super) unsafe fn get_cm_event(
+    call: &mut Call,
     c: *mut rdma_event_channel,
     out: *mut *mut rdma_cm_event,
-    call: &mut Call,
-) -> Step<c_int> {
+) -> Result<(), c_int> {
     if c.is_null() || out.is_null() {
-        return Step::Done(minus_one(libc::EINVAL));
+        return Err(libc::EINVAL);
     }
-    let channel = match Channel::lookup(c) {
-        Ok(channel) => channel,
-        Err(e) => {
-            if e == libc::EBADF {
-                // Had the call come a moment earlier, it would be sleeping while the program, which may be
-                // about to exit, ends. The delay imitates that.
-                std::thread::sleep(CLOSED_CHANNEL_DELAY);
-            }
-            return Step::Done(minus_one(e));
+    let channel = Channel::lookup(c).inspect_err(|e| {
+        if *e == libc::EBADF {
+            // Had the call come a moment earlier, it would be sleeping while the program, which may be about
+            // to exit, ends. The delay imitates that.
+            std::thread::sleep(CLOSED_CHANNEL_DELAY);
         }
-    };
+    })?;
     let (process, fd) = (channel.process, channel.channel.as_fd().as_raw_fd());
+    let take = || {
+        let guard = channel.read_lock.lock();
+        channel.channel.try_event().map(|event| (event, guard))
+    };
     loop {
-        let mut read_guard = None;
-        let mut try_event = || {
-            let guard = channel.read_lock.lock();
-            let event = channel.channel.try_event()?;
-            read_guard = Some(guard);
-            Some(event)
-        };
-        let event = match try_event() {
-            Some(event) => event,
-            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Announces the wait, so that the background thread drives the devices meanwhile.
-            None => match channel.channel.get_event_by(Some(Duration::ZERO), try_event) {
-                Ok(event) => event,
-                Err(_) => return wait_for_event(call, fd),
-            },
-        };
+        let announce = || channel.channel.get_event_by(Some(Duration::ZERO), take).ok();
+        let (event, _read_guard) = next_event(call, fd, take, announce)?;
         let number = event.listen_id.as_ref().unwrap_or(&event.id).number();
         // A thread that destroys an id removes its number first; events of such an id are dropped.
         let count = |address| process.unacked.count(address);
         let Some(held_id) = process.ids.look_up(number, count) else { continue };
         // SAFETY: the id was registered when this event was counted, and its destruction waits for the
         // acknowledgement.
-        match unsafe { Event::new_raw(held_id, event, process) } {
-            Ok(event) => {
-                // SAFETY: `out` was checked for null, and points to a writable pointer.
-                unsafe { *out = event };
-                return Step::Done(0);
-            }
-            Err(e) => {
-                process.unacked.ack(held_id);
-                return Step::Done(minus_one(e));
-            }
-        }
+        let event = unsafe { Event::new_raw(held_id, event, process) };
+        let event = event.inspect_err(|_| process.unacked.ack(held_id))?;
+        // SAFETY: `out` was checked for null, and points to a writable pointer.
+        unsafe { *out = event };
+        return Ok(());
     }
 }
 
-pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+/// Acknowledges an event (`rdma_ack_cm_event`).
+///
+/// # Safety
+/// `c` is an event that was returned and is not acknowledged yet, or null. The caller gives up its pointer.
+pub(super) unsafe fn ack_cm_event(c: *mut rdma_cm_event) -> Result<(), c_int> {
     if c.is_null() {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
-    // SAFETY: `rdma_ack_cm_event` requires an event that was returned and is not acknowledged yet; the
-    // program gives up its pointer. Null was excluded.
+    // SAFETY: the caller passes an event that is not acknowledged yet, and gives up its pointer. Null was
+    // excluded.
     unsafe {
         if !Event::from_raw_ref(c).process.is_inherited() {
             let event = Event::from_raw(c);
@@ -198,17 +180,15 @@ pub(super) unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
             process.unacked.ack(held_id);
         }
     }
-    0
+    Ok(())
 }
 
-unsafe extern "C" fn write_cm_event(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn write_cm_event(c: *mut rdma_cm_id, kind: c_uint, status: c_int, arg: u64) -> Result<(), c_int> {
     if kind != CmEventKind::User as c_uint {
-        return minus_one(libc::EINVAL);
+        return Err(libc::EINVAL);
     }
     // SAFETY: `rdma_write_cm_event` requires a live id; null is checked.
-    let written = unsafe { id_ref(c) }.and_then(|id| id.id.write_event(status, arg).map_err(errno));
-    result_code(written)
+    unsafe { id_ref(c) }?.id.write_event(status, arg).map_err(errno)
 }
 
 extern "C" fn event_str(number: c_int) -> *const c_char {

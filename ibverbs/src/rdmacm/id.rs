@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventChannel, IdError};
 use urxe::verbs::{ClaimError, Qpn};
 
 use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_id, rdma_event_channel, rdma_ib_addr,
 };
 use crate::context::Context;
-use crate::errno::minus_one;
+use crate::errno::non_null;
 use crate::event_objects::object_at;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
@@ -46,8 +47,6 @@ pub(super) struct IdState {
     pub requests: Option<RequestQueues>,
     /// Data sent before the program's private data in a connection request.
     pub connect_data: Vec<u8>,
-    /// READ and atomic limits offered in the connection request from which the id was created.
-    pub offered: Option<Offered>,
     /// The program's context for each joined multicast group.
     pub joins: HashMap<IpAddr, *mut c_void>,
     /// Addresses that the last successful `rdma_resolve_addrinfo` found.
@@ -63,18 +62,6 @@ unsafe impl Send for IdState {}
 pub(super) struct RequestQueues {
     pub pd: *mut crate::abi::ibv_pd,
     pub init: ibv_qp_init_attr,
-}
-
-/// READ and atomic limits in a connection request.
-#[derive(Clone, Copy)]
-pub(super) struct Offered {
-    pub responder_resources: u8,
-    pub initiator_depth: u8,
-}
-
-/// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
-pub(super) fn result_code(result: Result<(), c_int>) -> c_int {
-    result.map_or_else(minus_one, |()| 0)
 }
 
 /// Returns the error number for a failed operation on an id.
@@ -111,11 +98,23 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
     });
 }
 
-/// Creates the private channel of a synchronous id.
-pub(super) fn new_private_channel() -> Result<*mut rdma_event_channel, c_int> {
-    // SAFETY: the call has no requirements.
-    let channel = unsafe { channel::rdma_create_event_channel() };
-    if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
+/// Calls `f` with a channel, or with a new private channel, for a synchronous id, if `given` is null. Returns
+/// the channel and the result of `f`; if `f` fails, a private channel is destroyed.
+pub(super) fn with_channel<T>(
+    given: *mut rdma_event_channel,
+    f: impl FnOnce(&EventChannel) -> Result<T, IdError>,
+) -> Result<(*mut rdma_event_channel, T), c_int> {
+    let channel = match given.is_null() {
+        // SAFETY: the call has no requirements.
+        true => non_null(unsafe { channel::rdma_create_event_channel() }).map_err(|_| libc::EMFILE)?,
+        false => given,
+    };
+    let result = Channel::lookup(channel).and_then(|on| f(&on.channel).map_err(errno));
+    if result.is_err() && given.is_null() {
+        // SAFETY: the channel was created above, and the program has no pointer to it.
+        unsafe { channel::destroy(channel) };
+    }
+    Ok((channel, result?))
 }
 
 impl Id {
@@ -151,26 +150,14 @@ impl Id {
         event: &CmEvent,
     ) -> Result<*mut rdma_cm_id, c_int> {
         // SAFETY: the caller passes a live id, whose C struct is initialised.
-        let (of, mut channel, context) =
+        let (of, channel, context) =
             unsafe { (Id::from_raw_ref(listener), (*listener).channel, (*listener).context) };
         let synchronous = of.is_synchronous();
-        if synchronous {
-            channel = new_private_channel()?;
-            let moved = Channel::lookup(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
-            if let Err(e) = moved {
-                // SAFETY: `new_private_channel` has just created it, and the program has no pointer to it.
-                unsafe { channel::destroy(channel) };
-                return Err(e);
-            }
-        }
-        let offered = match &event.param {
-            EventParam::Connection(with) => Some(Offered {
-                responder_resources: with.responder_resources,
-                initiator_depth: with.initiator_depth,
-            }),
-            _ => None,
+        let channel = match synchronous {
+            true => with_channel(null_mut(), |to| event.id.migrate(to))?.0,
+            false => channel,
         };
-        let state = IdState { synchronous, offered, ..IdState::default() };
+        let state = IdState { synchronous, ..IdState::default() };
         Ok(Id::new_raw(of.process, event.id.clone(), channel, context, state))
     }
 
@@ -189,42 +176,31 @@ impl Id {
         self.state.lock()
     }
 
-    /// Joins a multicast group and, on success, stores the program's context for it. The lock delays the
-    /// event's delivery until the context is stored.
-    pub(super) fn join(
-        &self,
-        group: IpAddr,
-        context: *mut c_void,
-        join: impl FnOnce() -> Result<(), c_int>,
-    ) -> Result<(), c_int> {
-        let mut state = self.state.lock();
-        join()?;
-        state.joins.insert(group, context);
-        Ok(())
-    }
-
     /// Updates the fields that programs read from the id, depending on the event.
     pub(super) fn apply_event(&self, event: &CmEvent) {
-        match event.kind {
-            CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
-                self.refresh()
-            }
-            CmEventKind::Established => {
-                self.refresh();
-                self.sync_qp_state();
-            }
-            _ => self.sync_qp_state(),
+        use CmEventKind::{AddrResolved, ConnectRequest, Established, RouteResolved};
+        if matches!(event.kind, AddrResolved | RouteResolved | ConnectRequest | Established) {
+            self.refresh();
         }
+        self.sync_qp_state();
     }
 
     /// Copies the queue pair's state, which the connection manager may have changed, to its C struct. The
     /// program may destroy the queue pair at any time.
     pub(super) fn sync_qp_state(&self) {
-        self.with_qp(|qp| {
-            // SAFETY: `with_qp` keeps the queue pair alive during this call; `state` is an aligned integer
-            // that only this library writes.
-            unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
-        });
+        // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
+        let verbs = unsafe { (*self.as_c()).verbs };
+        if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
+            // SAFETY: `verbs` is a context of `ProcessGlobals`, which stays open as long as the process
+            // lives.
+            let qps = unsafe { &Context::from_raw_ref(verbs).event_objects.qps };
+            qps.look_up(qpn, |address| {
+                let qp: *mut ibv_qp = object_at(address);
+                // SAFETY: `look_up` keeps the queue pair alive during this call; `state` is an aligned
+                // integer that only this library writes.
+                unsafe { (*qp).state = QueuePair::from_raw_ref(qp).qp.state() as u32 };
+            });
+        }
     }
 
     /// Makes the attached queue pair the one in the C struct. Programs that accept a connection with the queue
@@ -246,20 +222,6 @@ impl Id {
         }
     }
 
-    /// Calls `f` with the queue pair, if the id has one, and prevents its destruction during the call.
-    fn with_qp(&self, f: impl FnOnce(*mut ibv_qp)) {
-        // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
-        let verbs = unsafe { (*self.as_c()).verbs };
-        if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
-            // SAFETY: `verbs` is a context of `ProcessGlobals`, which stays open as long as the process
-            // lives.
-            unsafe { Context::from_raw_ref(verbs) }
-                .event_objects
-                .qps
-                .look_up(qpn, |address| f(object_at(address)));
-        }
-    }
-
     /// Updates the device, the addresses and the path in the C struct.
     pub(super) fn refresh(&self) {
         let c = self.as_c();
@@ -276,7 +238,7 @@ impl Id {
             if let Some(index) = self.id.device_index()
                 && (*c).verbs.is_null()
             {
-                let verbs = self.process.context(index);
+                let verbs = self.process.devices[index].context;
                 (*c).verbs = verbs;
                 (*c).port_num = 1;
                 if (*c).pd.is_null() {

@@ -8,17 +8,17 @@ use urxe::verbs::cm::Membership;
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use crate::rdmacm::id::{Id, errno, id_ref};
 use crate::rdmacm::sockaddr::read;
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) = leave_multicast;
 }
 
-sync_entry_points! {
-    "RDMACM_1.0" rdma_join_multicast(c: *mut rdma_cm_id, group: *mut sockaddr, context: *mut c_void)
-        = join_fully;
+waiting_entry_points! {
+    "RDMACM_1.0" rdma_join_multicast(c: *mut rdma_cm_id, group: *mut sockaddr, context: *mut c_void) -> c_int
+        => |call| call_sync(call, c, |id| join(id, group, Membership::Full, context));
     "RDMACM_1.1" rdma_join_multicast_ex(c: *mut rdma_cm_id, with: *mut rdma_cm_join_mc_attr_ex,
-        context: *mut c_void) = join_ex;
+        context: *mut c_void) -> c_int => |call| call_sync(call, c, |id| join_ex(id, with, context));
 }
 
 /// Bits of `comp_mask`, both required.
@@ -37,14 +37,11 @@ unsafe fn join(
 ) -> Result<bool, c_int> {
     // SAFETY: the caller passes a complete socket address or null.
     let group = unsafe { read(group) }.ok_or(libc::EINVAL)?;
-    let ip = group.ip().to_canonical();
-    id.join(ip, context, || id.id.join_multicast(group, membership).map_err(errno))?;
+    // The lock delays the event's delivery until the context is stored.
+    let mut state = id.state();
+    id.id.join_multicast(group, membership).map_err(errno)?;
+    state.joins.insert(group.ip().to_canonical(), context);
     Ok(true)
-}
-
-unsafe fn join_fully(id: &Id, group: *mut sockaddr, context: *mut c_void) -> Result<bool, c_int> {
-    // SAFETY: `rdma_join_multicast` requires a complete address; null is checked.
-    unsafe { join(id, group, Membership::Full, context) }
 }
 
 unsafe fn join_ex(id: &Id, with: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void) -> Result<bool, c_int> {

@@ -6,18 +6,18 @@ use urxe::verbs::cm::{CmId, Ece, IdError, PathRecord};
 use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
-use crate::rdmacm::id::{Id, errno, id_ref, result_code};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::id::{Id, errno, id_ref};
+use crate::rdmacm::sync::call_sync;
 
-sync_entry_points! {
+waiting_entry_points! {
     "RDMACM_1.0" rdma_set_option(c: *mut rdma_cm_id, level: c_int, name: c_int, from: *mut c_void, len: usize)
-        = set;
+        -> c_int => |call| call_sync(call, c, |id| set(id, level, name, from, len));
 }
 
-export! {
-    "RDMACM_1.3":
-        rdma_set_local_ece = set_local_ece,
-        rdma_get_remote_ece = get_remote_ece;
+entry_points! {
+    "RDMACM_1.3" minus_one rdma_set_local_ece as none(c: *mut rdma_cm_id, ece: *mut ibv_ece) = set_local_ece;
+    "RDMACM_1.3" minus_one rdma_get_remote_ece as none(c: *mut rdma_cm_id, ece: *mut ibv_ece)
+        = get_remote_ece;
 }
 
 const LEVEL_ID: c_int = 0;
@@ -116,28 +116,20 @@ pub(super) unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize
     unsafe { rdma_set_option(c, LEVEL_IB, IB_PATH, from, len) }
 }
 
-unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    let set = || {
-        // SAFETY: `rdma_set_local_ece` requires a live id and a readable struct; null is checked.
-        let (id, ece) = unsafe { (id_ref(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
-        if ece.comp_mask != 0 {
-            return Err(libc::EINVAL);
-        }
-        id.id.set_ece(Ece { vendor_id: ece.vendor_id, options: ece.options }).map_err(errno)
-    };
-    result_code(set())
+unsafe fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> Result<(), c_int> {
+    // SAFETY: `rdma_set_local_ece` requires a live id and a readable struct; null is checked.
+    let (id, ece) = unsafe { (id_ref(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
+    if ece.comp_mask != 0 {
+        return Err(libc::EINVAL);
+    }
+    id.id.set_ece(Ece { vendor_id: ece.vendor_id, options: ece.options }).map_err(errno)
 }
 
-unsafe extern "C" fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
-    let _uncancelled = crate::cancel::disable();
-    let get = || {
-        // SAFETY: `rdma_get_remote_ece` requires a live id and a struct that is the caller's alone during the
-        // call; null is checked.
-        let (id, ece) = unsafe { (id_ref(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };
-        let Ece { vendor_id, options } = id.id.remote_ece();
-        *ece = ibv_ece { vendor_id, options, comp_mask: 0 };
-        Ok(())
-    };
-    result_code(get())
+unsafe fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> Result<(), c_int> {
+    // SAFETY: `rdma_get_remote_ece` requires a live id and a struct that is the caller's alone during the
+    // call; null is checked.
+    let (id, ece) = unsafe { (id_ref(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };
+    let Ece { vendor_id, options } = id.id.remote_ece();
+    *ece = ibv_ece { vendor_id, options, comp_mask: 0 };
+    Ok(())
 }

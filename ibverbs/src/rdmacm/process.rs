@@ -24,14 +24,15 @@ entry_points! {
 }
 
 export! {
-    "RDMACM_1.0": rdma_free_devices = free_devices;
+    "RDMACM_1.0": rdma_free_devices = device::free_list;
 }
 
 /// State of a process. A forked child creates its own and does not use its parent's.
 pub(crate) struct ProcessGlobals {
     process: ForkGeneration,
     pub manager: ConnectionManager,
-    devices: Vec<OpenDevice>,
+    /// The devices of the connection manager, in its order.
+    pub devices: Vec<OpenDevice>,
     /// Ids, by the number that events carry.
     pub ids: ObjectTable<u64>,
     /// Unacknowledged events, by the id whose destruction waits for them.
@@ -40,8 +41,8 @@ pub(crate) struct ProcessGlobals {
 
 /// A device that stays open for the life of the process, with the default PD and XRC domain for programs that
 /// supply none.
-struct OpenDevice {
-    context: *mut ibv_context,
+pub(crate) struct OpenDevice {
+    pub context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
     xrcd: Mutex<*mut ibv_xrcd>,
 }
@@ -116,12 +117,6 @@ impl ProcessGlobals {
     /// does not modify it.
     pub(crate) fn is_inherited(&self) -> bool {
         !self.process.is_current()
-    }
-
-    /// Returns the context of the device with the given index in the connection manager, or null if there is
-    /// none.
-    pub(crate) fn context(&self, index: usize) -> *mut ibv_context {
-        self.devices.get(index).map_or(null_mut(), |device| device.context)
     }
 
     /// Returns the default protection domain of a device, creating it if necessary. Returns null with `errno`
@@ -207,10 +202,4 @@ unsafe fn get_devices(count: *mut c_int) -> Result<*mut *mut ibv_context, c_int>
     let contexts: Vec<_> = ProcessGlobals::current()?.devices.iter().map(|device| device.context).collect();
     // SAFETY: `rdma_get_devices` requires a non-null `count` to point to a writable integer.
     unsafe { device::list(&contexts, count) }
-}
-
-unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
-    let _uncancelled = crate::cancel::disable();
-    // SAFETY: `rdma_free_devices` requires a list from `get_devices`, which `calloc` allocated, or null.
-    unsafe { libc::free(list.cast()) };
 }

@@ -7,8 +7,8 @@ use std::ptr::null_mut;
 use urxe::verbs::QpState;
 
 use crate::abi::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+    ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{CompChannel, ibv_create_comp_channel};
 use crate::cq::destroy_cq;
@@ -47,51 +47,28 @@ const SRQ_CQ: u32 = 8;
 const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
-/// Creates a completion queue for an id, with a completion channel.
+/// Creates one of the two completion queues of an id, with a completion channel, in the given fields of the
+/// id, unless it exists.
 ///
 /// # Safety
-/// `context` is open, and `id` is a live id.
-unsafe fn create_cq_with_channel(
-    context: *mut ibv_context,
-    size: u32,
-    id: *mut rdma_cm_id,
-) -> Result<(*mut ibv_cq, *mut ibv_comp_channel), c_int> {
-    // SAFETY: the caller passes an open context, so the channel is live if it is not null. It is destroyed
-    // only if no queue was made that uses it.
-    unsafe {
-        let channel = non_null(ibv_create_comp_channel(context))?;
-        let size = c_int::try_from(size).map_err(|_| libc::EINVAL);
-        let make =
-            |size: c_int| create_cq::make(context, size.max(1), id.cast(), channel, 0, false, null_mut());
-        match size.and_then(make) {
-            Ok(cq) => Ok((cq, channel)),
-            Err(e) => destroy_unused::<CompChannel>(channel).and(Err(e)),
-        }
-    }
-}
-
-/// Creates the send and receive completion queues that an id does not yet have, each only if its depth is
-/// given.
-///
-/// # Safety
-/// `c` is a live id that is bound to a device.
-unsafe fn create_missing_cqs(
+/// `c` is a live id that is bound to a device, with the fields `cq` and `channel`.
+unsafe fn create_missing_cq(
     c: *mut rdma_cm_id,
-    send_depth: Option<u32>,
-    recv_depth: Option<u32>,
+    size: u32,
+    cq: *mut *mut ibv_cq,
+    channel: *mut *mut ibv_comp_channel,
 ) -> Result<(), c_int> {
     // SAFETY: the id is live, and its device, which stays open, is set. Only the library writes these fields.
+    // The new channel is live, and is destroyed only if no queue was made that uses it.
     unsafe {
-        if let Some(size) = recv_depth
-            && (*c).recv_cq.is_null()
-        {
-            ((*c).recv_cq, (*c).recv_cq_channel) = create_cq_with_channel((*c).verbs, size, c)?;
+        if !(*cq).is_null() {
+            return Ok(());
         }
-        if let Some(size) = send_depth
-            && (*c).send_cq.is_null()
-        {
-            ((*c).send_cq, (*c).send_cq_channel) = create_cq_with_channel((*c).verbs, size, c)?;
-        }
+        let size = c_int::try_from(size).map_err(|_| libc::EINVAL)?;
+        let new = non_null(ibv_create_comp_channel((*c).verbs))?;
+        *cq = create_cq::make((*c).verbs, size.max(1), c.cast(), new, 0, false, null_mut())
+            .or_else(|e| destroy_unused::<CompChannel>(new).and(Err(e)))?;
+        *channel = new;
     }
     Ok(())
 }
@@ -165,9 +142,14 @@ unsafe fn make(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> Result<(),
         // receives through shared receive queues, an initiator not at all.
         let [has_sends, has_receives] =
             [init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_SEND | XRC_RECV)];
-        let send_depth = (has_sends && init.send_cq.is_null()).then_some(init.cap.max_send_wr);
-        let recv_depth = (has_receives && init.recv_cq.is_null()).then_some(init.cap.max_recv_wr);
-        create_missing_cqs(c, send_depth, recv_depth)?;
+        if has_receives && init.recv_cq.is_null() {
+            let (cq, channel) = (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel);
+            create_missing_cq(c, init.cap.max_recv_wr, cq, channel)?;
+        }
+        if has_sends && init.send_cq.is_null() {
+            let (cq, channel) = (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel);
+            create_missing_cq(c, init.cap.max_send_wr, cq, channel)?;
+        }
         if init.send_cq.is_null() {
             init.send_cq = (*c).send_cq;
         }
@@ -204,24 +186,17 @@ pub(super) unsafe fn make_plain(
     let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
     // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
-    let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
-    let mut init_ex = ibv_qp_init_attr_ex {
-        qp_context,
-        send_cq,
-        recv_cq,
-        srq,
-        cap,
-        qp_type,
-        sq_sig_all,
-        comp_mask: QP_PD,
-        pd,
-        ..zeros
-    };
-    // SAFETY: `c` is a live id or null as the caller guarantees, and `init_ex` names the same objects as
-    // `init`, which are live or null.
-    unsafe { make(c, &mut init_ex) }?;
-    (init.send_cq, init.recv_cq, init.srq) = (init_ex.send_cq, init_ex.recv_cq, init_ex.srq);
-    init.cap = init_ex.cap;
+    let mut init_ex = zeros;
+    let plain = (&raw mut init_ex).cast::<ibv_qp_init_attr>();
+    // SAFETY: `init_ex` begins with the fields of `ibv_qp_init_attr` (asserted in `create_qp.rs`). `c` is a
+    // live id or null as the caller guarantees, and `init_ex` names the same objects as `init`, which are
+    // live or null.
+    unsafe {
+        *plain = *init;
+        (init_ex.comp_mask, init_ex.pd) = (QP_PD, pd);
+        make(c, &mut init_ex)?;
+        *init = *(&raw const init_ex).cast::<ibv_qp_init_attr>();
+    }
     Ok(())
 }
 
@@ -261,7 +236,8 @@ unsafe fn make_srq(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> Resul
         init.comp_mask |= SRQ_PD;
         let is_xrc = init.comp_mask & SRQ_TYPE != 0 && init.srq_type == SRQT_XRC;
         if is_xrc && (init.comp_mask & SRQ_CQ == 0 || init.cq.is_null()) {
-            create_missing_cqs(c, None, Some(init.attr.max_wr))?;
+            let (cq, channel) = (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel);
+            create_missing_cq(c, init.attr.max_wr, cq, channel)?;
             init.cq = (*c).recv_cq;
             init.comp_mask |= SRQ_CQ;
         }

@@ -6,16 +6,18 @@ use urxe::sys::thread::spawn_background;
 
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::rdmacm::addrinfo::{DNS, Query, SA};
-use crate::rdmacm::id::{Id, id_ref, result_code};
-use crate::rdmacm::sync::sync_entry_points;
+use crate::rdmacm::id::{Id, id_ref};
+use crate::rdmacm::sync::call_sync;
 
-sync_entry_points! {
+waiting_entry_points! {
     "RDMACM_1.4" rdma_resolve_addrinfo(c: *mut rdma_cm_id, node: *const c_char, service: *const c_char,
-        hints: *const rdma_addrinfo) = resolve_addrinfo;
+        hints: *const rdma_addrinfo) -> c_int
+        => |call| call_sync(call, c, |id| resolve_addrinfo(id, node, service, hints));
 }
 
-export! {
-    "RDMACM_1.4": rdma_query_addrinfo = query_addrinfo;
+entry_points! {
+    "RDMACM_1.4" minus_one rdma_query_addrinfo as none(c: *mut rdma_cm_id, out: *mut *mut rdma_addrinfo)
+        = query_addrinfo;
 }
 
 /// Starts the resolution of a name (`rdma_resolve_addrinfo`). On a synchronous id, waits for the result.
@@ -27,7 +29,7 @@ unsafe fn resolve_addrinfo(
 ) -> Result<bool, c_int> {
     // SAFETY: `rdma_resolve_addrinfo` requires strings and readable hints, or null.
     let query = unsafe { Query::new(node, service, hints) }?;
-    match (query.flags() & SA != 0, query.flags() & DNS != 0) {
+    match (query.flags & SA != 0, query.flags & DNS != 0) {
         (true, true) => return Err(libc::EINVAL),
         // RoCE has no subnet administrator.
         (true, false) => return Err(libc::EOPNOTSUPP),
@@ -51,13 +53,13 @@ unsafe fn resolve_addrinfo(
 }
 
 /// Returns a copy of the addresses that the last successful resolution found, or fails with `ENODATA`.
-unsafe extern "C" fn query_addrinfo(c: *mut rdma_cm_id, out: *mut *mut rdma_addrinfo) -> c_int {
-    let _uncancelled = crate::cancel::disable();
+unsafe fn query_addrinfo(c: *mut rdma_cm_id, out: *mut *mut rdma_addrinfo) -> Result<(), c_int> {
     // SAFETY: `rdma_query_addrinfo` requires a live id; null is checked.
-    let found = unsafe { id_ref(c) }.and_then(|id| {
-        let found = *id.state().resolved.lock();
-        if out.is_null() { Err(libc::EINVAL) } else { found.ok_or(libc::ENODATA) }
-    });
+    let found = *unsafe { id_ref(c) }?.state().resolved.lock();
+    if out.is_null() {
+        return Err(libc::EINVAL);
+    }
     // SAFETY: `out` is not null, and points to a writable pointer.
-    result_code(found.map(|found| unsafe { *out = found.to_c() }))
+    unsafe { *out = found.ok_or(libc::ENODATA)?.to_c() };
+    Ok(())
 }

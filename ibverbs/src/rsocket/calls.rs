@@ -1,32 +1,38 @@
 //! C interface: the calls of `rdma/rsocket.h`.
 
+use std::any::Any;
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
 use super::buffers::{Received, Sink, Source};
+use super::common::Common;
 use super::connection::Connection;
+use super::datagram::Datagram;
 use super::poll::{Sets, select, wait_for};
-use super::repoll;
 use super::socket::Socket;
-use super::stream::Phase;
-use super::table;
-use super::wait::waiting_entry_points;
+use super::stream::{Phase, State, Stream};
+use super::{keepalive, repoll, table};
 use crate::cancel::Call;
 use crate::errno;
 use crate::rdmacm::sockaddr::{read, write};
 
 entry_points! {
     "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
-    "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t) = bind;
-    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) = listen;
-    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int) = shutdown;
-    "RDMACM_1.0" minus_one rclose(fd: c_int) = close;
-    "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_peer_name;
-    "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) = get_socket_name;
+    "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t)
+        => table::get(fd)?.bind(address(to, len)?);
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(table::get(fd)?)?.listen(backlog);
+    "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int)
+        => table::get(fd)?.shutdown(ended_directions(how)?);
+    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| table::close(fd));
+    "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
+        => table::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
+    "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
+        => table::get(fd)?.local_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         len: socklen_t) = set_option;
     "RDMACM_1.0" minus_one rgetsockopt(fd: c_int, level: c_int, name: c_int, out: *mut c_void,
@@ -34,17 +40,25 @@ entry_points! {
     "RDMACM_1.0" minus_one rfcntl(fd: c_int, command: c_int, argument: c_long) = control;
     "RDMACM_1.0" minus_one riomap(fd: c_int, buffer: *mut c_void, len: size_t, protection: c_int,
         flags: c_int, offset: off_t) -> off_t = map;
-    "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t) = unmap;
+    "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t)
+        => with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len));
 }
 
 // `riowrite` returns -1 in an unsigned type.
 waiting_entry_points! {
     "RDMACM_1.0" raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int = accept;
     "RDMACM_1.0" rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int = connect;
-    "RDMACM_1.0" rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t = receive_bytes;
+    "RDMACM_1.0" rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t
+        => |call| receive_from(call, fd, to, len, 0, null_mut(), null_mut());
+    "RDMACM_1.0" rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t
+        => |call| receive_from(call, fd, to, len, flags, null_mut(), null_mut());
     "RDMACM_1.0" rrecvfrom(fd: c_int, to: *mut c_void, len: size_t, flags: c_int, peer: *mut sockaddr,
         peer_len: *mut socklen_t) -> ssize_t = receive_from;
     "RDMACM_1.0" rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t = receive_message;
+    "RDMACM_1.0" rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t
+        => |call| send_to(call, fd, from, len, 0, null(), 0);
+    "RDMACM_1.0" rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t
+        => |call| send_to(call, fd, from, len, flags, null(), 0);
     "RDMACM_1.0" rsendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, to: *const sockaddr,
         to_len: socklen_t) -> ssize_t = send_to;
     "RDMACM_1.0" rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t = send_message;
@@ -52,16 +66,9 @@ waiting_entry_points! {
     "RDMACM_1.0" rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t = send_list;
     "RDMACM_1.0" rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int = poll;
     "RDMACM_1.0" rselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
-        timeout: *mut timeval) -> c_int = select_of;
+        timeout: *mut timeval) -> c_int => |call| select(call, count, &Sets([read, write, except]), timeout);
     "RDMACM_1.0" riowrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t, flags: c_int) -> ssize_t
         = write_at;
-}
-
-export! {
-    "RDMACM_1.0":
-        rread = rread,
-        rsend = rsend,
-        rwrite = rwrite;
 }
 
 /// Maximum number of buffers per message (`IOV_MAX`).
@@ -81,9 +88,31 @@ fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_in
         (libc::AF_INET | libc::AF_INET6, ..) => return Err(libc::ESOCKTNOSUPPORT),
         _ => return Err(libc::EAFNOSUPPORT),
     }
-    let socket = Socket::new(family, kind & !flags)?;
-    socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
-    table::add(socket)
+    let socket: Arc<dyn Socket> = match kind & !flags {
+        libc::SOCK_DGRAM => Arc::new(Datagram::new(family)?),
+        _ => Arc::new(Stream::new(family)?),
+    };
+    socket.options().is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+    Ok(table::add(socket))
+}
+
+/// Returns the stream socket, for operations that datagram sockets do not support.
+///
+/// # Errors
+/// `EOPNOTSUPP` on a datagram socket.
+fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
+    let socket: Arc<dyn Any + Send + Sync> = socket;
+    socket.downcast().map_err(|_| libc::EOPNOTSUPP)
+}
+
+/// Returns whether a call of `shutdown` ends reads, and whether it ends writes.
+fn ended_directions(how: c_int) -> Result<(bool, bool), c_int> {
+    match how {
+        libc::SHUT_RD => Ok((true, false)),
+        libc::SHUT_WR => Ok((false, true)),
+        libc::SHUT_RDWR => Ok((true, true)),
+        _ => Err(libc::EINVAL),
+    }
 }
 
 /// Reads a socket address that the program passes.
@@ -126,27 +155,20 @@ unsafe fn write_address(address: SocketAddr, to: *mut sockaddr, len: *mut sockle
     }
 }
 
-unsafe fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or an address of `len` bytes.
-    table::get(fd)?.bind(unsafe { address(to, len) }?)
-}
-
-fn listen(fd: c_int, backlog: c_int) -> Result<(), c_int> {
-    table::get(fd)?.stream()?.listen(backlog)
-}
-
 unsafe fn accept(
     call: &mut Call,
     fd: c_int,
     peer: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, c_int> {
-    let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
+    let new = Arc::new(stream(socket(call, fd)?)?.accept(call)?);
     if let Ok(address) = new.peer_addr() {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, len) };
     }
-    table::add(new)
+    let fd = table::add(new.clone());
+    keepalive::update(&new).or_else(|e| table::close(fd).and(Err(e)))?;
+    Ok(fd)
 }
 
 unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
@@ -159,14 +181,6 @@ unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_
         false => Some(unsafe { address(to, len) }?),
     };
     socket.connect(call, to)
-}
-
-fn shutdown(fd: c_int, how: c_int) -> Result<(), c_int> {
-    table::get(fd)?.shutdown(how)
-}
-
-fn close(fd: c_int) -> Result<(), c_int> {
-    if repoll::close(fd) { Ok(()) } else { table::close(fd) }
 }
 
 /// Returns a buffer of the program as a slice.
@@ -222,9 +236,10 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
 ///
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
-fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
-    table::get(fd)
-        .and_then(|socket| if call.is_same_object(socket.address()) { Ok(socket) } else { Err(libc::EBADF) })
+fn socket(call: &mut Call, fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
+    let socket = table::get(fd)?;
+    // The address identifies the socket as long as a handle exists.
+    if call.is_same_object(Arc::as_ptr(&socket).cast::<()>()) { Ok(socket) } else { Err(libc::EBADF) }
 }
 
 /// Makes one attempt to receive data.
@@ -281,21 +296,9 @@ unsafe fn send(
     if flags & libc::MSG_OOB != 0 {
         return Err(libc::EOPNOTSUPP);
     }
-    let result = socket.send(call, &mut source, to, flags);
+    let result = socket.send(call, &mut source, &to, flags);
     call.done = source.position();
     result
-}
-
-unsafe fn receive_bytes(
-    call: &mut Call,
-    fd: c_int,
-    to: *mut c_void,
-    len: size_t,
-    flags: c_int,
-) -> Result<usize, c_int> {
-    // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
-    let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) };
-    received.map(|received| received.bytes)
 }
 
 unsafe fn receive_from(
@@ -310,7 +313,9 @@ unsafe fn receive_from(
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
     let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
-    if let Some(address) = received.from.or_else(connected) {
+    if !peer.is_null()
+        && let Some(address) = received.from.or_else(connected)
+    {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, peer_len) };
     }
@@ -336,12 +341,6 @@ unsafe fn receive_message(
         message.msg_flags = if received.is_truncated { libc::MSG_TRUNC } else { 0 };
         Ok(received.bytes)
     }
-}
-
-unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    inject_fault!(rsend, minus_one);
-    // SAFETY: this function has the same contract for the buffer; a null address is allowed.
-    unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
 unsafe fn send_to(
@@ -378,20 +377,6 @@ unsafe fn send_message(
     }
 }
 
-unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    inject_fault!(rread, minus_one);
-    // SAFETY: `rread` requires of the buffer what `rrecv` requires: null, or `len` bytes that the program does
-    // not use during the call.
-    unsafe { rrecv(fd, to, len, 0) }
-}
-
-unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    inject_fault!(rwrite, minus_one);
-    // SAFETY: `rwrite` requires of the buffer what `rsend` requires: null, or `len` readable bytes that do not
-    // change during the call.
-    unsafe { rsend(fd, from, len, 0) }
-}
-
 unsafe fn receive_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) -> Result<usize, c_int> {
     let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
@@ -402,7 +387,7 @@ unsafe fn send_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) 
     let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
     // address is allowed.
-    unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
+    unsafe { send(call, fd, parts(list, len)?, 0, null(), 0) }
 }
 
 unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -> Result<c_int, c_int> {
@@ -416,30 +401,6 @@ unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -
     wait_for(call, fds, u64::try_from(timeout).ok().map(Duration::from_millis))
 }
 
-unsafe fn select_of(
-    call: &mut Call,
-    count: c_int,
-    read: *mut fd_set,
-    write: *mut fd_set,
-    except: *mut fd_set,
-    timeout: *mut timeval,
-) -> Result<c_int, c_int> {
-    // SAFETY: the program passes null or valid sets and null or a valid time.
-    unsafe { select(call, count, &Sets { read, write, except }, timeout) }
-}
-
-unsafe fn get_peer_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or a buffer for an address, with its length.
-    unsafe { write_address(table::get(fd)?.peer_addr()?, out, len) };
-    Ok(())
-}
-
-unsafe fn get_socket_name(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
-    // SAFETY: the program passes null or a buffer for an address, with its length.
-    unsafe { write_address(table::get(fd)?.local_addr()?, out, len) };
-    Ok(())
-}
-
 unsafe fn set_option(
     fd: c_int,
     level: c_int,
@@ -450,20 +411,25 @@ unsafe fn set_option(
     let socket = table::get(fd)?;
     // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
     let value = unsafe { bytes(value, len as usize) }?;
-    socket.options(|options| options.set(level, name, value))?;
-    socket.update_keepalive()
+    socket.options().set(level, name, value)?;
+    stream(socket).map_or(Ok(()), |stream| keepalive::update(&stream))
 }
 
 /// Returns the value of an option, which may be a read-only one, such as the socket type.
-fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+fn option(socket: Arc<dyn Socket>, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
+    let Common { family, kind, .. } = *socket.common();
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.take_error().unwrap_or(0)),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => int(socket.kind().0),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(socket.kind().1),
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(socket.family()),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(socket.is_listening().into()),
-        _ => socket.options(|options| options.get(level, name)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => int(kind),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) if kind == libc::SOCK_DGRAM => int(libc::IPPROTO_UDP),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(family),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+            let listens = |state: &mut State| matches!(state.phase, Phase::Listening(..));
+            int(stream(socket).is_ok_and(|stream| stream.with_state(listens)).into())
+        }
+        _ => socket.options().get(level, name),
     }
 }
 
@@ -478,7 +444,7 @@ unsafe fn get_option(
     if out.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    let value = option(&socket, level, name)?;
+    let value = option(socket, level, name)?;
     // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
     // at `out`; no more are copied.
     unsafe {
@@ -496,12 +462,11 @@ unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, 
     let socket = table::get(fd)?;
     match command {
         libc::F_GETFL => {
-            let nonblocking = socket.options(|options| options.is_nonblocking);
+            let nonblocking = socket.options().is_nonblocking;
             Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
         }
         libc::F_SETFL => {
-            let nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
-            socket.options(|options| options.is_nonblocking = nonblocking);
+            socket.options().is_nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
             Ok(0)
         }
         // SAFETY: the argument of these commands is a number or ignored, and `fd` is the open descriptor of
@@ -516,7 +481,7 @@ unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, 
 
 /// Calls `f` with the connection of a socket.
 fn with_connection<R>(fd: c_int, f: impl FnOnce(&mut Connection) -> Result<R, c_int>) -> Result<R, c_int> {
-    table::get(fd)?.stream()?.with_state(|state| match &mut state.phase {
+    stream(table::get(fd)?)?.with_state(|state| match &mut state.phase {
         Phase::Connected(conn) => f(conn),
         _ => Err(libc::ENOTCONN),
     })
@@ -545,10 +510,6 @@ unsafe fn map(
     Ok(offset)
 }
 
-fn unmap(fd: c_int, buffer: *mut c_void, len: size_t) -> Result<(), c_int> {
-    with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len))
-}
-
 unsafe fn write_at(
     call: &mut Call,
     fd: c_int,
@@ -562,7 +523,7 @@ unsafe fn write_at(
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
     let mut source = Source::new(vec![unsafe { bytes(from, len) }?]);
     source.skip(call.done);
-    let result = socket.stream()?.write_at(call, &mut source, offset, flags);
+    let result = stream(socket)?.write_at(call, &mut source, offset, flags);
     call.done = source.position();
     result
 }

@@ -2,15 +2,13 @@
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use urxe::verbs::cm::EventChannel;
-use urxe::verbs::errors::CreateError;
-use urxe::verbs::{CompletionChannel, Context, Cq, CqOptions, Notify};
+use urxe::verbs::cm::{CmId, EventChannel, IdError, PortSpace};
+use urxe::verbs::errors::{CqOverflow, CreateError};
+use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqOptions, Notify};
 
-use super::wait::{Watchers, uncancellable};
-use crate::cancel::Call;
+use super::watchers::Watchers;
 use crate::rdmacm::process::ProcessGlobals;
 
 /// State of a socket that does not change.
@@ -18,20 +16,33 @@ pub(super) struct Common {
     pub process: &'static ProcessGlobals,
     /// `AF_INET` or `AF_INET6`.
     pub family: c_int,
+    /// `SOCK_STREAM` or `SOCK_DGRAM`.
+    pub kind: c_int,
+    /// File descriptor that identifies the rsocket to the program.
+    pub fd: c_int,
     /// Event channel of the connection manager ids of the socket.
     pub channel: EventChannel,
     pub watchers: Watchers,
 }
 
 impl Common {
-    /// Creates the state of a socket.
+    /// Creates the state of a socket, which the file descriptor of its event channel identifies.
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int) -> Result<Common, c_int> {
+    pub(super) fn new(family: c_int, kind: c_int) -> Result<Common, c_int> {
         let process = ProcessGlobals::current()?;
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        Ok(Common { process, family, channel, watchers: Watchers::default() })
+        let fd = channel.as_fd().as_raw_fd();
+        Ok(Common { process, family, kind, fd, channel, watchers: Watchers::default() })
+    }
+
+    /// Creates a connection manager id on the event channel.
+    ///
+    /// # Errors
+    /// An error number.
+    pub(super) fn create_id(&self, space: PortSpace) -> Result<CmId, c_int> {
+        self.process.manager.create_id(&self.channel, space).map_err(errno)
     }
 
     /// Fails with `EAFNOSUPPORT` if an address is not of the socket's family.
@@ -59,36 +70,23 @@ impl Common {
     }
 }
 
-/// Returns whether a call of `shutdown` ends reads, and whether it ends writes.
-pub(super) fn ended_directions(how: c_int) -> Result<(bool, bool), c_int> {
-    match how {
-        libc::SHUT_RD => Ok((true, false)),
-        libc::SHUT_WR => Ok((false, true)),
-        libc::SHUT_RDWR => Ok((true, true)),
-        _ => Err(libc::EINVAL),
-    }
-}
-
-/// Repeats a wait until it succeeds or fails for good, or until the deadline. Calls `on_progress` at least
-/// every 50 ms.
-pub(super) fn wait_for_close(
-    deadline: Instant,
-    mut on_progress: impl FnMut(),
-    mut wait: impl FnMut(&mut Call, Option<Duration>) -> Result<(), c_int>,
-) {
-    while Instant::now() < deadline {
-        on_progress();
-        let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-        match uncancellable(|call| wait(call, Some(remaining))) {
-            Err(libc::EAGAIN | libc::EINTR) => {}
-            _ => break,
-        }
+/// Returns the error number that a socket reports for a connection manager error.
+pub(super) fn errno(e: IdError) -> c_int {
+    match e {
+        IdError::PortInUse(_)
+        | IdError::PortInUseByWildcard(_)
+        | IdError::Claim { .. }
+        | IdError::NoPort(_) => libc::EADDRINUSE,
+        IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
+        other => other.errno(),
     }
 }
 
 /// Completion queue of a queue pair, with the channel that reports completions once it is [armed](Self::arm).
 pub(super) struct Completions {
     pub cq: Cq,
+    /// Buffer for completions, kept between polls.
+    pub polled: Vec<Completion>,
     channel: CompletionChannel,
     is_armed: bool,
 }
@@ -98,7 +96,23 @@ impl Completions {
     pub(super) fn new(context: &Context, capacity: usize) -> Result<Completions, CreateError> {
         let channel = context.create_channel()?;
         let cq = context.create_cq(CqOptions::new(capacity).channel(&channel))?;
-        Ok(Completions { cq, channel, is_armed: false })
+        Ok(Completions { cq, polled: Vec::new(), channel, is_armed: false })
+    }
+
+    /// Takes the completions that the queue has, in a buffer to be returned to `polled`. Completions that
+    /// arrive meanwhile are left, so that peers that send without pause do not keep the thread busy. If the
+    /// queue is empty and `polls_link` is set, polls the link first.
+    ///
+    /// # Errors
+    /// [`CqOverflow`] if completions were lost.
+    pub(super) fn poll(&mut self, polls_link: bool) -> Result<Vec<Completion>, CqOverflow> {
+        let mut polled = std::mem::take(&mut self.polled);
+        polled.clear();
+        match polls_link {
+            true => self.cq.poll(usize::MAX, &mut polled)?,
+            false => self.cq.poll_queued(usize::MAX, &mut polled)?,
+        };
+        Ok(polled)
     }
 
     /// Requests a notification of the next completion, which makes the returned descriptor readable. The

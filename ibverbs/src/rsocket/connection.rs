@@ -25,8 +25,6 @@ use super::protocol::{
 
 /// Number of receives posted beyond the credits, for messages from the peer that consume no credit.
 const SPARE_RECEIVES: u32 = 16;
-/// Maximum number of completions per poll.
-const BATCH: usize = 32;
 
 /// `wr_id` of receives.
 const RECEIVE: u64 = 1;
@@ -44,7 +42,7 @@ pub(super) struct Connection {
     sends: Mr,
     receives: Mr,
     out: Outgoing,
-    inc: Incoming,
+    pub inc: Incoming,
     remote_map: RemoteMap,
     local_map: LocalMap<RawMr>,
     /// Address and length of each memory area mapped without peer access.
@@ -64,10 +62,9 @@ pub(super) struct Connection {
     /// Error not yet reported to the program.
     pub error: Option<c_int>,
     /// Whether the connection has ended.
-    has_ended: bool,
+    pub has_ended: bool,
     /// Time of the last completion.
     last_recv: Instant,
-    polled: Vec<Completion>,
 }
 
 impl Connection {
@@ -116,7 +113,6 @@ impl Connection {
             error: None,
             has_ended: false,
             last_recv: Instant::now(),
-            polled: Vec::with_capacity(BATCH),
         })
     }
 
@@ -126,7 +122,7 @@ impl Connection {
         let half = self.receives.len() / 2;
         ConnData {
             order: Order::OWN,
-            credits: self.inc.credits(),
+            credits: self.inc.credits,
             mappings: self.remote_map.len(),
             table: target(&self.tables, TARGET_SGL_LEN),
             first: target(&self.receives, half),
@@ -136,7 +132,7 @@ impl Connection {
     /// Starts the protocol with the peer's private data.
     pub(super) fn start(&mut self, peer: &ConnData) {
         self.order = peer.order;
-        self.out.set_limit(peer.credits);
+        self.out.limit = peer.credits;
         // Cannot fail: the list of targets is empty.
         let _ = self.out.add_target(peer.first);
         self.inc.connect(peer.table);
@@ -150,30 +146,13 @@ impl Connection {
         if !self.is_negotiated || self.has_ended {
             return false;
         }
-        let mut changed = false;
-        let mut polled = std::mem::take(&mut self.polled);
-        // The number of polls is bounded by the capacity of the CQ, so that a peer that sends without pause
-        // does not keep the thread in this loop.
-        for _ in 0..=self.completions.cq.capacity().div_ceil(BATCH) {
-            polled.clear();
-            let polls_link = !changed && link_polls.take(&self.completions.cq);
-            let count = match polls_link {
-                true => self.completions.cq.poll(BATCH, &mut polled),
-                false => self.completions.cq.poll_queued(BATCH, &mut polled),
-            };
-            match count {
-                Ok(0) => break,
-                Ok(_) => changed = true,
-                Err(_) => self.fail(libc::EIO),
-            }
-            for completion in &polled {
-                self.on_completion(completion);
-            }
-            if polled.is_empty() {
-                break;
-            }
-        }
-        self.polled = polled;
+        let polled = self.completions.poll(link_polls.take(&self.completions.cq)).unwrap_or_else(|_| {
+            self.fail(libc::EIO);
+            Vec::new()
+        });
+        polled.iter().for_each(|completion| self.on_completion(completion));
+        let changed = !polled.is_empty();
+        self.completions.polled = polled;
         if changed {
             self.last_recv = Instant::now();
         }
@@ -212,7 +191,7 @@ impl Connection {
         match Message::decode(imm)? {
             Message::Data(len) => self.inc.on_data(len)?,
             Message::Credits(limit) => {
-                self.out.set_limit(limit);
+                self.out.limit = limit;
                 if len > 0 {
                     self.read_target()?;
                 }
@@ -353,11 +332,6 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes received but not yet read.
-    pub(super) fn unread(&self) -> usize {
-        self.inc.unread()
-    }
-
     /// Reports whether enough data can be sent to justify waking the program.
     pub(super) fn is_writable(&self) -> bool {
         self.can_write && self.is_established && self.local_map.is_announced() && self.out.is_writable()
@@ -389,15 +363,13 @@ impl Connection {
             self.inaccessible.push((addr.addr() as u64, len));
             return Ok(());
         }
-        if !self.local_map.has_room() {
-            return Err(libc::ENOMEM);
-        }
+        let entry = self.local_map.free_entry().ok_or(libc::ENOMEM)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this
         // connection is dropped; the entry in `local_map` drops the `RawMr` in both cases.
         let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(|e| e.errno())?;
         let target = TargetSge { addr: region.addr(), key: region.rkey().0, len: bytes };
-        self.local_map.add(addr.addr() as u64, Mapping { offset, target }, region).ok_or(libc::ENOMEM)?;
+        self.local_map.add(entry, addr.addr() as u64, Mapping { offset, target }, region);
         self.send_updates()
     }
 
@@ -428,7 +400,7 @@ impl Connection {
         };
         if self.is_negotiated && !self.has_ended {
             match self.send(TargetSge::default(), message, WrData::Sges(&[])) {
-                Ok(()) => self.out.on_shutdown_sent(),
+                Ok(()) => self.out.on_other_sent(),
                 Err(e) => self.fail(e),
             }
         }
@@ -448,16 +420,11 @@ impl Connection {
         if self.is_established && self.out.is_idle() {
             let TargetSge { addr: va, key, .. } = TargetSge::default();
             match self.write(WrOp::Write { va, rkey: RKey(key) }, WrData::Sges(&[])) {
-                Ok(()) => self.out.on_keepalive_sent(),
+                Ok(()) => self.out.on_other_sent(),
                 Err(e) => self.fail(e),
             }
         }
         Some(now + idle)
-    }
-
-    /// Reports whether the connection has ended.
-    pub(super) fn has_ended(&self) -> bool {
-        self.has_ended
     }
 
     /// Ends the connection. Received data can still be read.

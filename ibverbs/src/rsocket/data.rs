@@ -1,30 +1,35 @@
 //! Sending and receiving on stream sockets.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::buffers::{Sink, Source};
 use super::connection::Connection;
+use super::socket::Socket;
 use super::stream::{Phase, State, Stream};
-use super::wait::{PENDING, PollOutcome, restarts};
-use crate::cancel::Call;
+use super::wait::PollOutcome;
+use crate::cancel::{Call, PENDING};
 
-/// Returns the connection. If the socket has none, returns the outcome of the call as the error: to wait
-/// while the socket is connecting, and to fail otherwise.
-fn conn<T>(state: &mut State) -> Result<&mut Connection, PollOutcome<T>> {
+/// Calls `f` with the connection. If the socket has none, the call waits while the socket is connecting, and
+/// fails otherwise.
+fn with_connection<T>(
+    state: &mut State,
+    f: impl FnOnce(&mut Connection) -> PollOutcome<T>,
+) -> PollOutcome<T> {
     match &mut state.phase {
-        Phase::Connected(conn) => Ok(conn),
-        Phase::Connecting(_) => Err(None),
-        Phase::Closed => Err(Some(Err(libc::EBADF))),
-        Phase::Failed => Err(Some(Err(state.error.take().unwrap_or(libc::ENOTCONN)))),
-        _ => Err(Some(Err(libc::ENOTCONN))),
+        Phase::Connected(conn) => f(conn),
+        Phase::Connecting(_) => None,
+        Phase::Closed => Some(Err(libc::EBADF)),
+        Phase::Failed => Some(Err(state.error.take().unwrap_or(libc::ENOTCONN))),
+        _ => Some(Err(libc::ENOTCONN)),
     }
 }
 
 impl Stream {
     /// Receives data and returns the number of bytes, which is 0 only at the end of the stream or if the
     /// buffer is empty.
-    pub(super) fn receive(
+    pub(super) fn receive_bytes(
         self: &Arc<Self>,
         call: &mut Call,
         sink: &mut Sink<'_>,
@@ -32,34 +37,27 @@ impl Stream {
     ) -> Result<usize, c_int> {
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
-        let (may_block, timeout) =
-            self.options(|options| (options.may_block(flags), options.receive_timeout));
-        loop {
-            let result = self.until(call, may_block, timeout, |state| {
-                let conn = match conn(state) {
-                    Ok(conn) => conn,
-                    Err(outcome) => return outcome,
-                };
-                conn.receive_to(sink, peek);
-                match sink.position() {
-                    _ if sink.remaining() == 0 => Some(Ok(())),
-                    taken if taken > 0 && !all => Some(Ok(())),
-                    _ if conn.unread() > 0 || conn.can_read => None,
-                    taken => match conn.error.take_if(|_| taken == 0) {
-                        Some(errno) => Some(Err(errno)),
-                        None => Some(Ok(())),
-                    },
-                }
-            });
-            if !restarts(&result, timeout, sink.position()) {
-                return partial(sink.position(), result);
+        let (wait, done) = (self.options().receive_wait(flags), Cell::new(sink.position()));
+        let mut receive = |conn: &mut Connection| {
+            conn.receive_to(sink, peek);
+            done.set(sink.position());
+            match sink.position() {
+                _ if sink.remaining() == 0 => Some(Ok(())),
+                taken if taken > 0 && !all => Some(Ok(())),
+                _ if conn.inc.unread > 0 || conn.can_read => None,
+                taken => match conn.error.take_if(|_| taken == 0) {
+                    Some(errno) => Some(Err(errno)),
+                    None => Some(Ok(())),
+                },
             }
-        }
+        };
+        let result = self.until(call, wait, &done, |state| with_connection(state, &mut receive));
+        partial(done.get(), result)
     }
 
     /// Sends data and returns the number of bytes. This is less than requested only if the call may not
     /// block, or fails after sending some.
-    pub(super) fn send(
+    pub(super) fn send_bytes(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
@@ -72,7 +70,7 @@ impl Stream {
     }
 
     /// Writes to the memory that the peer has mapped to `offset`. Returns the number of bytes like
-    /// [`send`](Self::send).
+    /// [`send_bytes`](Self::send_bytes).
     pub(super) fn write_at(
         self: &Arc<Self>,
         call: &mut Call,
@@ -91,26 +89,21 @@ impl Stream {
         flags: c_int,
         post: impl Fn(&mut Connection, &mut Source<'_>) -> Result<(), c_int>,
     ) -> Result<usize, c_int> {
-        let (may_block, timeout) = self.options(|options| (options.may_block(flags), options.send_timeout));
-        loop {
-            let result = self.until(call, may_block, timeout, |state| {
-                let conn = match conn(state) {
-                    Ok(conn) => conn,
-                    Err(outcome) => return outcome,
-                };
-                if let Err(e) = post(conn, source) {
-                    return Some(Err(e));
-                }
-                match source.remaining() {
-                    0 if conn.can_write || source.position() > 0 => Some(Ok(())),
-                    _ if !conn.can_write => Some(Err(conn.error.take().unwrap_or(libc::EPIPE))),
-                    _ => None,
-                }
-            });
-            if !restarts(&result, timeout, source.position()) {
-                return partial(source.position(), result);
+        let (wait, done) = (self.options().send_wait(flags), Cell::new(source.position()));
+        let mut send = |conn: &mut Connection| {
+            let posted = post(conn, source);
+            done.set(source.position());
+            if let Err(e) = posted {
+                return Some(Err(e));
             }
-        }
+            match source.remaining() {
+                0 if conn.can_write || source.position() > 0 => Some(Ok(())),
+                _ if !conn.can_write => Some(Err(conn.error.take().unwrap_or(libc::EPIPE))),
+                _ => None,
+            }
+        };
+        let result = self.until(call, wait, &done, |state| with_connection(state, &mut send));
+        partial(done.get(), result)
     }
 }
 

@@ -5,27 +5,29 @@
 //! pair; the peer's response names that of the peer, and all later datagrams are sent between the queue
 //! pairs. There is no thread: each call processes what has arrived.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use urxe::verbs::cm::PortSpace;
 
 use super::buffers::{Received, Sink, Source};
-use super::common::{Common, ended_directions, wait_for_close};
-use super::errno::errno;
+use super::common::{Common, errno};
 use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
+use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::peers::{Peers, Route, canonical, is_same};
+use super::socket::Socket;
 use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
 use super::udp::{UdpDatagram, UdpSocket};
-use super::wait::{PENDING, PollOutcome, Waitable, Watchers, raw, restarts, until};
-use crate::cancel::Call;
+use super::wait::{PollOutcome, until, wait_for_close};
+use crate::cancel::{Call, PENDING};
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
@@ -40,16 +42,15 @@ const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
 pub(super) struct Datagram {
-    pub common: Common,
-    /// The UDP socket, whose file descriptor identifies the rsocket to the program.
+    common: Common,
     udp: UdpSocket,
     state: Mutex<State>,
 }
 
 /// Mutable state of the socket.
 #[derive(Default)]
-pub(super) struct State {
-    pub options: Options,
+struct State {
+    options: Options,
     /// Local address of the UDP socket; `None` before it is bound.
     local: Option<SocketAddr>,
     /// Address of the connected peer. As everywhere in this struct except `local`, an IPv4-mapped IPv6
@@ -68,14 +69,6 @@ pub(super) struct State {
     udp_bytes: usize,
 }
 
-/// Outcome of sending a datagram.
-enum Sent {
-    /// Sent, with the given number of bytes.
-    Sent(usize),
-    /// Not sent: the datagram must be sent over UDP, and the UDP socket's send buffer is full.
-    UdpFull,
-}
-
 /// Data of an unread datagram.
 enum Data {
     /// In a receive buffer of the queue pair with the given index.
@@ -86,7 +79,7 @@ enum Data {
 impl Data {
     fn len(&self) -> usize {
         match self {
-            Data::InBuffer(_, slot) => slot.len(),
+            Data::InBuffer(_, slot) => slot.range.len(),
             Data::Udp(bytes) => bytes.len(),
         }
     }
@@ -98,24 +91,19 @@ fn specified(ip: IpAddr) -> Option<IpAddr> {
 }
 
 impl Datagram {
-    /// Creates an unbound socket.
+    /// Creates an unbound socket, which the file descriptor of its UDP socket identifies.
     ///
     /// # Errors
     /// An error number.
     pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
-        let common = Common::new(family)?;
         let state = State { can_read: true, can_write: true, ..State::default() };
         let udp = UdpSocket::new(family == libc::AF_INET6)?;
+        let common = Common { fd: udp.as_fd().as_raw_fd(), ..Common::new(family, libc::SOCK_DGRAM)? };
         Ok(Datagram { common, udp, state: Mutex::new(state) })
     }
 
-    /// Returns the file descriptor that identifies the socket.
-    pub(super) fn fd(&self) -> c_int {
-        raw(&self.udp)
-    }
-
     /// Processes completions and UDP datagrams, then calls `f` with the state.
-    pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.process(self);
         let result = f(&mut state);
@@ -139,25 +127,48 @@ impl Datagram {
     fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
-        may_block: bool,
-        timeout: Option<Duration>,
+        wait: (bool, Option<Duration>),
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        let mut with_state = || {
+        until(call, self, wait, &Cell::new(0), || {
             self.with_state(|state| match state.is_closed {
                 true => Some(Err(libc::EBADF)),
                 false => f(state),
             })
-        };
-        loop {
-            let result = until(call, self, may_block, timeout, &mut with_state);
-            if !restarts(&result, timeout, 0) {
-                return result;
-            }
+        })
+    }
+}
+
+impl Socket for Datagram {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let mut state = self.state.lock();
+        by(self.udp.as_fd());
+        for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed) {
+            by(qp.completions.arm());
         }
     }
 
-    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+    fn stop_polling(&self) {
+        self.state.lock().qps.iter().for_each(|qp| qp.completions.cq.stop_polling());
+    }
+
+    fn events(&self, _link_polls: &mut LinkPolls) -> libc::c_short {
+        self.with_state(|state| state.events())
+    }
+
+    fn options(&self) -> MappedMutexGuard<'_, Options> {
+        MutexGuard::map(self.state.lock(), |state| &mut state.options)
+    }
+
+    fn take_error(&self) -> Option<c_int> {
+        self.with_state(|state| state.error.take())
+    }
+
+    fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
         self.common.check_family(to)?;
         self.update(|state| {
             if state.local.is_some() {
@@ -165,12 +176,7 @@ impl Datagram {
             }
             // An address that no device has cannot be used for RDMA.
             if let Some(ip) = specified(to.ip()) {
-                let id = self
-                    .common
-                    .process
-                    .manager
-                    .create_id(&self.common.channel, PortSpace::Udp)
-                    .map_err(errno)?;
+                let id = self.common.create_id(PortSpace::Udp)?;
                 let bound = id.bind_addr((ip, 0).into());
                 id.destroy();
                 bound.map_err(errno)?;
@@ -181,7 +187,7 @@ impl Datagram {
 
     /// Connects the socket, so that it exchanges datagrams with the peer `to` only, or disconnects it if `to`
     /// is `None`.
-    pub(super) fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
+    fn connect(self: Arc<Self>, _call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
         let Some(to) = to else {
             self.update(|state| state.peer = None);
             return Ok(());
@@ -193,16 +199,15 @@ impl Datagram {
                 // As with UDP, the wildcard means the program's own address. Responses have that source
                 // address.
                 let bound = state.local.and_then(|local| specified(local.ip()));
-                to = Route::resolve(self.common.process, &self.common.channel, bound, to)?.peer;
+                to = Route::resolve(&self.common, bound, to)?.peer;
             }
-            state.qp_index_for(self, to, None)?;
+            state.qp_index_for(&self, to, None)?;
             state.peer = Some(to);
             Ok(())
         })
     }
 
-    pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
-        let (reads, writes) = ended_directions(how)?;
+    fn shutdown(&self, (reads, writes): (bool, bool)) -> Result<(), c_int> {
         self.update(|state| {
             state.can_read &= !reads;
             state.can_write &= !writes;
@@ -210,15 +215,13 @@ impl Datagram {
         })
     }
 
-    /// Returns the maximum time for which a close waits until all datagrams are sent.
-    pub(super) fn begin_close(&self) -> Duration {
+    fn begin_close(&self) -> Duration {
         self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
     }
 
-    /// See [`Stream::close`](super::stream::Stream::close).
-    pub(super) fn close(self: &Arc<Self>, deadline: Instant, on_progress: impl FnMut()) {
+    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
         let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
-        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, true, timeout, flushed));
+        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, (true, timeout), flushed));
         self.update(|state| {
             state.is_closed = true;
             state.unread.clear();
@@ -227,7 +230,7 @@ impl Datagram {
         });
     }
 
-    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let local = self.udp.local_addr()?;
         let from = self.with_state(|state| state.peers.qp_index(state.peer?).map(|at| state.qps[at].local));
         match (specified(local.ip()), from) {
@@ -237,28 +240,21 @@ impl Datagram {
         }
     }
 
-    pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+    fn peer_addr(&self) -> Result<SocketAddr, c_int> {
         self.with_state(|state| state.peer).map(|peer| self.common.to_family(peer)).ok_or(libc::ENOTCONN)
     }
 
-    /// Returns the `poll` events that are currently pending.
-    pub(super) fn events(&self) -> libc::c_short {
-        self.with_state(|state| state.events())
-    }
-
-    /// Receives the next datagram, truncated to the size of the sink.
-    pub(super) fn receive(
-        self: &Arc<Self>,
+    fn receive(
+        self: Arc<Self>,
         call: &mut Call,
         sink: &mut Sink<'_>,
         flags: c_int,
     ) -> Result<Received, c_int> {
-        let (may_block, timeout) =
-            self.with_state(|state| (state.options.may_block(flags), state.options.receive_timeout));
-        self.until(call, may_block, timeout, |state| {
+        let wait = self.options().receive_wait(flags);
+        self.until(call, wait, |state| {
             let taken = state.recv_next(sink, flags);
             if taken.is_none()
-                && let Some(errno) = state.take_error()
+                && let Some(errno) = state.error.take()
             {
                 return Some(Err(errno));
             }
@@ -268,59 +264,34 @@ impl Datagram {
         })
     }
 
-    /// Sends a datagram to an address, or to the connected peer if none is given.
-    pub(super) fn send(
-        self: &Arc<Self>,
+    fn send(
+        self: Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
-        to: Option<SocketAddr>,
+        to: &dyn Fn() -> Result<Option<SocketAddr>, c_int>,
         flags: c_int,
     ) -> Result<usize, c_int> {
+        let to = to()?;
         to.map_or(Ok(()), |to| self.common.check_family(to))?;
-        let (may_block, timeout) =
-            self.with_state(|state| (state.options.may_block(flags), state.options.send_timeout));
+        let (may_block, timeout) = self.options().send_wait(flags);
         let deadline = call.deadline(timeout);
-        let sent = self.until(call, may_block, timeout, |state| {
+        let sent = self.until(call, (may_block, timeout), |state| {
             let Some(to) = to.map(canonical).or(state.peer) else {
                 return Some(Err(libc::EDESTADDRREQ));
             };
-            state.send(self, source, to).transpose()
-        })?;
-        let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            state.send(&self, source, to).transpose()
+        });
+        let remaining =
+            deadline.map_or(UDP_FULL_WAIT, |deadline| deadline.saturating_duration_since(Instant::now()));
         match sent {
-            Sent::Sent(len) => Ok(len),
-            Sent::UdpFull if !may_block || remaining.is_some_and(|remaining| remaining.is_zero()) => {
-                Err(libc::EAGAIN)
-            }
-            // The wait is short, because during it the thread is not among the watchers, so no other change
-            // wakes it.
-            Sent::UdpFull => {
-                call.wait_for(
-                    self.fd(),
-                    libc::POLLOUT,
-                    Some(remaining.unwrap_or(UDP_FULL_WAIT).min(UDP_FULL_WAIT)),
-                );
+            // Before the deadline, only the send buffer of the UDP socket can be the reason. The wait is
+            // short, because during it the thread is not among the watchers, so no other change wakes it.
+            Err(libc::EAGAIN) if may_block && !remaining.is_zero() => {
+                call.wait_for(self.common.fd, libc::POLLOUT, Some(remaining.min(UDP_FULL_WAIT)));
                 Err(PENDING)
             }
+            sent => sent,
         }
-    }
-}
-
-impl Waitable for Datagram {
-    fn watchers(&self) -> &Watchers {
-        &self.common.watchers
-    }
-
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
-        let mut state = self.state.lock();
-        by(self.udp.as_fd());
-        for qp in state.qps.iter_mut().filter(|qp| !qp.has_failed()) {
-            by(qp.completions.arm());
-        }
-    }
-
-    fn stop_polling(&self) {
-        self.state.lock().qps.iter().for_each(|qp| qp.completions.cq.stop_polling());
     }
 }
 
@@ -350,11 +321,11 @@ impl State {
             return Ok(at);
         }
         let bound = self.local.and_then(|local| specified(local.ip()));
-        let route = |from| Route::resolve(socket.common.process, &socket.common.channel, from, to);
+        let route = |from| Route::resolve(&socket.common, from, to);
         // The address that a peer has sent to may be one that no device has.
         let route = from.and_then(|ip| route(Some(ip)).ok()).map_or_else(|| route(bound), Ok)?;
         let local = bound.unwrap_or(route.local);
-        let at = match self.qps.iter().position(|qp| qp.local == local && !qp.has_failed()) {
+        let at = match self.qps.iter().position(|qp| qp.local == local && !qp.has_failed) {
             Some(at) => at,
             None => {
                 let qp = UdQp::new(&route.context, local, route.mtu, &self.options.sizes)?;
@@ -364,7 +335,8 @@ impl State {
             }
         };
         let traffic_class = self.options.traffic_class.unwrap_or(0);
-        let path = self.qps[at].create_ah(&route.to.traffic_class(traffic_class))?;
+        let to_peer = route.to.traffic_class(traffic_class);
+        let path = self.qps[at].qp.pd().create_ah(&to_peer).map_err(|e| e.errno())?;
         self.peers.add(to, at, path);
         Ok(at)
     }
@@ -374,7 +346,7 @@ impl State {
     fn insert_qp(&mut self, qp: UdQp) -> usize {
         let has_unread =
             |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InBuffer(of, _) if *of == at));
-        match (0..self.qps.len()).find(|at| self.qps[*at].has_failed() && !has_unread(*at)) {
+        match (0..self.qps.len()).find(|at| self.qps[*at].has_failed && !has_unread(*at)) {
             Some(at) => {
                 self.peers.remove_of_qp(at);
                 self.qps[at] = qp;
@@ -387,19 +359,18 @@ impl State {
         }
     }
 
-    /// Takes the pending error (`SO_ERROR`).
-    pub(super) fn take_error(&mut self) -> Option<c_int> {
-        self.error.take()
-    }
-
-    /// Sends a datagram. Returns `None` if the queue pair's send queue is full. The source is advanced only
-    /// if the entire datagram is sent.
+    /// Sends a datagram. Returns its length, or `None` if the queue pair's send queue is full. The source is
+    /// advanced only if the entire datagram is sent.
+    ///
+    /// # Errors
+    /// An error number; `EAGAIN` if the datagram must be sent over UDP, and the UDP socket's send buffer is
+    /// full.
     fn send(
         &mut self,
         socket: &Datagram,
         data: &mut Source<'_>,
         to: SocketAddr,
-    ) -> Result<Option<Sent>, c_int> {
+    ) -> Result<Option<usize>, c_int> {
         if !self.can_write {
             return Err(libc::EPIPE);
         }
@@ -411,27 +382,22 @@ impl State {
             return Err(libc::EMSGSIZE);
         }
         match self.peers.direct(to, Instant::now()) {
-            Some(direct) => Ok(qp.send(direct, &header, data)?.then_some(Sent::Sent(len))),
+            Some(direct) => Ok(qp.send(direct, &header, data)?.then_some(len)),
             None => {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
                 let mut rest = data.clone();
                 rest.take(0..len, |_, piece| parts.push(IoSlice::new(piece)));
-                match self.send_udp(socket, &parts, to, at) {
-                    Ok(()) => {
-                        *data = rest;
-                        Ok(Some(Sent::Sent(len)))
-                    }
-                    Err(libc::EAGAIN) => Ok(Some(Sent::UdpFull)),
-                    Err(e) => Err(e),
-                }
+                self.send_udp(socket, &parts, to, at)?;
+                *data = rest;
+                Ok(Some(len))
             }
         }
     }
 
     /// Returns the header of a UDP message that announces the queue pair with index `at`.
     fn header(&self, at: usize, op: Op) -> Header {
-        Resolution { op, qpn: self.qps[at].qpn() }.header(self.qps[at].local)
+        Resolution { op, qpn: self.qps[at].qp.qpn() }.header(self.qps[at].local)
     }
 
     /// Sends a message over UDP, from the queue pair's address unless the socket is bound to a specific
@@ -469,7 +435,7 @@ impl State {
                 let from = peers.on_recv(from, qpn, now);
                 match peer.is_none_or(|peer| is_same(peer, from)) {
                     true => unread.push_back((from, Data::InBuffer(at, slot))),
-                    false => qp.repost(&slot),
+                    false => qp.post_recv(slot.index),
                 }
             });
             if qp.take_failure() {
@@ -513,7 +479,7 @@ impl State {
         });
         if flags & libc::MSG_PEEK == 0 {
             match self.unread.pop_front() {
-                Some((_, Data::InBuffer(qp, slot))) => self.qps[qp].repost(&slot),
+                Some((_, Data::InBuffer(qp, slot))) => self.qps[qp].post_recv(slot.index),
                 Some((_, Data::Udp(bytes))) => self.udp_bytes -= OVERHEAD + bytes.len(),
                 None => {}
             }

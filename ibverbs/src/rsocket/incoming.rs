@@ -23,7 +23,7 @@ pub(super) struct Incoming {
     /// Number of bytes that the peer may still write.
     granted: usize,
     /// Number of unread bytes.
-    unread: usize,
+    pub unread: usize,
     /// Offset of the first unread byte.
     read_at: usize,
     /// Offset of the next half to grant to the peer.
@@ -33,7 +33,7 @@ pub(super) struct Incoming {
     /// Total number of messages that the peer may send according to the last update, modulo 65536.
     limit: u16,
     /// Number of credits that an update grants beyond the messages already received.
-    credits: u16,
+    pub credits: u16,
     /// The peer's target SGL.
     table: TargetSge,
     /// Index of the next entry to write in the peer's target SGL.
@@ -62,11 +62,6 @@ impl Incoming {
         self.entry = 1 % table.len.max(1);
     }
 
-    /// Returns the peer's initial number of credits.
-    pub(super) fn credits(&self) -> u16 {
-        self.credits
-    }
-
     /// Returns the size of the buffer, in bytes.
     fn size(&self) -> usize {
         2 * self.half
@@ -89,11 +84,6 @@ impl Incoming {
     /// Counts a received message that consumes a credit.
     pub(super) fn count_message(&mut self) {
         self.messages = self.messages.wrapping_add(1);
-    }
-
-    /// Returns the number of unread bytes.
-    pub(super) fn unread(&self) -> usize {
-        self.unread
     }
 
     /// Returns the buffer ranges of the next unread bytes, at most `len` in total. The second range is empty
@@ -152,7 +142,7 @@ mod tests {
         let mut inc = connected(100, 50);
         inc.on_data(100).unwrap();
         inc.on_data(30).unwrap();
-        assert_eq!((inc.unread(), inc.grant()), (130, None));
+        assert_eq!((inc.unread, inc.grant()), (130, None));
         inc.consume(99);
         assert_eq!(inc.grant(), None);
         inc.consume(1);
@@ -173,9 +163,9 @@ mod tests {
         assert_eq!(inc.ranges(100), [17..20, 0..4]);
         assert_eq!(inc.ranges(2), [17..19, 0..0]);
         inc.consume(5);
-        assert_eq!((inc.ranges(100), inc.unread()), ([2..4, 0..0], 2));
+        assert_eq!((inc.ranges(100), inc.unread), ([2..4, 0..0], 2));
         inc.consume(100);
-        assert_eq!((inc.ranges(1), inc.unread()), ([4..4, 0..0], 0));
+        assert_eq!((inc.ranges(1), inc.unread), ([4..4, 0..0], 0));
     }
 
     #[test]

@@ -65,25 +65,19 @@ impl<R> LocalMap<R> {
         LocalMap { table, entries: Vec::new(), unannounced: VecDeque::new() }
     }
 
-    /// Reports whether the peer's table has room for another mapping.
-    pub(super) fn has_room(&self) -> bool {
-        self.entries.len() < self.table.len as usize || self.entries.iter().any(Option::is_none)
+    /// Returns the index of the first free entry, or `None` if the peer's table is full.
+    pub(super) fn free_entry(&self) -> Option<usize> {
+        let free = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
+        (free < self.table.len as usize).then_some(free)
     }
 
-    /// Adds a mapping in the first free entry. Returns `None` if the table is full.
-    pub(super) fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
-        let free = self.entries.iter().position(Option::is_none);
-        let index = free.unwrap_or(self.entries.len());
-        if index >= self.table.len as usize {
-            return None;
+    /// Adds a mapping in a [free entry](Self::free_entry).
+    pub(super) fn add(&mut self, index: usize, addr: u64, mapping: Mapping, region: R) {
+        if index == self.entries.len() {
+            self.entries.push(None);
         }
-        let entry = Some(Entry { addr, mapping, _region: region });
-        match self.entries.get_mut(index) {
-            Some(target) => *target = entry,
-            None => self.entries.push(entry),
-        }
+        self.entries[index] = Some(Entry { addr, mapping, _region: region });
         self.unannounced.push_back(index);
-        Some(())
     }
 
     /// Removes the mapping of the memory at `addr`, whose length must be `len` unless `len` is 0. Reports
@@ -147,16 +141,19 @@ mod tests {
     #[test]
     fn full_table_accepts_a_mapping_after_one_is_removed() {
         let mut local_map = LocalMap::new(TargetSge { addr: 0x1000, key: 9, len: 2 }, 2);
-        assert_eq!(local_map.add(1, mapping(0, 1, 8), ()), Some(()));
-        assert_eq!(local_map.add(2, mapping(8, 2, 8), ()), Some(()));
-        assert_eq!((local_map.has_room(), local_map.add(3, mapping(16, 3, 8), ())), (false, None));
+        for (index, target) in [mapping(0, 1, 8), mapping(8, 2, 8)].into_iter().enumerate() {
+            assert_eq!(local_map.free_entry(), Some(index));
+            local_map.add(index, target.target.addr, target, ());
+        }
+        assert_eq!(local_map.free_entry(), None);
         let to = |index: u64| TargetSge { addr: 0x1020 + 24 * index, key: 9, len: 24 };
         assert_eq!(local_map.next(), Some((0, mapping(0, 1, 8), to(0))));
         assert_eq!(local_map.next(), Some((1, mapping(8, 2, 8), to(1))));
         assert!(local_map.is_announced());
         assert!(!local_map.remove(1, 7) && local_map.remove(1, 8) && !local_map.remove(1, 8));
         assert_eq!(local_map.next(), Some((0, Mapping::default(), to(0))));
-        assert_eq!(local_map.add(3, mapping(16, 3, 8), ()), Some(()));
+        assert_eq!(local_map.free_entry(), Some(0));
+        local_map.add(0, 3, mapping(16, 3, 8), ());
         assert_eq!(local_map.next(), Some((0, mapping(16, 3, 8), to(0))));
         assert_eq!(local_map.next(), None);
     }

@@ -8,9 +8,10 @@
 //! [`keepalive`] detects a dead peer.
 //!
 //! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), through which it
-//! resolves its [`peers`], and UD queue pairs ([`ud_qp`]); [`headers`] precede the data. A [`socket`] is of
-//! either kind. [`wait`] blocks calls, [`poll`] implements `rpoll` and `rselect`, [`repoll`] the
-//! calls named after `epoll`, and [`calls`] is the C interface. [`link_polls`] decides which sockets poll the link.
+//! resolves its [`peers`], and UD queue pairs ([`ud_qp`]); [`headers`] precede the data. The trait in
+//! [`socket`] has the calls of both kinds. [`wait`] blocks calls, [`watchers`] wakes them, [`poll`]
+//! implements `rpoll` and `rselect`, [`repoll`] the calls named after `epoll`, and [`calls`] is the C
+//! interface. [`link_polls`] decides which sockets poll the link.
 
 mod buffers;
 mod calls;
@@ -18,7 +19,6 @@ mod common;
 mod connection;
 mod data;
 mod datagram;
-mod errno;
 mod headers;
 mod incoming;
 mod keepalive;
@@ -36,3 +36,4 @@ mod table;
 mod ud_qp;
 mod udp;
 mod wait;
+mod watchers;

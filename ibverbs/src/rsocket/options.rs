@@ -86,8 +86,8 @@ pub(super) struct Options {
     pub send_timeout: Option<Duration>,
     /// `IP_TOS`, `IPV6_TCLASS`.
     pub traffic_class: Option<u8>,
-    /// Values of other options of type `int`, by level and name.
-    others: BTreeMap<(c_int, c_int), Vec<u8>>,
+    /// Values of [`COMMON`] options that are set, by level and name.
+    common: BTreeMap<(c_int, c_int), c_int>,
 }
 
 /// Options of type `int` that TCP and UDP programs set, as level, name and default value. Except for the
@@ -121,10 +121,14 @@ fn size(value: &[u8], (min, max): (usize, usize)) -> Result<usize, c_int> {
 fn time(value: &[u8]) -> Result<Option<Duration>, c_int> {
     let (seconds, rest) = value.split_first_chunk::<8>().ok_or(libc::EINVAL)?;
     let micros = rest.first_chunk::<8>().ok_or(libc::EINVAL)?;
-    let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).map_err(|_| libc::EDOM)?;
-    let micros = u64::try_from(i64::from_ne_bytes(*micros)).map_err(|_| libc::EDOM)?;
-    let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
+    let time = duration(i64::from_ne_bytes(*seconds), i64::from_ne_bytes(*micros)).ok_or(libc::EDOM)?;
     Ok((!time.is_zero()).then_some(time))
+}
+
+/// Returns the duration of a `timeval`, or `None` if one of its fields is negative.
+pub(super) fn duration(seconds: i64, micros: i64) -> Option<Duration> {
+    let (seconds, micros) = (u64::try_from(seconds).ok()?, u64::try_from(micros).ok()?);
+    Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
 }
 
 fn timeval(time: Option<Duration>) -> Vec<u8> {
@@ -134,17 +138,27 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
-    /// Reports whether a call with the given flags may block.
-    pub(super) fn may_block(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
+    /// Reports whether a call with the given flags that receives may block, and for how long.
+    pub(super) fn receive_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
+        (flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking, self.receive_timeout)
+    }
+
+    /// Reports the same as [`receive_wait`](Self::receive_wait) for a call that sends.
+    pub(super) fn send_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
+        (self.receive_wait(flags).0, self.send_timeout)
     }
 
     /// Returns the idle time after which the connection is probed; `None` if keepalive is off.
     pub(super) fn keep_alive(&self) -> Option<Duration> {
-        let number = |level, name| self.get(level, name).ok().and_then(|value| int(&value).ok());
-        let is_on = number(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
-        let seconds = u64::try_from(number(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?).ok()?;
+        let is_on = self.common(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
+        let seconds = u64::try_from(self.common(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?).ok()?;
         is_on.then(|| Duration::from_secs(seconds))
+    }
+
+    /// Returns the value of an option in [`COMMON`], or `None` for another option.
+    fn common(&self, level: c_int, name: c_int) -> Option<c_int> {
+        let (.., default) = COMMON.iter().find(|(l, n, _)| (*l, *n) == (level, name))?;
+        Some(*self.common.get(&(level, name)).unwrap_or(default))
     }
 
     /// Sets an option.
@@ -176,18 +190,19 @@ impl Options {
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings = encodable_size(size(value, (0, BUFFER.1))?),
             // On Ethernet the path follows from the addresses.
             (SOL_RDMA, ROUTE) => {}
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
-                let max = if name == libc::TCP_KEEPCNT { 127 } else { 32_767 };
-                if !(1..=max).contains(&int(value)?) {
+            _ => {
+                self.common(level, name).ok_or(libc::ENOPROTOOPT)?;
+                let value = int(value)?;
+                let allowed = match (level, name) {
+                    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL) => 1..=32_767,
+                    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => 1..=127,
+                    _ => c_int::MIN..=c_int::MAX,
+                };
+                if !allowed.contains(&value) {
                     return Err(libc::EINVAL);
                 }
-                self.others.insert((level, name), value[..4].to_vec());
+                self.common.insert((level, name), value);
             }
-            _ if COMMON.iter().any(|(l, n, _)| (*l, *n) == (level, name)) => {
-                int(value)?;
-                self.others.insert((level, name), value[..4].to_vec());
-            }
-            _ => return Err(libc::ENOPROTOOPT),
         }
         Ok(())
     }
@@ -216,12 +231,7 @@ impl Options {
             (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits.into(),
             (SOL_RDMA, INLINE) => self.sizes.inline as c_int,
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings as c_int,
-            _ => {
-                let default = COMMON.iter().find(|(l, n, _)| (*l, *n) == (level, name));
-                let default = default.ok_or(libc::ENOPROTOOPT)?.2;
-                let set = self.others.get(&(level, name)).cloned();
-                return Ok(set.unwrap_or_else(|| default.to_ne_bytes().to_vec()));
-            }
+            _ => self.common(level, name).ok_or(libc::ENOPROTOOPT)?,
         };
         Ok(number.to_ne_bytes().to_vec())
     }

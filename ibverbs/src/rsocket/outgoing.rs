@@ -48,7 +48,7 @@ pub(super) struct Outgoing {
     /// Number of data messages sent, modulo 65536.
     sent: u16,
     /// Total number of data messages that the peer has granted, modulo 65536.
-    limit: u16,
+    pub limit: u16,
     /// The peer's targets that still have room; the first one is filled first.
     targets: VecDeque<TargetSge>,
     /// Maximum number of outstanding work requests for data. The queue has additional room for internal
@@ -78,11 +78,6 @@ impl Outgoing {
             self.targets.push_back(target);
         }
         Ok(())
-    }
-
-    /// Sets the total number of data messages that the peer has granted, modulo 65536.
-    pub(super) fn set_limit(&mut self, limit: u16) {
-        self.limit = limit;
     }
 
     /// Reports whether a credit for a data message is available. The counters are only compared for equality,
@@ -164,16 +159,10 @@ impl Outgoing {
         self.in_flight.push_back(InFlight::Other);
     }
 
-    /// Records that a shutdown message was sent. Each end sends at most two; both ends reserve queue entries
-    /// for them, so a shutdown message needs no credit.
-    pub(super) fn on_shutdown_sent(&mut self) {
-        self.in_flight.push_back(InFlight::Other);
-    }
-
-    /// Records a keepalive write, which carries no data and causes no completion at the peer. It is sent only
-    /// while nothing else is outstanding.
-    pub(super) fn on_keepalive_sent(&mut self) {
-        debug_assert!(self.is_idle());
+    /// Records a shutdown message or a keepalive write. Each end sends at most two shutdown messages; both
+    /// ends reserve queue entries for them, so they need no credit. A keepalive write carries no data and
+    /// causes no completion at the peer; it is sent only while nothing else is outstanding.
+    pub(super) fn on_other_sent(&mut self) {
         self.in_flight.push_back(InFlight::Other);
     }
 
@@ -202,7 +191,7 @@ mod tests {
 
     fn ready(size: usize, slots: usize, credits: u16, len: u32) -> Outgoing {
         let mut out = Outgoing::new(size, slots);
-        out.set_limit(credits);
+        out.limit = credits;
         out.add_target(target(0x1000, len)).unwrap();
         out
     }
@@ -211,7 +200,7 @@ mod tests {
     fn nothing_is_sent_without_a_target_or_without_credits() {
         let mut out = Outgoing::new(100, 4);
         assert_eq!((out.transfer(10), out.is_writable()), (None, false));
-        out.set_limit(1);
+        out.limit = 1;
         assert_eq!(out.transfer(10), None);
         out.add_target(target(0, 0)).unwrap();
         assert_eq!(out.transfer(10), None);
@@ -230,7 +219,7 @@ mod tests {
         let mut limit = 3u16;
         for more in [20_000, 20_000, 40_000, 0xfffe] {
             limit = limit.wrapping_add(more);
-            out.set_limit(limit);
+            out.limit = limit;
             assert_eq!(sent(&mut out), usize::from(more));
             (0..more).for_each(|_| out.on_completion());
         }
@@ -282,7 +271,7 @@ mod tests {
             out.on_credits_sent();
         }
         assert!(!out.can_send_credits());
-        out.on_shutdown_sent();
+        out.on_other_sent();
         (0..3).for_each(|_| out.on_completion());
         assert!(out.can_send_credits() && !out.is_idle());
         (0..CREDIT_MESSAGES).for_each(|_| out.on_completion());
@@ -301,7 +290,7 @@ mod tests {
     #[test]
     fn target_that_exceeds_the_address_space_causes_no_overflow() {
         let mut out = Outgoing::new(100, 200);
-        out.set_limit(u16::MAX / 2);
+        out.limit = u16::MAX / 2;
         out.add_target(target(u64::MAX - 3, u32::MAX)).unwrap();
         for _ in 0..50 {
             assert_eq!(out.transfer(2).map(|t| t.to.len), Some(2));

@@ -6,11 +6,10 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};
 
 use urxe::transport::AddressVector;
-use urxe::verbs::cm::{CmEventKind, EventChannel, PortSpace};
+use urxe::verbs::cm::{CmEventKind, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
-use super::errno::errno;
-use crate::rdmacm::process::ProcessGlobals;
+use super::common::{Common, errno};
 
 /// Maximum number of peers per socket.
 const MAX_PEERS: usize = 4096;
@@ -61,17 +60,12 @@ impl Route {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn resolve(
-        process: &ProcessGlobals,
-        channel: &EventChannel,
-        from: Option<IpAddr>,
-        to: SocketAddr,
-    ) -> Result<Route, c_int> {
-        let id = process.manager.create_id(channel, PortSpace::Udp).map_err(errno)?;
+    pub(super) fn resolve(common: &Common, from: Option<IpAddr>, to: SocketAddr) -> Result<Route, c_int> {
+        let id = common.create_id(PortSpace::Udp)?;
         let resolve = || {
             id.resolve_addr(from.map(|ip| (ip, 0).into()), to, Duration::ZERO).map_err(errno)?;
             // The event is pending at once, because no resolution over the network is needed.
-            match channel.try_event() {
+            match common.channel.try_event() {
                 Some(event) if event.kind == CmEventKind::AddrResolved => {}
                 _ => return Err(libc::ENETUNREACH),
             }

@@ -1,11 +1,13 @@
 //! `rpoll` and `rselect`: waiting for rsockets and other file descriptors at once.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{c_short, fd_set, pollfd, timeval};
 
 use super::link_polls::LinkPolls;
+use super::options::duration;
 use super::socket::Socket;
 use super::table::find_all;
 use super::wait::{TIMED_OUT, poll, wait};
@@ -17,20 +19,20 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until a descriptor has events or the timeout expires. Returns the number of descriptors with events.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](super::wait::PENDING).
+/// An error number, or [`PENDING`](crate::cancel::PENDING).
 pub(super) fn wait_for(
     call: &mut Call,
     fds: &mut [pollfd],
     timeout: Option<Duration>,
 ) -> Result<c_int, c_int> {
     let sockets = find_all(fds.iter().map(|fd| fd.fd));
-    let is_other = |(fd, socket): (&pollfd, &Option<Socket>)| socket.is_none() && fd.fd >= 0;
+    let is_other = |(fd, socket): (&pollfd, &Option<Arc<dyn Socket>>)| socket.is_none() && fd.fd >= 0;
     let mut others: Vec<pollfd> =
         fds.iter().zip(&sockets).filter(|(fd, socket)| is_other((fd, socket))).map(|(fd, _)| *fd).collect();
     let mut poll_once = |others: &mut [pollfd]| {
         let mut look = |link_polls: &mut LinkPolls| {
             for (fd, socket) in fds.iter_mut().zip(&sockets) {
-                let events = |socket: &Socket| socket.events(link_polls) & (fd.events | ALWAYS);
+                let events = |socket: &Arc<dyn Socket>| socket.events(link_polls) & (fd.events | ALWAYS);
                 fd.revents = socket.as_ref().map_or(0, events);
             }
             fds.iter().any(|fd| fd.revents != 0)
@@ -56,7 +58,7 @@ pub(super) fn wait_for(
         return Ok(0);
     }
     let deadline = call.deadline(timeout);
-    let rsockets: Vec<_> = sockets.iter().flatten().map(Socket::waitable).collect();
+    let rsockets: Vec<_> = sockets.iter().flatten().cloned().collect();
     match wait(call, &rsockets, &mut others, deadline, poll_once) {
         Ok(count) => count,
         Err(TIMED_OUT) => Ok(0),
@@ -64,35 +66,33 @@ pub(super) fn wait_for(
     }
 }
 
-/// The three descriptor sets that the program passes to `select`.
-pub(super) struct Sets {
-    pub read: *mut fd_set,
-    pub write: *mut fd_set,
-    pub except: *mut fd_set,
-}
+/// Descriptor sets that the program passes to `select`: for reads, for writes, and for exceptions.
+pub(super) struct Sets(pub [*mut fd_set; 3]);
+
+/// Event to poll for the descriptors in each of the [`Sets`], and events for which a descriptor stays in it.
+const EVENTS: [(c_short, c_short); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
 
 impl Sets {
+    /// Returns the sets that are not null, with their [`EVENTS`].
+    fn given(&self) -> impl Iterator<Item = (*mut fd_set, (c_short, c_short))> {
+        self.0.into_iter().zip(EVENTS).filter(|(set, _)| !set.is_null())
+    }
+
     /// Returns the descriptors below `count` that are in any of the sets, with the events to poll for.
     ///
     /// # Safety
     /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
     unsafe fn requested(&self, count: c_int) -> Vec<pollfd> {
-        let is_in = |set: *mut fd_set, fd: c_int| {
-            // SAFETY: `set` is not null, so the caller passes a valid set, and `fd` is below `count` and so
-            // below `FD_SETSIZE`.
-            !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+        let polled = |fd| {
+            // SAFETY: the caller passes valid sets, and `fd` is below `count` and so below `FD_SETSIZE`.
+            let sets = self.given().filter(|(set, _)| unsafe { libc::FD_ISSET(fd, *set) });
+            pollfd { fd, events: sets.fold(0, |events, (_, (event, _))| events | event), revents: 0 }
         };
-        let events = |fd: c_int| {
-            let mut events = 0;
-            for (set, event) in
-                [(self.read, libc::POLLIN), (self.write, libc::POLLOUT), (self.except, libc::POLLPRI)]
-            {
-                events |= if is_in(set, fd) { event } else { 0 };
-            }
-            events
-        };
-        let fds = (0..count).map(|fd| pollfd { fd, events: events(fd), revents: 0 });
-        fds.filter(|fd| fd.events != 0).collect()
+        (0..count).map(polled).filter(|fd| fd.events != 0).collect()
     }
 
     /// Stores the found events in the sets, and returns the number of bits set.
@@ -101,26 +101,14 @@ impl Sets {
     /// Each set is null or points to a writable `fd_set`, and `fds` were returned by
     /// [`requested`](Self::requested) for these sets.
     unsafe fn store(&self, fds: &[pollfd]) -> c_int {
-        const READABLE: c_short = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
-        const WRITABLE: c_short = libc::POLLOUT | libc::POLLERR;
         let mut count = 0;
-        for set in [self.read, self.write, self.except].into_iter().filter(|set| !set.is_null()) {
-            // SAFETY: `set` is not null, so the caller passes a writable set.
+        for (set, (requested, ready)) in self.given() {
+            // SAFETY: the caller passes writable sets.
             unsafe { libc::FD_ZERO(set) };
-        }
-        let sets = [
-            (self.read, libc::POLLIN, READABLE),
-            (self.write, libc::POLLOUT, WRITABLE),
-            (self.except, libc::POLLPRI, libc::POLLPRI),
-        ];
-        for fd in fds {
-            for (set, requested, ready) in sets {
-                if fd.events & requested != 0 && fd.revents & ready != 0 {
-                    // SAFETY: `requested` requested the event because the descriptor is in this set, so the
-                    // set is not null, and the descriptor is below `FD_SETSIZE`.
-                    unsafe { libc::FD_SET(fd.fd, set) };
-                    count += 1;
-                }
+            for fd in fds.iter().filter(|fd| fd.events & requested != 0 && fd.revents & ready != 0) {
+                // SAFETY: as above; `requested` returned the descriptor, which is thus below `FD_SETSIZE`.
+                unsafe { libc::FD_SET(fd.fd, set) };
+                count += 1;
             }
         }
         count
@@ -133,7 +121,7 @@ impl Sets {
 /// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](super::wait::PENDING); the sets are unchanged in both cases.
+/// An error number, or [`PENDING`](crate::cancel::PENDING); the sets are unchanged in both cases.
 pub(super) unsafe fn select(
     call: &mut Call,
     count: c_int,
@@ -144,14 +132,9 @@ pub(super) unsafe fn select(
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller passes null or a pointer to a valid `timeval`.
-    let time = match unsafe { timeout.as_ref() } {
-        None => None,
-        Some(time) => {
-            let seconds = u64::try_from(time.tv_sec).map_err(|_| libc::EINVAL)?;
-            let micros = u64::try_from(time.tv_usec).map_err(|_| libc::EINVAL)?;
-            Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
-        }
-    };
+    let time = unsafe { timeout.as_ref() }
+        .map(|time| duration(time.tv_sec, time.tv_usec).ok_or(libc::EINVAL))
+        .transpose()?;
     // SAFETY: the caller passes null or valid sets, and `count` is at most `FD_SETSIZE`.
     let mut fds = unsafe { sets.requested(count) };
     wait_for(call, &mut fds, time)?;

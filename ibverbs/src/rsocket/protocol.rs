@@ -118,11 +118,8 @@ impl Mapping {
 
     /// Decodes a table entry in the given byte order.
     pub(super) fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
-        let (mut offset, mut target) = ([0; TARGET_SGE_LEN], [0; TARGET_SGE_LEN]);
-        offset[..8].copy_from_slice(&bytes[..8]);
-        target.copy_from_slice(&bytes[8..]);
-        // The offset is encoded like a target's address.
-        Mapping { offset: TargetSge::decode(offset, order).addr, target: TargetSge::decode(target, order) }
+        let offset = order.u64(u64::from_ne_bytes(*bytes.first_chunk().expect("24 bytes")));
+        Mapping { offset, target: TargetSge::decode(*bytes.last_chunk().expect("24 bytes"), order) }
     }
 }
 
@@ -233,11 +230,7 @@ impl ConnData {
     /// [`ProtocolError::ConnData`].
     pub(super) fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
         let data: &[u8; CONN_DATA_LEN] = data.first_chunk().ok_or(ProtocolError::ConnData)?;
-        let target = |at: usize| {
-            let mut bytes = [0; TARGET_SGE_LEN];
-            bytes.copy_from_slice(&data[at..at + TARGET_SGE_LEN]);
-            TargetSge::decode(bytes, Order::Big)
-        };
+        let target = |at: usize| TargetSge::decode(*data[at..].first_chunk().expect("40 bytes"), Order::Big);
         let conn_data = ConnData {
             order: if data[1] & BIG_ENDIAN != 0 { Order::Big } else { Order::Little },
             credits: u16::from_be_bytes([data[2], data[3]]),

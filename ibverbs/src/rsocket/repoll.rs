@@ -13,11 +13,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use super::poll::wait_for;
-use super::wait::waiting_entry_points;
 use crate::cancel::Call;
 
 entry_points! {
-    "RDMACM_1.5" minus_one repoll_create(flags: c_int) = create;
+    "RDMACM_1.5" minus_one repoll_create(flags: c_int) => create(flags).map_err(|e| e as c_int);
     "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) = ctl;
 }
 
@@ -51,28 +50,25 @@ fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
     SETS.lock().get(&fd).cloned().ok_or(libc::EINVAL)
 }
 
-/// Closes the descriptor of a set. Returns false if there is no set with this descriptor.
-pub(super) fn close(fd: c_int) -> bool {
-    let is_set = SETS.lock().remove(&fd).is_some();
-    if is_set {
-        // SAFETY: the program asks to close this descriptor, which `create` released to it.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
-    is_set
+/// Closes the descriptor of a set.
+///
+/// # Errors
+/// `EBADF` if there is no set with this descriptor.
+pub(super) fn close(fd: c_int) -> Result<(), c_int> {
+    SETS.lock().remove(&fd).ok_or(libc::EBADF)?;
+    // SAFETY: the program asks to close this descriptor, which `create` released to it.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
 }
 
 /// Creates a set. The program gets the descriptor of an empty `epoll` instance, created with `flags`.
-fn new_set(flags: c_int) -> nix::Result<c_int> {
+fn create(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;
     let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
     let fd = epoll.0.into_raw_fd();
     SETS.lock().insert(fd, Arc::new(Set { entries: Mutex::default(), changed }));
     Ok(fd)
-}
-
-fn create(flags: c_int) -> Result<c_int, c_int> {
-    new_set(flags).map_err(|e| e as c_int)
 }
 
 /// Changes a set. Returns an error number, as librdmacm does, and also stores it in `errno`.

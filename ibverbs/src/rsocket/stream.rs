@@ -1,5 +1,6 @@
 //! Stream sockets: their state, and connection setup and teardown.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,17 +8,18 @@ use std::sync::atomic::{AtomicI16, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use urxe::verbs::Cq;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
 
-use super::common::{Common, ended_directions, wait_for_close};
+use super::buffers::{Received, Sink, Source};
+use super::common::{Common, errno};
 use super::connection::Connection;
-use super::errno::errno;
 use super::link_polls::LinkPolls;
 use super::options::Options;
 use super::protocol::ConnData;
-use super::wait::{PollOutcome, Waitable, Watchers, raw, restarts, until};
+use super::socket::Socket;
+use super::wait::{PollOutcome, until, wait_for_close};
 use crate::cancel::Call;
 
 /// Maximum time for which a close waits for the acknowledgement of sent data, unless set by `SO_LINGER`.
@@ -25,8 +27,7 @@ const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
 pub(super) struct Stream {
-    /// Common state; the file descriptor of its event channel identifies the rsocket to the program.
-    pub common: Common,
+    common: Common,
     state: Mutex<State>,
     /// Pending `poll` events as of the last time that the state was locked.
     events: AtomicI16,
@@ -64,8 +65,8 @@ impl Stream {
     /// # Errors
     /// An error number.
     pub(super) fn new(family: c_int) -> Result<Stream, c_int> {
-        let common = Common::new(family)?;
-        let id = common.process.manager.create_id(&common.channel, PortSpace::Tcp).map_err(errno)?;
+        let common = Common::new(family, libc::SOCK_STREAM)?;
+        let id = common.create_id(PortSpace::Tcp)?;
         Ok(Stream::with(common, Phase::Idle(id), Options::default()))
     }
 
@@ -86,16 +87,6 @@ impl Stream {
                 conn.completions.cq.clone()
             });
         }
-    }
-
-    /// Returns the file descriptor that identifies the socket.
-    pub(super) fn fd(&self) -> c_int {
-        raw(&self.common.channel)
-    }
-
-    /// Calls `f` with the socket's options.
-    pub(super) fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
-        f(&mut self.state.lock().options)
     }
 
     /// Polls the link, processes completions and events, then calls `f` with the state.
@@ -127,29 +118,20 @@ impl Stream {
     }
 
     /// Returns the result of `f`. If `f` has no result yet and the call may block, sets up a wait, after
-    /// which the call is attempted again.
+    /// which the call is attempted again. `done` is the number of bytes that the call has transferred.
     ///
     /// # Errors
     /// The errors of [`until`].
     pub(super) fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
-        may_block: bool,
-        timeout: Option<Duration>,
+        wait: (bool, Option<Duration>),
+        done: &Cell<usize>,
         mut f: impl FnMut(&mut State) -> PollOutcome<T>,
     ) -> Result<T, c_int> {
-        until(call, self, may_block, timeout, || {
+        until(call, self, wait, done, || {
             // Polling the link costs system calls, which data that have arrived do not need.
             self.with_state_after(&mut LinkPolls::None, &mut f).or_else(|| self.with_state(&mut f))
-        })
-    }
-
-    pub(super) fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
-        self.common.check_family(to)?;
-        self.with_state(|state| {
-            let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
-            state.prepare(id)?;
-            id.bind_addr(to).map_err(errno)
         })
     }
 
@@ -172,19 +154,15 @@ impl Stream {
 
     /// Waits for the next connection request and accepts it.
     pub(super) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
-        let (may_block, timeout) = self.options(|options| (!options.is_nonblocking, options.receive_timeout));
+        let wait = self.options().receive_wait(0);
         loop {
-            let found = self.until(call, may_block, timeout, |state| match &mut state.phase {
+            let (event, options) = self.until(call, wait, &Cell::new(0), |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
                     request.take().map(|event| Ok((event, state.options.clone())))
                 }
                 Phase::Closed => Some(Err(libc::EBADF)),
                 _ => Some(Err(libc::EINVAL)),
-            });
-            if restarts(&found, timeout, 0) {
-                continue;
-            }
-            let (event, options) = found?;
+            })?;
             // A peer with another protocol is rejected without an error for the program.
             let Ok(peer) = ConnData::parse(event.private_data()) else {
                 let _ = event.id.reject(&[]);
@@ -198,7 +176,7 @@ impl Stream {
 
     /// Accepts a connection request and creates the socket for the connection.
     fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
-        let common = Common::new(self.common.family)?;
+        let common = Common::new(self.common.family, libc::SOCK_STREAM)?;
         id.migrate(&common.channel).map_err(errno)?;
         let context = id.context().ok_or(libc::ECONNABORTED)?;
         let mut conn = Connection::new(id.clone(), &context, &options.sizes)?;
@@ -209,41 +187,15 @@ impl Stream {
         Ok(Stream::with(common, Phase::Connected(conn), options))
     }
 
-    /// Connects to a peer.
-    pub(super) fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
-        if !call.started {
-            if !self.begin_to_connect(to)? {
-                return Err(libc::EINPROGRESS);
-            }
-            call.started = true;
-        }
-        loop {
-            let result = self.until(call, true, None, |state| match &state.phase {
-                Phase::Connecting(_) => None,
-                Phase::Connected(_) => Some(Ok(())),
-                Phase::Closed => Some(Err(libc::EBADF)),
-                _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
-            });
-            if !restarts(&result, None, 0) {
-                return result;
-            }
-        }
-    }
-
     /// Starts to connect. Returns true if the call must wait for the result.
-    fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
+    fn begin_to_connect(&self, to: SocketAddr) -> Result<bool, c_int> {
         self.common.check_family(to)?;
         self.update(|state| {
             let may_block = !state.options.is_nonblocking;
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
                 // As with TCP, a failed connect may be repeated.
-                Phase::Failed => self
-                    .common
-                    .process
-                    .manager
-                    .create_id(&self.common.channel, PortSpace::Tcp)
-                    .map_err(errno)?,
+                Phase::Failed => self.common.create_id(PortSpace::Tcp)?,
                 Phase::Connecting(_) => return Err(libc::EALREADY),
                 Phase::Connected(_) => return Err(libc::EISCONN),
                 Phase::Listening(..) => return Err(libc::EINVAL),
@@ -275,8 +227,85 @@ impl Stream {
         Ok(conn)
     }
 
-    pub(super) fn shutdown(&self, how: c_int) -> Result<(), c_int> {
-        let (reads, writes) = ended_directions(how)?;
+    /// Converts an address to the socket's address family, and `None` to the wildcard address.
+    fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
+        address.map_or_else(|| self.common.wildcard(), |address| self.common.to_family(address))
+    }
+
+    /// Probes the connection if it is idle. Returns the time at which to call this again, or `None` if no
+    /// probes are needed.
+    pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        self.with_state(|state| state.keep_alive(now))
+    }
+}
+
+impl Socket for Stream {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
+        let mut state = self.state.lock();
+        by(self.common.channel.as_fd());
+        if let Phase::Connected(conn) = &mut state.phase {
+            by(conn.completions.arm());
+        }
+    }
+
+    fn stop_polling(&self) {
+        match &self.state.lock().phase {
+            Phase::Connected(conn) => conn.completions.cq.stop_polling(),
+            _ => self.common.channel.stop_polling(),
+        }
+    }
+
+    fn events(&self, link_polls: &mut LinkPolls) -> libc::c_short {
+        if let Some(cq) = self.cq.get()
+            && !link_polls.take(cq)
+            && cq.is_quiet()
+            && !self.common.channel.has_event()
+        {
+            return self.events.load(Ordering::Acquire);
+        }
+        self.with_state_after(link_polls, |state| state.events())
+    }
+
+    fn options(&self) -> MappedMutexGuard<'_, Options> {
+        MutexGuard::map(self.state.lock(), |state| &mut state.options)
+    }
+
+    fn take_error(&self) -> Option<c_int> {
+        self.with_state(|state| match &mut state.phase {
+            Phase::Connected(conn) if conn.error.is_some() => conn.error.take(),
+            _ => state.error.take(),
+        })
+    }
+
+    fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+        self.common.check_family(to)?;
+        self.with_state(|state| {
+            let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
+            state.prepare(id)?;
+            id.bind_addr(to).map_err(errno)
+        })
+    }
+
+    fn connect(self: Arc<Self>, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
+        if !call.started {
+            if !self.begin_to_connect(to.ok_or(libc::EAFNOSUPPORT)?)? {
+                return Err(libc::EINPROGRESS);
+            }
+            call.started = true;
+        }
+        self.until(call, (true, None), &Cell::new(0), |state| match &state.phase {
+            Phase::Connecting(_) => None,
+            Phase::Connected(_) => Some(Ok(())),
+            Phase::Closed => Some(Err(libc::EBADF)),
+            _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
+        })
+    }
+
+    fn shutdown(&self, (reads, writes): (bool, bool)) -> Result<(), c_int> {
         self.update(|state| match &mut state.phase {
             Phase::Connected(conn) => {
                 conn.shutdown(reads, writes);
@@ -292,9 +321,45 @@ impl Stream {
         })
     }
 
-    /// Shuts down both directions unless the linger time is zero. Returns the maximum time to wait for the
-    /// acknowledgement of sent data.
-    pub(super) fn begin_close(&self) -> Duration {
+    fn local_addr(&self) -> Result<SocketAddr, c_int> {
+        self.with_state(|state| match &state.phase {
+            Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.to_family(id.local_addr())),
+            Phase::Connecting(conn) | Phase::Connected(conn) => Ok(self.to_family(conn.id.local_addr())),
+            Phase::Failed => Ok(self.to_family(None)),
+            Phase::Closed => Err(libc::EBADF),
+        })
+    }
+
+    fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+        self.with_state(|state| match &state.phase {
+            Phase::Connected(conn) => {
+                conn.id.peer_addr().map(|peer| self.to_family(Some(peer))).ok_or(libc::ENOTCONN)
+            }
+            _ => Err(libc::ENOTCONN),
+        })
+    }
+
+    fn receive(
+        self: Arc<Self>,
+        call: &mut Call,
+        sink: &mut Sink<'_>,
+        flags: c_int,
+    ) -> Result<Received, c_int> {
+        let bytes = self.receive_bytes(call, sink, flags)?;
+        Ok(Received { bytes, ..Received::default() })
+    }
+
+    fn send(
+        self: Arc<Self>,
+        call: &mut Call,
+        source: &mut Source<'_>,
+        _to: &dyn Fn() -> Result<Option<SocketAddr>, c_int>,
+        flags: c_int,
+    ) -> Result<usize, c_int> {
+        self.send_bytes(call, source, flags)
+    }
+
+    fn begin_close(&self) -> Duration {
         self.update(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
             if let Phase::Connected(conn) = &mut state.phase
@@ -306,14 +371,14 @@ impl Stream {
         })
     }
 
-    /// Closes the socket once all sent data has been acknowledged, or at the deadline. The caller has already
-    /// removed the socket from the process's table. Calls `on_progress` at least every 50 ms while waiting.
-    pub(super) fn close(self: &Arc<Self>, deadline: Instant, on_progress: impl FnMut()) {
+    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
         let flushed = |state: &mut State| match &state.phase {
             Phase::Connected(conn) if !conn.is_flushed() => None,
             _ => Some(Ok(())),
         };
-        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, true, timeout, flushed));
+        wait_for_close(deadline, on_progress, |call, timeout| {
+            self.until(call, (true, timeout), &Cell::new(0), flushed)
+        });
         let phase = self.update(|state| std::mem::replace(&mut state.phase, Phase::Closed));
         match phase {
             Phase::Idle(id) => id.destroy(),
@@ -322,68 +387,6 @@ impl Stream {
                 id.destroy();
             }
             _ => {}
-        }
-    }
-
-    /// Converts an address to the socket's address family, and `None` to the wildcard address.
-    fn to_family(&self, address: Option<SocketAddr>) -> SocketAddr {
-        address.map_or_else(|| self.common.wildcard(), |address| self.common.to_family(address))
-    }
-
-    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
-        self.with_state(|state| match &state.phase {
-            Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.to_family(id.local_addr())),
-            Phase::Connecting(conn) | Phase::Connected(conn) => Ok(self.to_family(conn.id.local_addr())),
-            Phase::Failed => Ok(self.to_family(None)),
-            Phase::Closed => Err(libc::EBADF),
-        })
-    }
-
-    pub(super) fn peer_addr(&self) -> Result<SocketAddr, c_int> {
-        self.with_state(|state| match &state.phase {
-            Phase::Connected(conn) => {
-                conn.id.peer_addr().map(|peer| self.to_family(Some(peer))).ok_or(libc::ENOTCONN)
-            }
-            _ => Err(libc::ENOTCONN),
-        })
-    }
-
-    /// Probes the connection if it is idle. Returns the time at which to call this again, or `None` if no
-    /// probes are needed.
-    pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
-        self.with_state(|state| state.keep_alive(now))
-    }
-
-    /// Returns the `poll` events that are currently pending.
-    pub(super) fn events(&self, link_polls: &mut LinkPolls) -> libc::c_short {
-        if let Some(cq) = self.cq.get()
-            && !link_polls.take(cq)
-            && cq.is_quiet()
-            && !self.common.channel.has_event()
-        {
-            return self.events.load(Ordering::Acquire);
-        }
-        self.with_state_after(link_polls, |state| state.events())
-    }
-}
-
-impl Waitable for Stream {
-    fn watchers(&self) -> &Watchers {
-        &self.common.watchers
-    }
-
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>)) {
-        let mut state = self.state.lock();
-        by(self.common.channel.as_fd());
-        if let Phase::Connected(conn) = &mut state.phase {
-            by(conn.completions.arm());
-        }
-    }
-
-    fn stop_polling(&self) {
-        match &self.state.lock().phase {
-            Phase::Connected(conn) => conn.completions.cq.stop_polling(),
-            _ => self.common.channel.stop_polling(),
         }
     }
 }
@@ -406,7 +409,7 @@ impl State {
     }
 
     fn has_ended(&self) -> bool {
-        matches!(&self.phase, Phase::Connected(conn) if conn.has_ended())
+        matches!(&self.phase, Phase::Connected(conn) if conn.has_ended)
     }
 
     /// Reports whether a connection request is ready to be accepted. Further requests stay in the event
@@ -493,28 +496,19 @@ impl State {
             Phase::Listening(_, request) => when(request.is_some(), read),
             Phase::Connecting(_) => 0,
             Phase::Connected(conn) => {
-                when(conn.unread() > 0, read)
+                when(conn.inc.unread > 0, read)
                     | when(!conn.can_read, read)
                     | when(conn.is_writable(), write)
                     | when(!conn.can_write, write)
                     // The end is reported only after all data have been read, because programs stop reading
                     // at these events.
-                    | when(!conn.can_read && conn.unread() == 0, POLLRDHUP)
-                    | when(!conn.can_read && !conn.can_write && conn.unread() == 0, POLLHUP)
+                    | when(!conn.can_read && conn.inc.unread == 0, POLLRDHUP)
+                    | when(!conn.can_read && !conn.can_write && conn.inc.unread == 0, POLLHUP)
                     | when(conn.error.is_some(), POLLERR)
             }
             Phase::Failed => read | write | POLLHUP | when(self.error.is_some(), POLLERR),
             Phase::Closed => POLLNVAL,
         }
-    }
-
-    /// Takes the pending error (`SO_ERROR`).
-    pub(super) fn take_error(&mut self) -> Option<c_int> {
-        let of_link = match &mut self.phase {
-            Phase::Connected(conn) => conn.error.take(),
-            _ => None,
-        };
-        of_link.or_else(|| self.error.take())
     }
 }
 
@@ -523,7 +517,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::rsocket::wait::{PENDING, uncancellable, wait};
+    use crate::cancel::PENDING;
+    use crate::rsocket::wait::{uncancellable, wait};
 
     /// Variable that makes the test run the body, in a process with a device.
     const BODY: &str = "URXE_TEST_BODY";
@@ -544,17 +539,17 @@ mod tests {
         listener.bind(([127, 18, 41, 1], 0).into()).unwrap();
         listener.listen(1).unwrap();
         let time = Duration::from_secs(60);
-        listener.options(|options| options.receive_timeout = Some(time));
+        listener.options().receive_timeout = Some(time);
         let client = Arc::new(Stream::new(libc::AF_INET).unwrap());
-        client.options(|options| options.is_nonblocking = true);
-        let connected = client.connect(&mut Call::new(), listener.local_addr().unwrap());
+        client.options().is_nonblocking = true;
+        let connected = client.clone().connect(&mut Call::new(), listener.local_addr().ok());
         assert_eq!(connected, Err(libc::EINPROGRESS));
 
         let mut call = Call::new();
         let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
-        let sockets: [Arc<dyn Waitable>; 1] = [client.clone()];
+        let sockets: [Arc<dyn Socket>; 1] = [client.clone()];
         let end = wait(&mut call, &sockets, &mut [], Some(deadline), |_| {
             // The client is armed once this thread is among its watchers.
             if !client.common.watchers.is_empty() {

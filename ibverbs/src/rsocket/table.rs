@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
@@ -9,46 +10,38 @@ use parking_lot::RwLock;
 use super::socket::Socket;
 use crate::rdmacm::process::{ExitStage, set_exit_action};
 
-static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
+static SOCKETS: RwLock<BTreeMap<c_int, Arc<dyn Socket>>> = RwLock::new(BTreeMap::new());
 
 /// Time limit for closing all sockets when the process exits.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Adds a socket to the table, registers it for keepalive if enabled, and returns its file descriptor.
-///
-/// # Errors
-/// The errors of [`Socket::update_keepalive`].
-pub(super) fn add(socket: Socket) -> Result<c_int, c_int> {
+/// Adds a socket to the table, and returns its file descriptor.
+pub(super) fn add(socket: Arc<dyn Socket>) -> c_int {
     set_exit_action(ExitStage::Rsockets, |_, on_progress| close_all(on_progress));
-    let fd = socket.fd();
-    let replaced = SOCKETS.write().insert(fd, socket.clone());
+    let fd = socket.common().fd;
+    let replaced = SOCKETS.write().insert(fd, socket);
     replaced.into_iter().for_each(leak);
-    socket.update_keepalive().or_else(|e| close(fd).and(Err(e)))?;
-    Ok(fd)
+    fd
 }
 
 /// Returns the socket for a file descriptor, or `None` if the descriptor is not that of an rsocket or, in a
 /// forked child, if the socket is inherited.
-pub(super) fn find(fd: c_int) -> Option<Socket> {
-    find_in(&SOCKETS.read(), fd)
+fn find(sockets: &BTreeMap<c_int, Arc<dyn Socket>>, fd: c_int) -> Option<Arc<dyn Socket>> {
+    sockets.get(&fd).filter(|socket| !socket.common().process.is_inherited()).cloned()
 }
 
 /// Returns the socket of each file descriptor, like [`find`].
-pub(super) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Socket>> {
+pub(super) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Arc<dyn Socket>>> {
     let sockets = SOCKETS.read();
-    fds.map(|fd| find_in(&sockets, fd)).collect()
-}
-
-fn find_in(sockets: &BTreeMap<c_int, Socket>, fd: c_int) -> Option<Socket> {
-    sockets.get(&fd).filter(|socket| !socket.is_inherited()).cloned()
+    fds.map(|fd| find(&sockets, fd)).collect()
 }
 
 /// Returns the socket for a file descriptor.
 ///
 /// # Errors
 /// `EBADF` if there is none.
-pub(super) fn get(fd: c_int) -> Result<Socket, c_int> {
-    find(fd).ok_or(libc::EBADF)
+pub(super) fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
+    find(&SOCKETS.read(), fd).ok_or(libc::EBADF)
 }
 
 /// Closes a socket.
@@ -57,18 +50,18 @@ pub(super) fn get(fd: c_int) -> Result<Socket, c_int> {
 /// `EBADF` if there is none.
 pub(super) fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
-    if socket.is_inherited() {
+    if socket.common().process.is_inherited() {
         leak(socket);
     } else {
         let deadline = Instant::now() + socket.begin_close();
-        socket.close(deadline, || ());
+        socket.close(deadline, &|| ());
     }
     Ok(())
 }
 
 /// Leaks a socket inherited by a forked child: dropping it would wait for threads that do not exist in the
 /// child, and close file descriptors that the child may have reused.
-fn leak(socket: Socket) {
+fn leak(socket: Arc<dyn Socket>) {
     std::mem::forget(socket);
 }
 
@@ -76,11 +69,12 @@ fn leak(socket: Socket) {
 /// periodically, so that the exiting thread keeps waiting.
 fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
-    let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());
+    let (inherited, own): (Vec<_>, Vec<_>) =
+        all.into_values().partition(|socket| socket.common().process.is_inherited());
     inherited.into_iter().for_each(leak);
     let end = Instant::now() + EXIT_TIMEOUT;
     let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.begin_close())).collect();
-    for (socket, deadline) in own.iter().zip(deadlines) {
+    for (socket, deadline) in own.into_iter().zip(deadlines) {
         socket.close(deadline, on_progress);
     }
 }

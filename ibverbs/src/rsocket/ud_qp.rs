@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use urxe::transport::{AddressVector, QpType};
+use urxe::transport::QpType;
 use urxe::verbs::cm::UDP_QKEY;
 use urxe::verbs::{
     Access, Ah, Completion, Context, Mr, Qp, QpOptions, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WcStatus,
@@ -17,8 +17,6 @@ use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
 use super::options::Sizes;
 use super::peers::canonical;
 
-/// Maximum number of completions per poll.
-const BATCH: usize = 32;
 /// Minimum number of send slots, and thus of datagrams that can be in flight.
 const MIN_SLOTS: usize = 4;
 /// Bit of `wr_id` that is set for receives and clear for sends.
@@ -33,21 +31,15 @@ pub(super) struct RecvDatagram {
 
 /// Location of the data of a received datagram: index of the receive, and range in the registered memory.
 pub(super) struct RecvSlot {
-    index: usize,
-    range: Range<usize>,
-}
-
-impl RecvSlot {
-    pub(super) fn len(&self) -> usize {
-        self.range.len()
-    }
+    pub index: usize,
+    pub range: Range<usize>,
 }
 
 /// A UD queue pair and its buffers.
 pub(super) struct UdQp {
     /// Local address at which peers reach the queue pair.
     pub local: IpAddr,
-    qp: Qp,
+    pub qp: Qp,
     pub completions: Completions,
     /// Path MTU: maximum payload of a packet, in bytes.
     mtu: usize,
@@ -58,11 +50,10 @@ pub(super) struct UdQp {
     free: Vec<usize>,
     /// Number of slots in `sends`.
     slots: usize,
-    /// Whether the queue pair no longer works.
-    has_failed: bool,
+    /// Whether the queue pair no longer works because its device was removed.
+    pub has_failed: bool,
     /// Whether [`take_failure`](Self::take_failure) has reported the failure.
     failure_reported: bool,
-    polled: Vec<Completion>,
 }
 
 impl UdQp {
@@ -88,7 +79,6 @@ impl UdQp {
             .recv(RecvCaps { max_wr: recv_slots as u32, max_sge: 1 });
         let qp = pd.create_qp(&completions.cq, &completions.cq, &options).map_err(create)?;
         qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
-        let (free, polled) = ((0..slots).collect(), Vec::with_capacity(BATCH));
         let mut pair = UdQp {
             local,
             qp,
@@ -96,35 +86,22 @@ impl UdQp {
             mtu,
             receives,
             sends,
-            free,
+            free: (0..slots).collect(),
             slots,
             has_failed: false,
             failure_reported: false,
-            polled,
         };
         (0..recv_slots).for_each(|index| pair.post_recv(index));
         if pair.has_failed { Err(libc::EIO) } else { Ok(pair) }
     }
 
-    /// Posts the receive with the given index.
-    fn post_recv(&mut self, index: usize) {
+    /// Posts the receive with the given index, once the data of its last datagram is no longer needed.
+    pub(super) fn post_recv(&mut self, index: usize) {
         let len = grh::LEN + self.mtu;
         let sge = self.receives.sge(index * len..(index + 1) * len);
         let sges = [sge];
         let wr = RecvWr::new(RECEIVE | index as u64, &sges);
         self.has_failed |= self.qp.post_recv(&wr).is_err();
-    }
-
-    pub(super) fn qpn(&self) -> Qpn {
-        self.qp.qpn()
-    }
-
-    /// Creates an address handle for a peer.
-    ///
-    /// # Errors
-    /// An error number.
-    pub(super) fn create_ah(&self, to: &AddressVector) -> Result<Ah, c_int> {
-        self.qp.pd().create_ah(to).map_err(|e| e.errno())
     }
 
     /// Returns the maximum number of data bytes in a datagram with the given header.
@@ -135,23 +112,13 @@ impl UdQp {
     /// Polls completions and calls `on_datagram` for each received datagram. Returns true if there were any
     /// completions. Datagrams without a valid header are dropped.
     pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
-        let mut changed = false;
-        let mut polled = std::mem::take(&mut self.polled);
-        // The number of polls is bounded by the capacity of the CQ, so that peers that send without pause do
-        // not keep the thread in this loop.
-        for _ in 0..=self.completions.cq.capacity().div_ceil(BATCH) {
-            polled.clear();
-            self.has_failed |= self.completions.cq.poll(BATCH, &mut polled).is_err();
-            changed |= !polled.is_empty();
-            for completion in &polled {
-                self.on_completion(completion, &mut on_datagram);
-            }
-            if polled.len() < BATCH {
-                break;
-            }
-        }
-        self.polled = polled;
-        changed
+        let polled = self.completions.poll(true).unwrap_or_else(|_| {
+            self.has_failed = true;
+            Vec::new()
+        });
+        polled.iter().for_each(|completion| self.on_completion(completion, &mut on_datagram));
+        self.completions.polled = polled;
+        !self.completions.polled.is_empty()
     }
 
     fn on_completion(
@@ -200,11 +167,6 @@ impl UdQp {
         let _ = self.receives.read(slot.range.start + at, to);
     }
 
-    /// Reposts the receive that held a datagram, once the data is no longer needed.
-    pub(super) fn repost(&mut self, slot: &RecvSlot) {
-        self.post_recv(slot.index);
-    }
-
     /// Sends the entire source, which must fit in a datagram. Returns false if all send slots are in use.
     ///
     /// # Errors
@@ -233,11 +195,6 @@ impl UdQp {
             self.free.push(slot);
             e.errno()
         })
-    }
-
-    /// Reports whether the queue pair no longer works because its device was removed.
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed
     }
 
     /// Returns true once, at the first call after the queue pair has failed.

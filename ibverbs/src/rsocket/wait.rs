@@ -4,165 +4,42 @@
 //! which consumes them. Other threads waiting for the same socket would miss them. Therefore, each waiting
 //! thread has its own eventfd, through which the thread that processes the events wakes it.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::pollfd;
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use parking_lot::Mutex;
-use urxe::sys::fork::ForkGeneration;
 use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
-use crate::cancel::{Call, Step};
+use super::socket::Socket;
+use super::watchers::{Waker, thread_waker};
+use crate::cancel::{Call, PENDING};
 use crate::errno;
-
-thread_local! {
-    /// This thread's waker, created at its first wait, with the process that created it.
-    static THREAD_WAKER: RefCell<Option<(ForkGeneration, Arc<Waker>)>> = const { RefCell::new(None) };
-}
-
-/// Returns this thread's waker. Creates one if the thread has none and `make` is set.
-fn thread_waker(make: bool) -> Option<Arc<Waker>> {
-    let get = |cell: &RefCell<Option<(ForkGeneration, Arc<Waker>)>>| {
-        let mut slot = cell.borrow_mut();
-        // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
-        let outcome =
-            slot.as_ref().filter(|(process, _)| process.is_current()).map(|(_, waker)| waker.clone());
-        if outcome.is_some() || !make {
-            return outcome;
-        }
-        let waker = Arc::new(Waker::new()?);
-        *slot = Some((ForkGeneration::current(), waker.clone()));
-        Some(waker)
-    };
-    // The thread-local is destroyed only while the thread exits.
-    THREAD_WAKER.try_with(get).ok().flatten()
-}
-
-/// Eventfd that wakes one waiting thread.
-pub(super) struct Waker(EventFd);
-
-impl Waker {
-    fn new() -> Option<Waker> {
-        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).ok().map(Waker)
-    }
-
-    /// Wakes the thread.
-    fn wake(&self) {
-        // Fails only if the counter is full, and then the thread is awake.
-        let _ = self.0.write(1);
-    }
-
-    /// Resets the counter.
-    fn reset(&self) {
-        // Fails if the counter is zero, which needs no reset.
-        let _ = self.0.read();
-    }
-}
-
-/// Wakers of the threads that wait for a socket.
-#[derive(Default)]
-pub(super) struct Watchers(Mutex<Vec<Arc<Waker>>>);
-
-impl Watchers {
-    /// Wakes all waiting threads except the calling one. Called after the socket has changed.
-    pub(super) fn wake(&self) {
-        let watchers = self.0.lock();
-        if !watchers.is_empty() {
-            let own_ = thread_waker(false);
-            let is_own = |waker: &Arc<Waker>| own_.as_ref().is_some_and(|own_| Arc::ptr_eq(own_, waker));
-            watchers.iter().filter(|waker| !is_own(waker)).for_each(|waker| waker.wake());
-        }
-    }
-
-    /// Reports whether no thread waits.
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
-    }
-
-    /// Wakes all waiting threads. Called when the socket has a new descriptor to wait for: a thread that processes this
-    /// change in the last look before it sleeps would otherwise sleep without the descriptor.
-    pub(super) fn wake_all(&self) {
-        self.0.lock().iter().for_each(|waker| waker.wake());
-    }
-}
-
-/// A socket that threads can wait for.
-pub(super) trait Waitable {
-    /// Returns the threads to wake when the socket changes.
-    fn watchers(&self) -> &Watchers;
-
-    /// Requests a notification of the next change, and passes the file descriptors that the change makes
-    /// readable to `by`.
-    fn arm(&self, by: &mut dyn FnMut(BorrowedFd<'_>));
-
-    /// Makes the background threads of the devices poll for the changes.
-    fn stop_polling(&self);
-}
 
 /// Registration of a waker with sockets, cancelled on drop.
 struct Watching {
-    sockets: Vec<Arc<dyn Waitable>>,
-    waker: Arc<Waker>,
+    sockets: Vec<Arc<dyn Socket>>,
+    waker: Waker,
 }
 
 impl Watching {
-    fn new(sockets: &[Arc<dyn Waitable>], waker: Arc<Waker>) -> Watching {
-        sockets.iter().for_each(|socket| socket.watchers().0.lock().push(waker.clone()));
+    fn new(sockets: &[Arc<dyn Socket>], waker: Waker) -> Watching {
+        sockets.iter().for_each(|socket| socket.common().watchers.add(&waker));
         Watching { sockets: sockets.to_vec(), waker }
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        for socket in &self.sockets {
-            let mut watchers = socket.watchers().0.lock();
-            if let Some(at) = watchers.iter().position(|waker| Arc::ptr_eq(waker, &self.waker)) {
-                watchers.swap_remove(at);
-            }
-        }
+        self.sockets.iter().for_each(|socket| socket.common().watchers.remove(&self.waker));
     }
 }
 
 /// Error of a wait until its deadline.
 pub(super) const TIMED_OUT: c_int = libc::EAGAIN;
-
-/// Pseudo error number returned by an attempt when the call must wait. [`step`] and [`uncancellable`] handle
-/// it. It cannot collide with real error numbers, which are positive.
-pub(super) const PENDING: c_int = c_int::MIN;
-
-/// Defines C functions that wait, one in each row, like [`entry_points!`]: `"NODE" NAME(ARGUMENTS) -> TYPE =
-/// PATH;`. The Rust function at `PATH` makes one attempt. It gets the [`Call`] and the arguments, and fails
-/// with [`PENDING`] to be called again after a wait. Other errors are reported by -1. The thread can be
-/// cancelled during a wait.
-macro_rules! waiting_entry_points {
-    ($($node:literal $name:ident($($argument:ident: $kind:ty),*) -> $result:ty = $attempt:path;)*) => {$(
-        export! { $node: $name = $name; }
-
-        unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> $result {
-            inject_fault!($name, minus_one);
-            // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-            // function.
-            let attempt = |call: &mut Call| unsafe { $attempt(call, $($argument),*) };
-            let result = $crate::cancel::blocking(|call| $crate::rsocket::wait::step(attempt(call)));
-            result.map_or_else($crate::errno::minus_one, $crate::entry_points::Value::into_c)
-        }
-    )*};
-}
-pub(super) use waiting_entry_points;
-
-/// Converts the result of an attempt to a [`Step`]: [`PENDING`] means to wait.
-pub(super) fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
-    match result {
-        Err(PENDING) => Step::Wait,
-        result => Step::Done(result),
-    }
-}
 
 /// Makes a blocking call with thread cancellation disabled.
 ///
@@ -178,10 +55,21 @@ pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c
     }
 }
 
-/// Reports whether a socket call interrupted by a signal must be restarted. Like a system call, it is
-/// restarted only if it has transferred nothing and has no timeout.
-pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
-    matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
+/// Repeats a wait until it succeeds or fails for good, or until the deadline. Calls `on_progress` at least
+/// every 50 ms.
+pub(super) fn wait_for_close(
+    deadline: Instant,
+    on_progress: &dyn Fn(),
+    mut wait: impl FnMut(&mut Call, Option<Duration>) -> Result<(), c_int>,
+) {
+    while Instant::now() < deadline {
+        on_progress();
+        let remaining = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
+        match uncancellable(|call| wait(call, Some(remaining))) {
+            Err(libc::EAGAIN | libc::EINTR) => {}
+            _ => break,
+        }
+    }
 }
 
 /// Returns the result of `poll_once`. If it has none yet, sets up the call to wait until a socket changes, an
@@ -191,7 +79,7 @@ pub(super) fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, 
 /// [`PENDING`], [`TIMED_OUT`], `EINTR`, and the errors of `ppoll`.
 pub(super) fn wait<R>(
     call: &mut Call,
-    sockets: &[Arc<dyn Waitable>],
+    sockets: &[Arc<dyn Socket>],
     others: &mut [pollfd],
     deadline: Option<Instant>,
     mut poll_once: impl FnMut(&mut [pollfd]) -> Option<R>,
@@ -206,12 +94,13 @@ pub(super) fn wait<R>(
         }
     }
     let waker = thread_waker(true).ok_or(libc::EMFILE)?;
-    waker.reset();
+    // Resets the counter. Fails if it is zero already.
+    let _ = waker.read();
     let watching = Watching::new(sockets, waker);
     let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());
     fds.extend_from_slice(others);
-    fds.push(polled(watching.waker.0.as_raw_fd()));
+    fds.push(polled(watching.waker.as_raw_fd()));
     sockets.iter().for_each(|socket| socket.arm(&mut |fd| fds.push(polled(fd.as_raw_fd()))));
     if let Some(outcome) = poll_once(others) {
         return Ok(outcome);
@@ -234,26 +123,33 @@ pub(super) fn wait<R>(
 /// Result of an attempt; `None` if the call must wait.
 pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
 
-/// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait.
+/// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait. After a signal,
+/// the call is restarted like a system call: only if it has no timeout, and `done`, the number of bytes that it
+/// has transferred, is 0.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
 pub(super) fn until<T>(
     call: &mut Call,
-    socket: &Arc<impl Waitable + 'static>,
-    may_block: bool,
-    timeout: Option<Duration>,
+    socket: &Arc<impl Socket>,
+    (may_block, timeout): (bool, Option<Duration>),
+    done: &Cell<usize>,
     mut poll_once: impl FnMut() -> PollOutcome<T>,
 ) -> Result<T, c_int> {
-    if let Some(result) = poll_once() {
-        return result;
+    loop {
+        if let Some(result) = poll_once() {
+            return result;
+        }
+        if !may_block {
+            return Err(libc::EAGAIN);
+        }
+        let deadline = call.deadline(timeout);
+        let sockets: [Arc<dyn Socket>; 1] = [socket.clone()];
+        match wait(call, &sockets, &mut [], deadline, |_| poll_once()) {
+            Err(libc::EINTR) if timeout.is_none() && done.get() == 0 && signals_restart_calls() => {}
+            result => return result?,
+        }
     }
-    if !may_block {
-        return Err(libc::EAGAIN);
-    }
-    let deadline = call.deadline(timeout);
-    let sockets: [Arc<dyn Waitable>; 1] = [socket.clone()];
-    wait(call, &sockets, &mut [], deadline, |_| poll_once())?
 }
 
 /// Looks for the events of descriptors that are not rsockets. By `ppoll`, as preloaded libraries map `poll`
@@ -265,9 +161,4 @@ pub(super) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
         0.. => Ok(()),
         _ => Err(errno::get()),
     }
-}
-
-/// Returns the raw number of a file descriptor.
-pub(super) fn raw(fd: impl AsFd) -> c_int {
-    fd.as_fd().as_raw_fd()
 }
