@@ -242,13 +242,14 @@ impl LinkArgs {
     /// # Errors
     /// That of the result, or [`CliError::Call`].
     pub fn conclude(&self, json: bool, result: Result<(), CliError>) -> Result<(), CliError> {
+        let mut printed = Ok(());
         if let Some(faults) = self.fault_report() {
             if !json {
-                faults.lines().for_each(|line| println!("{line}"));
+                printed = faults.lines().try_for_each(|line| writeln!(io::stdout(), "{line}"));
             }
             faults.warn();
         }
-        self.finish().and(result)
+        self.finish().and(result).and(Ok(printed?))
     }
 
     /// Returns the report about the link of a NIC.

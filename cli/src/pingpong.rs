@@ -1,6 +1,7 @@
 //! `urxe pingpong`: exchanges SENDs, in turns, with one of rdma-core's ping-pong programs or with another
 //! `urxe pingpong`.
 
+use std::io::{Write, stdout};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -488,13 +489,13 @@ impl<'a> Pingpong<'a> {
                 link,
             });
         }
-        println!("{bytes} bytes in {seconds:.2} seconds = {mbit_s:.2} Mbit/sec");
-        println!("{iters} iters in {seconds:.2} seconds = {us_per_iter:.2} usec/iter");
+        writeln!(stdout(), "{bytes} bytes in {seconds:.2} seconds = {mbit_s:.2} Mbit/sec")?;
+        writeln!(stdout(), "{iters} iters in {seconds:.2} seconds = {us_per_iter:.2} usec/iter")?;
         if self.args.check {
-            println!("all {} received messages are correct", self.received);
+            writeln!(stdout(), "all {} received messages are correct", self.received)?;
         }
         if let Some(line) = link.rings_line() {
-            println!("{line}");
+            writeln!(stdout(), "{line}")?;
         }
         Ok(())
     }

@@ -149,6 +149,16 @@ fn perf_runs_both_ends_on_the_fabric() {
 }
 
 #[test]
+fn perf_whose_output_is_closed_by_its_reader_ends_without_an_error() {
+    for args in ["perf write --link fabric -n 10", "perf read --lat --link fabric -n 10"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let out = urxe(args).stdout(writer).output().unwrap();
+        assert_eq!((out.status.code(), &*String::from_utf8_lossy(&out.stderr)), (Some(0), ""), "{args}");
+    }
+}
+
+#[test]
 fn losses_on_the_wire_do_not_corrupt_data() {
     for verb in ["send", "write", "read", "atomic"] {
         let (ok, text) = run(&format!("perf {verb} --link fabric -n 200 --seed 3 --fault drop=every:97"));

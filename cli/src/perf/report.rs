@@ -1,6 +1,6 @@
 //! Output of the results as a table or as JSON.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write, stdout};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -108,7 +108,7 @@ struct Document {
 
 impl Report {
     /// Creates a report and prints its heading.
-    pub fn new(json: bool, params: Params, link: &str, mtu: usize) -> Report {
+    pub fn new(json: bool, params: Params, link: &str, mtu: usize) -> Result<Report, CliError> {
         let Params { verb, measure, qps, .. } = params;
         if !json {
             let description = match measure {
@@ -117,23 +117,36 @@ impl Report {
                 Measure::Lat => "latency, full round trips in microseconds",
             };
             let verb = verb.name();
-            println!("RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}");
+            writeln!(stdout(), "RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}")?;
             match measure {
-                Measure::Bw => {
-                    println!(
-                        "{:>10} {:>12} {:>9} {:>10} {:>10} {:>9}",
-                        "bytes", "messages", "seconds", "Gbit/s", "MiB/s", "Mmsg/s"
-                    );
-                }
-                Measure::Lat => println!(
-                    "{:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-                    "bytes", "messages", "min", "p50", "p90", "p99", "p99.9", "max", "mean"
+                Measure::Bw => writeln!(
+                    stdout(),
+                    "{:>10} {:>12} {:>9} {:>10} {:>10} {:>9}",
+                    "bytes",
+                    "messages",
+                    "seconds",
+                    "Gbit/s",
+                    "MiB/s",
+                    "Mmsg/s"
                 ),
-            }
+                Measure::Lat => writeln!(
+                    stdout(),
+                    "{:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+                    "bytes",
+                    "messages",
+                    "min",
+                    "p50",
+                    "p90",
+                    "p99",
+                    "p99.9",
+                    "max",
+                    "mean"
+                ),
+            }?;
         }
         let (link, results, end) = (link.to_owned(), Vec::new(), TrafficReport::default());
         let document = Document { verb, measure, link, qps, path_mtu: mtu, results, end };
-        Report { json, document, shows_progress: false }
+        Ok(Report { json, document, shows_progress: false })
     }
 
     /// Updates the line of progress, which appears on a terminal if the run takes longer than a second.
@@ -148,7 +161,7 @@ impl Report {
     }
 
     /// Adds the result of one message size.
-    pub fn add(&mut self, o: Outcome) {
+    pub fn add(&mut self, o: Outcome) -> Result<(), CliError> {
         if std::mem::take(&mut self.shows_progress) {
             eprint!("\r\x1b[K");
         }
@@ -158,17 +171,26 @@ impl Report {
                 Figures::Bandwidth { gbit_s, mmsg_s } => {
                     // The unit that perftest reports.
                     let mib_s = gbit_s * 1e9 / 8.0 / f64::from(1 << 20);
-                    println!(
+                    writeln!(
+                        stdout(),
                         "{size:>10} {messages:>12} {seconds:>9.3} {gbit_s:>10.3} {mib_s:>10.1} {mmsg_s:>9.4}"
-                    );
+                    )
                 }
-                Figures::Latency { latency_us: l } => println!(
+                Figures::Latency { latency_us: l } => writeln!(
+                    stdout(),
                     "{size:>10} {messages:>10} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2}",
-                    l.min, l.p50, l.p90, l.p99, l.p99_9, l.max, l.mean
+                    l.min,
+                    l.p50,
+                    l.p90,
+                    l.p99,
+                    l.p99_9,
+                    l.max,
+                    l.mean
                 ),
-            }
+            }?;
         }
         self.document.results.push(o);
+        Ok(())
     }
 
     /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
@@ -177,7 +199,7 @@ impl Report {
             self.document.end = end;
             json::print(&self.document)?;
         } else if let Some(line) = end.rings_line() {
-            println!("{line}");
+            writeln!(stdout(), "{line}")?;
         }
         Ok(())
     }

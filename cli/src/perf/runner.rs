@@ -66,13 +66,13 @@ impl Runner<'_> {
             other => return Err(unexpected(&other)),
         };
         endpoint.connect(&peers, &self.connect_options(sgid_index, mtu))?;
-        let mut report = Report::new(plan.json, params, &self.context.link_info().name, mtu.bytes());
+        let mut report = Report::new(plan.json, params, &self.context.link_info().name, mtu.bytes())?;
         for &size in &plan.sizes {
             if self.interrupt.is_set() {
                 break;
             }
             match self.measure_size(control, plan, &endpoint, size, &mut report) {
-                Ok(outcome) => report.add(outcome),
+                Ok(outcome) => report.add(outcome)?,
                 Err(_) if self.interrupt.is_set() => {
                     report.finish(self.link.report(self.context))?;
                     // Ctrl-C may have ended the peer first, which then made this side fail.
@@ -123,7 +123,7 @@ impl Runner<'_> {
             }
             let elapsed = endpoint.run_client(&chunk, &mut spin, &mut times);
             if elapsed.is_err() && self.interrupt.is_set() && chunks.done > 0 {
-                report.add(outcome(&chunks, &times));
+                report.add(outcome(&chunks, &times))?;
             }
             chunks.record(n, elapsed?);
             report.progress(size, chunks.fraction(), chunks.spent);

@@ -1,5 +1,6 @@
 //! Address exchange and connection setup for either side of a ping-pong.
 
+use std::io::{Write, stdout};
 use std::net::TcpStream;
 
 use super::{Pingpong, QKEY, Service};
@@ -44,14 +45,15 @@ impl Pingpong<'_> {
         let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
         let locals: Vec<Endpoint> =
             self.qps.iter().map(|entry| Endpoint { gid, ..entry.qp.endpoint() }).collect();
-        locals.iter().for_each(|local| self.print_address("local address: ", local));
+        locals.iter().try_for_each(|local| self.print_address("local address: ", local))?;
         Ok((index, locals))
     }
 
-    fn print_address(&self, heading: &str, address: &Endpoint) {
+    fn print_address(&self, heading: &str, address: &Endpoint) -> Result<(), CliError> {
         if !self.args.json {
-            println!("  {heading} {}", format_address(address));
+            writeln!(stdout(), "  {heading} {}", format_address(address))?;
         }
+        Ok(())
     }
 
     fn connect(&mut self, sgid_index: u8, remotes: &[Endpoint]) -> Result<(), CliError> {
@@ -67,7 +69,7 @@ impl Pingpong<'_> {
         let options = self.args.link.connect_options().sgid_index(sgid_index).mtu(self.mtu);
         let options = options.max_rd_atomic(1).max_dest_rd_atomic(1);
         for (entry, remote) in self.qps.iter().zip(remotes) {
-            self.print_address("remote address:", remote);
+            self.print_address("remote address:", remote)?;
             if remote.gid.is_unset() {
                 return Err(CliError::Failed(format!(
                     "the peer sent no GID: start {program} with -g and a GID index"
