@@ -24,7 +24,7 @@ struct IpVersion {
     is_ipv4: bool,
     protocol: u32,
     dst: u32,
-    /// The bits in the first byte of a destination address that tell multicast addresses, and their value in those.
+    /// The bits in the first byte of a destination address that identify multicast addresses, and their value in those.
     multicast: (u32, u32),
 }
 
