@@ -170,7 +170,7 @@ fn perf_that_fails_while_its_output_is_closed_reports_the_failure() {
     stream.write_all(b"nonsense\n").unwrap();
     let out = client.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.code() == Some(1) && text.contains("received \"nonsense\""), "{}: {text}", out.status);
+    assert!(out.status.code() == Some(1) && text.contains("received \"nonsense"), "{}: {text}", out.status);
 }
 
 #[test]
