@@ -249,7 +249,7 @@ impl LinkArgs {
             }
             faults.warn();
         }
-        self.finish().and(result).and(Ok(printed?))
+        self.finish().and(result).and_then(|()| Ok(printed?))
     }
 
     /// Returns the report about the link of a NIC.

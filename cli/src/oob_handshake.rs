@@ -143,7 +143,7 @@ fn write_message(s: &mut impl Write, what: &'static str, bytes: &[u8]) -> Result
 
 /// Sends the addresses of the local queue pairs, at most `count`, padded with all-zero addresses to `count`.
 fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Result<(), HandshakeError> {
-    debug_assert!((1..=count).contains(&local.len()));
+    assert!((1..=count).contains(&local.len()), "{} addresses for a message of {count}", local.len());
     let unused = Endpoint { gid: Gid([0; 16]), qpn: Qpn::new(0), psn: Psn::new(0) };
     let all = local.iter().chain(std::iter::repeat(&unused)).take(count);
     all.into_iter().try_for_each(|address| write_message(s, ADDRESS, &encode(address)))

@@ -121,7 +121,10 @@ impl FabricPort {
             return;
         }
         let len = burst.segment + burst.flow.header_len();
-        if let Some(host) = self.shared.host().filter(|_| len <= self.info.mtu) {
+        if let Some(host) = self.shared.host() {
+            if len > self.info.mtu {
+                return drop_too_big(&mut self.counters, &self.shared, burst);
+            }
             let hosts = targets.iter().filter_map(|target| target.port.host());
             self.fabric.with_network(|network| network.send(host, now, burst, hosts));
             return;
@@ -129,8 +132,7 @@ impl FabricPort {
         for target in targets {
             let path = &mut self.paths[target.path].1;
             if len > path.config().mtu {
-                self.counters.tx_dropped += burst.packets as u64;
-                self.shared.inbox.lock().counters.too_big += burst.packets as u64;
+                drop_too_big(&mut self.counters, &self.shared, burst);
                 continue;
             }
             if targets.len() == 1
@@ -180,6 +182,11 @@ impl FabricPort {
             self.fabric.notify_delivery(&target.port, now, before, earliest);
         }
     }
+}
+
+fn drop_too_big(counters: &mut LinkCounters, port: &PortShared, burst: &TxBurst<'_>) {
+    counters.tx_dropped += burst.packets as u64;
+    port.inbox.lock().counters.too_big += burst.packets as u64;
 }
 
 /// Number of packets per step of a direct delivery with ICRCs, small enough for the scratch buffer to stay in the core's

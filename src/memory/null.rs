@@ -11,6 +11,12 @@ const NULL_RUN: usize = 1 << 16;
 static ZEROS: LazyLock<Buffer> = LazyLock::new(|| Buffer::zeroed(NULL_RUN));
 static SINK: LazyLock<Buffer> = LazyLock::new(|| Buffer::zeroed(NULL_RUN));
 
+/// Allocates the buffers, when a null region is registered: not later on the data path, and not while another thread forks.
+pub(super) fn allocate() {
+    LazyLock::force(&ZEROS);
+    LazyLock::force(&SINK);
+}
+
 /// Returns the memory that an access to `len` bytes of a null region reads or writes.
 pub(super) fn run(key: u32, addr: u64, len: u32, needed: Access) -> Result<HostSlice, AccessError> {
     if len as usize > NULL_RUN {

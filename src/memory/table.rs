@@ -203,6 +203,7 @@ impl Table {
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
     /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
+        null::allocate();
         self.insert(|_| Entry::Null(pd))
     }
 

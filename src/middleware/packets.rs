@@ -19,8 +19,11 @@ pub(super) fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     }
 }
 
-/// Returns a burst to send as a peer would receive it. Middleware gets packets with ICRCs
+/// Returns a burst to send as a peer would receive it. A NIC gives middleware packets with ICRCs
 /// ([`HostMemory::with_icrcs`](crate::link::HostMemory::with_icrcs)).
+///
+/// # Panics
+/// If the ICRCs of the burst are deferred, as [`TxBurst::bytes`] does.
 pub(super) fn as_received<'a>(burst: &TxBurst<'a>) -> RxBurst<'a> {
     RxBurst::new(burst.flow, IpIdent::SENT, burst.segment, burst.bytes())
 }

@@ -91,7 +91,7 @@ pub fn port_counter_files(total: impl Fn(&str) -> u64) -> Vec<(String, u64)> {
     HW_SUMS.iter().for_each(|(name, of)| add(HW, name, sum(of)));
     add(HW, "lifespan", PUBLISHING_INTERVAL_MS);
     let own = Counters::default();
-    // This one has another name among the sums.
+    // `HW_SUMS` contains it under another name.
     let own = own.iter().filter(|(name, _)| *name != "resp_remote_access_err");
     own.for_each(|(name, _)| add(HW, name, total(name)));
     LinkCounters::default().iter().for_each(|(name, _)| add(HW, name, total(name)));

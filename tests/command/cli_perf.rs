@@ -159,6 +159,21 @@ fn perf_whose_output_is_closed_by_its_reader_ends_without_an_error() {
 }
 
 #[test]
+fn perf_that_fails_while_its_output_is_closed_reports_the_failure() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let args = format!("perf write 127.0.0.1 --link udp:127.0.82.2 -p {port} --fault drop=every:1000000");
+    let client = urxe(&args).stdout(writer).spawn().unwrap();
+    let (mut stream, _) = server.accept().unwrap();
+    stream.write_all(b"nonsense\n").unwrap();
+    let out = client.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.code() == Some(1) && text.contains("received \"nonsense"), "{}: {text}", out.status);
+}
+
+#[test]
 fn losses_on_the_wire_do_not_corrupt_data() {
     for verb in ["send", "write", "read", "atomic"] {
         let (ok, text) = run(&format!("perf {verb} --link fabric -n 200 --seed 3 --fault drop=every:97"));

@@ -374,7 +374,9 @@ impl State {
         if !self.can_write {
             return Err(libc::EPIPE);
         }
-        let at = self.qp_index_for(socket, to, None)?;
+        // A host without a free port reports `EAGAIN` too, which is no full send buffer.
+        let no_port = |errno| if errno == libc::EAGAIN { libc::EADDRNOTAVAIL } else { errno };
+        let at = self.qp_index_for(socket, to, None).map_err(no_port)?;
         let qp = &mut self.qps[at];
         let port = self.local.map_or(0, |local| local.port());
         let (header, len) = (source((qp.local, port).into()), data.remaining());

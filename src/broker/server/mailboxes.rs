@@ -116,11 +116,16 @@ impl Mailboxes {
     /// Records that a name has an owner or will soon have one. If it has none when a datagram is sent to it,
     /// the datagram is queued for a grace period.
     pub fn record(&mut self, name: &str) {
-        if self.last_owned.len() >= MAX_REMEMBERED {
-            self.last_owned.retain(|_, at| at.elapsed() < OWNER_MEMORY);
+        let now = Instant::now();
+        if let Some(at) = self.last_owned.get_mut(name) {
+            *at = now;
+            return;
         }
-        if self.last_owned.len() < MAX_REMEMBERED || self.last_owned.contains_key(name) {
-            self.last_owned.insert(name.to_owned(), Instant::now());
+        if self.last_owned.len() >= MAX_REMEMBERED {
+            self.last_owned.retain(|_, at| now.duration_since(*at) < OWNER_MEMORY);
+        }
+        if self.last_owned.len() < MAX_REMEMBERED {
+            self.last_owned.insert(name.to_owned(), now);
         }
     }
 

@@ -98,7 +98,7 @@ pub(crate) trait IpStack: fmt::Debug + Send {
     /// Reports whether the stack has joined `group`.
     fn is_member(&self, group: IpAddr) -> bool;
 
-    /// Repeats what was not answered, and gives up a resolution after the last attempt.
+    /// Repeats unanswered requests, and gives up a resolution after the last attempt.
     fn handle_timeout(&mut self, now: Instant);
 
     /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if nothing is

@@ -24,7 +24,7 @@ struct IpVersion {
     is_ipv4: bool,
     protocol: u32,
     dst: u32,
-    /// The bits in the first byte of a destination address that tell multicast addresses, and their value in those.
+    /// The bits in the first byte of a destination address that identify multicast addresses, and their value in those.
     multicast: (u32, u32),
 }
 
@@ -34,7 +34,7 @@ const IP_VERSIONS: [IpVersion; 2] = [
 ];
 
 impl IpVersion {
-    /// Returns instructions that load what tells multicast addresses, from a packet whose IP header is at the offset `at`.
+    /// Returns instructions that load the bytes that identify a multicast address, from a packet whose IP header is at the offset `at`.
     fn load_multicast(&self, at: u32) -> [sock_filter; 2] {
         [load(BPF_B, at + self.dst), mask(self.multicast.0)]
     }

@@ -1,6 +1,7 @@
 //! Event channels: queues of events, with a file descriptor to wait on.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,6 +37,9 @@ struct Inner {
 #[derive(Default)]
 struct Queue {
     events: VecDeque<QueuedEvent>,
+    /// Number of queued connection requests to each listener that has any. Peers determine how many requests arrive, so the
+    /// check of the backlog must not search the queue for each.
+    requests: HashMap<u64, usize>,
     /// Manager of the id most recently assigned to this channel.
     manager: Weak<Owner>,
 }
@@ -57,6 +61,20 @@ pub(super) enum Subject {
     Known(WeakId),
 }
 
+impl Queue {
+    /// Updates the number of requests after the event was removed.
+    fn on_removed(&mut self, event: &QueuedEvent) {
+        if let Some(listener) = event.request_to()
+            && let Entry::Occupied(mut count) = self.requests.entry(listener)
+        {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
+
 impl QueuedEvent {
     fn is_of(&self, number: u64) -> bool {
         match &self.id {
@@ -69,8 +87,9 @@ impl QueuedEvent {
         self.listen_id.as_ref().map(WeakId::number)
     }
 
-    fn is_request_to(&self, listener: u64) -> bool {
-        self.kind == CmEventKind::ConnectRequest && self.listener() == Some(listener)
+    /// Returns the listener, if the event is a connection request.
+    fn request_to(&self) -> Option<u64> {
+        self.listener().filter(|_| self.kind == CmEventKind::ConnectRequest)
     }
 
     fn event(self) -> Option<CmEvent> {
@@ -111,12 +130,12 @@ impl EventChannel {
 
     /// Removes and returns the oldest connection request to the given listener.
     pub(super) fn try_request(&self, listener: u64) -> Option<CmEvent> {
-        self.take_first(|e| e.is_request_to(listener))
+        self.take_first(|e| e.request_to() == Some(listener))
     }
 
     /// Returns the number of queued connection requests to the given listener.
     pub(super) fn requests(&self, listener: u64) -> usize {
-        self.0.queue.lock().events.iter().filter(|e| e.is_request_to(listener)).count()
+        self.0.queue.lock().requests.get(&listener).copied().unwrap_or_default()
     }
 
     /// Removes and returns the oldest event of the given listener: a connection request, or an event for the
@@ -135,8 +154,8 @@ impl EventChannel {
             let mut queue = self.0.queue.lock();
             let at = queue.events.iter().position(&predicate)?;
             let queued = queue.events.remove(at)?;
+            queue.on_removed(&queued);
             self.on_removed(&queue);
-            self.decrement_count();
             drop(queue);
             // The id may have ended in the meantime. The event is then dropped without the lock, because the
             // drop may end another id.
@@ -206,6 +225,9 @@ impl EventChannel {
     pub(super) fn push(&self, event: QueuedEvent) {
         // Counted under the lock: with a count but no event, a reader that was notified would have to wait.
         let mut queue = self.0.queue.lock();
+        if let Some(listener) = event.request_to() {
+            *queue.requests.entry(listener).or_default() += 1;
+        }
         queue.events.push_back(event);
         self.0.has_events.store(true, Ordering::SeqCst);
         // Only a full counter could make this fail, and then the descriptor is readable anyway.
@@ -221,18 +243,17 @@ impl EventChannel {
         let (removed, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut queue.events).into_iter().partition(is_of);
         queue.events = rest.into();
-        self.on_removed(&queue);
-        removed.iter().for_each(|_| self.decrement_count());
+        for event in &removed {
+            queue.on_removed(event);
+            self.on_removed(&queue);
+        }
         removed
     }
 
+    /// Updates the flag and the descriptor's counter after an event was removed. This never blocks, because each queued
+    /// event has incremented the counter by one.
     fn on_removed(&self, queue: &Queue) {
         self.0.has_events.store(!queue.events.is_empty(), Ordering::SeqCst);
-    }
-
-    /// Decrements the descriptor's counter. This never blocks, because each queued event has incremented it
-    /// by one.
-    fn decrement_count(&self) {
         let _ = self.0.readable.read();
     }
 
