@@ -154,7 +154,7 @@ impl Shard {
             true => TxQueue::with_deferred_icrc(limits),
             false => TxQueue::new(limits),
         };
-        tx.set_flush_icrc_twice(nic.config().personality.quirks.flush_icrc_twice);
+        tx.flush_icrc_twice = nic.config().personality.quirks.flush_icrc_twice;
         if let Some(observer) = link.nic_observer() {
             observer.on_nic_event(clock.now(), &NicEvent::Opened);
         }
