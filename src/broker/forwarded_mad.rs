@@ -26,14 +26,9 @@ pub struct ForwardedMad<'a> {
 
 impl<'a> ForwardedMad<'a> {
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_LEN + self.packet.len());
-        bytes.extend([VERSION, self.flow.traffic_class]);
-        bytes.extend(self.flow.src_port.to_be_bytes());
-        for ip in [self.flow.src, self.flow.dst] {
-            bytes.extend(Gid::from(ip).0);
-        }
-        bytes.extend(self.packet);
-        bytes
+        let Flow { src, dst, src_port, traffic_class, .. } = self.flow;
+        let [src, dst] = [src, dst].map(|ip| Gid::from(ip).0);
+        [&[VERSION, traffic_class][..], &src_port.to_be_bytes(), &src, &dst, self.packet].concat()
     }
 
     pub fn parse(bytes: &'a [u8]) -> Option<ForwardedMad<'a>> {

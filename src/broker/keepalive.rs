@@ -25,11 +25,8 @@ impl FdKeepalive {
     /// Returns descriptors of all the sockets, in the order in which they were bound.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let all = fd_message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
-        if all.len() == QpnPartition::COUNT {
-            Ok(all)
-        } else {
-            Err(io::Error::other("not a keepalive descriptor"))
-        }
+        let is_whole = all.len() == QpnPartition::COUNT;
+        is_whole.then_some(all).ok_or_else(|| io::Error::other("not a keepalive descriptor"))
     }
 
     /// Disables receive coalescing (GRO) on all sockets, because the kernel steers a coalesced datagram by

@@ -35,39 +35,31 @@ pub fn statuses() -> io::Result<Vec<BrokerStatus>> {
     Ok(parse(&socket_table::read()?))
 }
 
-/// Sockets of one address. A listener appears again in the table for each connection that it has accepted.
-#[derive(Default)]
-struct Sockets<'a> {
-    is_running: bool,
-    leases: BTreeSet<&'a str>,
-    services: BTreeSet<&'a str>,
-}
-
 /// Groups the sockets in the kernel's table by address.
 fn parse(table: &str) -> Vec<BrokerStatus> {
-    let mut all: BTreeMap<(&str, Option<&str>), Sockets<'_>> = BTreeMap::new();
-    for (directory, kind, rest) in names(table) {
+    let mut all: BTreeMap<(&str, Option<&str>), BrokerStatus> = BTreeMap::new();
+    // A listener appears again in the table for each connection that it has accepted.
+    for (directory, kind, rest) in names(table).collect::<BTreeSet<_>>() {
         let separator = if directory.is_some() { '-' } else { '/' };
-        let (address, suffix) = match kind {
-            BROKER => (rest, ""),
-            _ => rest.rsplit_once(separator).unwrap_or((rest, "")),
+        let address = match kind {
+            BROKER => rest,
+            _ => rest.rsplit_once(separator).map_or(rest, |(address, _)| address),
         };
-        let sockets = all.entry((address, directory)).or_default();
+        let status = all.entry((address, directory)).or_insert_with(|| BrokerStatus {
+            address: address.to_owned(),
+            directory: directory.map(PathBuf::from),
+            user: directory.and_then(|directory| Some(fs::symlink_metadata(directory).ok()?.uid())),
+            is_running: false,
+            leases: 0,
+            services: 0,
+        });
         match kind {
-            BROKER => sockets.is_running = true,
-            LEASE => drop(sockets.leases.insert(suffix)),
-            _ => drop(sockets.services.insert(suffix)),
+            BROKER => status.is_running = true,
+            LEASE => status.leases += 1,
+            _ => status.services += 1,
         }
     }
-    let status = |((address, directory), sockets): ((&str, Option<&str>), Sockets<'_>)| BrokerStatus {
-        address: address.to_owned(),
-        directory: directory.map(PathBuf::from),
-        user: directory.and_then(|directory| Some(fs::symlink_metadata(directory).ok()?.uid())),
-        is_running: sockets.is_running,
-        leases: sockets.leases.len(),
-        services: sockets.services.len(),
-    };
-    all.into_iter().map(status).collect()
+    all.into_values().collect()
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! Received packets whose long payloads stay where they are until the NIC copies them to their destination.
 
-use std::sync::Arc;
-
 use super::received::SenderPayloads;
 use super::{Piece, RxBurst, TxBurst};
-use crate::memory::{Faulted, HostSlice, PeerMemory};
+use crate::memory::{Faulted, HostSlice};
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, IpIdent};
 
 /// Packets of a burst, without ICRCs, on their way to the receiver. The buffers are reused.
@@ -17,7 +15,7 @@ pub struct GatheredPackets {
     /// Length of every packet except the last, and the end of the current packet.
     segment: usize,
     end: usize,
-    payloads: SenderPayloads,
+    pub(crate) payloads: SenderPayloads,
 }
 
 impl GatheredPackets {
@@ -62,11 +60,6 @@ impl GatheredPackets {
         self.payloads.add(payload);
     }
 
-    /// Notes that payloads of the burst are in memory of another process, which may withdraw them by changing the epoch.
-    pub(crate) fn keep_mapped(&mut self, memory: &Arc<PeerMemory>, epoch: u32) {
-        self.payloads.keep_mapped(memory, epoch);
-    }
-
     /// Reports whether a part of a payload that ends at `end` is the last one of the packet at `packet`, which is complete.
     pub(crate) fn ends_payload(&self, packet: usize, end: usize) -> bool {
         let bytes = &self.bytes[packet..self.used.min(packet + self.segment)];
@@ -90,11 +83,6 @@ impl GatheredPackets {
         let bytes = self.room(packets.len());
         packets.load(bytes)?;
         Ok(bytes)
-    }
-
-    /// Forgets the payloads: their memory may be unmapped.
-    pub(crate) fn clear(&mut self) {
-        self.payloads.clear();
     }
 
     /// Returns the next `len` bytes.

@@ -52,7 +52,7 @@ pub struct SenderPayloads {
 
 impl SenderPayloads {
     /// Removes all packets.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.slices.clear();
         self.ends.clear();
         self.memory.clear();
@@ -72,7 +72,7 @@ impl SenderPayloads {
     }
 
     /// Keeps memory of another process mapped, in which slices are that are valid in the given epoch.
-    pub(super) fn keep_mapped(&mut self, memory: &Arc<PeerMemory>, epoch: u32) {
+    pub(crate) fn keep_mapped(&mut self, memory: &Arc<PeerMemory>, epoch: u32) {
         self.epoch = epoch;
         if !self.memory.iter().any(|known| Arc::ptr_eq(known, memory)) {
             self.memory.push(memory.clone());

@@ -48,13 +48,17 @@ pub struct PeerPath {
 /// Bit of a group whose packets are of a service without acknowledgements.
 const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
 
-/// Returns the group of a packet: the leading bits of its destination, and whether its service has acknowledgements. Packets
-/// in different groups cannot be in the same burst.
+/// Bit of the group of a packet to QP1.
+const FOR_GSI: u8 = UNACKNOWLEDGED << 1;
+
+/// Returns the group of a packet: the leading bits of its destination, whether its service has acknowledgements, and whether
+/// it is for QP1. Packets in different groups cannot be in the same burst.
 #[inline]
 pub(super) fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
     // The three highest bits are the transport: 1 is UC, 3 is UD.
     let unacknowledged = if matches!(opcode.0 >> 5, 0b001 | 0b011) { UNACKNOWLEDGED } else { 0 };
-    BurstLimits::dest_group(dest) | unacknowledged
+    let for_gsi = if dest == Qpn::GSI { FOR_GSI } else { 0 };
+    BurstLimits::dest_group(dest) | unacknowledged | for_gsi
 }
 
 /// Reports whether the peer acknowledges packets with the given opcode: requests of RC and XRC.
@@ -124,7 +128,7 @@ impl<'a> TxBurst<'a> {
     /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs have in
     /// common.
     pub(crate) fn dest_group(&self) -> u8 {
-        self.group & !UNACKNOWLEDGED
+        self.group & (UNACKNOWLEDGED - 1)
     }
 
     /// Returns the path of the packets.
@@ -139,12 +143,7 @@ impl<'a> TxBurst<'a> {
 
     /// Reports whether the burst is for QP1: packets to it are bursts of their own.
     pub(crate) fn is_for_gsi(&self) -> bool {
-        match self.pieces.first() {
-            Some(Piece::Inline(range)) if self.dest_group() == 0 => {
-                dest_of_first(&self.arena[range.start as usize..]) == Qpn::GSI
-            }
-            _ => false,
-        }
+        self.group & FOR_GSI != 0
     }
 
     /// Returns the bytes of all packets, with packet `i` at `i * segment`; `None` if the ICRCs are deferred.

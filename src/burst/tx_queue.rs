@@ -77,7 +77,7 @@ pub struct TxQueue {
     /// flow.
     prefixed: usize,
     /// Whether the ICRC of FLUSH packets covers the headers twice (a quirk of rxe).
-    flush_icrc_twice: bool,
+    pub(crate) flush_icrc_twice: bool,
     /// Epoch of the payloads in user memory when the first of them was added.
     epoch: Option<u32>,
 }
@@ -100,11 +100,6 @@ impl TxQueue {
             flush_icrc_twice: false,
             epoch: None,
         }
-    }
-
-    /// Selects whether the ICRC of FLUSH packets covers the headers twice (a quirk of rxe).
-    pub fn set_flush_icrc_twice(&mut self, twice: bool) {
-        self.flush_icrc_twice = twice;
     }
 
     /// Creates a queue with deferred ICRCs, for a link that always copies packets: [`TxBurst::copy_to`]
@@ -526,7 +521,7 @@ mod tests {
     #[test]
     fn flush_whose_icrc_covers_its_headers_twice_gets_its_own_burst_and_keeps_its_icrc() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
-        q.set_flush_icrc_twice(true);
+        q.flush_icrc_twice = true;
         for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
             let bth = Bth { opcode, ..Bth::default() };
             q.push(&flow(1), Headers { bth, ..Headers::default() }, &[]);

@@ -5,28 +5,16 @@ use std::io;
 use std::sync::Arc;
 
 use super::Shard;
-use super::changed_objects::Changed;
-use super::object_faults::{ActiveObjectFault, Due, ObjectChange, Trigger, packets};
+use super::object_faults::{ActiveObjectFault, Changed, Due, ObjectChange, Trigger, packets};
 use super::shard::ShardState;
 use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::transport::{AsyncEvent, Failure, Instant, QpState};
 use crate::wire::Qpn;
 
 impl ShardState {
-    /// Reports whether a fault has taken the port down, so that all packets are lost.
-    #[inline]
-    pub(super) fn port_is_down(&self) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.port_is_down)
-    }
-
-    /// Returns the time of the next turn in which a fault on an object is due.
-    pub(super) fn fault_deadline(&self) -> Option<Instant> {
-        self.faults.as_ref().and_then(|faults| faults.deadline(self.nic.counters()))
-    }
-
     /// Sets the port's state to that of the link, unless a fault has taken the port down.
     pub(super) fn update_port(&mut self, link_is_up: bool) {
-        let up = link_is_up && !self.port_is_down();
+        let up = link_is_up && !self.faults.port_is_down;
         self.nic.set_port_up(up);
     }
 }
@@ -39,7 +27,7 @@ impl Shard {
                 Trigger::After(time) => Due::At(now + time),
                 Trigger::Packets(count) => Due::Packets(packets(state.nic.counters()) + count),
             };
-            state.faults.get_or_insert_default().pending.push((due, fault));
+            state.faults.pending.push((due, fault));
         });
     }
 
@@ -47,7 +35,7 @@ impl Shard {
     pub fn failure(&self, qpn: Qpn) -> Option<(Failure, Vec<AppliedRule>)> {
         self.with_state(|state, _| {
             let failure = state.nic.failure(qpn)?;
-            let observer = state.link.get().and_then(|link| link.nic_observer());
+            let observer = state.link().and_then(|link| link.nic_observer());
             let rules = match (FailedPackets::of(&failure), observer) {
                 (Some(packets), Some(observer)) => observer.applied_rules(&packets),
                 _ => Vec::new(),
@@ -59,10 +47,10 @@ impl Shard {
     /// Applies the faults on objects that are due.
     #[cold]
     pub(super) fn apply_object_faults(&self, state: &mut ShardState, now: Instant) {
-        while let Some(faults) = &mut state.faults
-            && let Some(index) = faults.next_due(now, state.nic.counters())
+        while let Some((index, at)) = state.faults.next(now, state.nic.counters())
+            && at <= now
         {
-            let (_, fault) = faults.pending.remove(index);
+            let (_, fault) = state.faults.pending.remove(index);
             self.apply_object_fault(state, now, &fault);
             state.deliver(now);
         }
@@ -83,44 +71,41 @@ impl Shard {
                 let mut qpns: Vec<Qpn> = state.nic.qpns().filter(chosen).collect();
                 qpns.retain(|qpn| {
                     let was_in_err = state.nic.qp_state(*qpn) == Some(QpState::Err);
-                    let event = AsyncEvent::QpFatal(*qpn);
-                    let is_changed =
-                        state.nic.inject_event(now, event, &state.memory, &mut state.tx) && !was_in_err;
+                    let event = state.inject_event(now, AsyncEvent::QpFatal(*qpn));
+                    let is_changed = event.is_some() && !was_in_err;
                     fault.count(is_changed);
                     is_changed
                 });
-                fault.changes.add(now, Changed::Qps(qpns));
+                fault.record(now, Changed::Qps(qpns));
             }
             ObjectChange::CqOverrun(id) => {
                 for cq in state.outputs.queues.matching(id) {
                     let (is_changed, qpns) = state.overrun_cq(&cq);
                     fault.count(is_changed);
-                    fault.changes.add(now, Changed::Cq(qpns));
+                    fault.record(now, Changed::Cq(qpns));
                 }
             }
             ObjectChange::Port { up } => {
                 let was_up = state.nic.port_is_up();
-                state.faults.get_or_insert_default().port_is_down = !up;
-                let link_is_up = state.link.is_up().unwrap_or(false);
+                state.faults.port_is_down = !up;
+                let link_is_up = state.link_is_up().unwrap_or(false);
                 state.update_port(link_is_up);
                 let is_changed = state.nic.port_is_up() != was_up;
                 count_once(is_changed);
                 if is_first && is_changed {
-                    fault.changes.add(now, Changed::Port);
+                    fault.record(now, Changed::Port);
                 }
             }
             ObjectChange::Gid { index, gid } => {
                 state.nic.set_gid(index, gid.unwrap_or_default()).into_iter().for_each(count_once);
             }
-            ObjectChange::Speed(speed) => {
-                count_once(state.nic.set_port_speed(speed));
-            }
+            ObjectChange::Speed(speed) => count_once(state.nic.set_port_speed(speed)),
             ObjectChange::DeviceFatal | ObjectChange::RevokeMr(_) if !is_first => {}
             ObjectChange::DeviceFatal => {
-                let is_changed = state.link.is_attached();
+                let is_changed = state.link.is_ok();
                 fault.count(is_changed);
                 if is_changed {
-                    fault.changes.add(now, Changed::Device);
+                    fault.record(now, Changed::Device);
                     self.lose_link(state, io::Error::other(format!("fault rule '{}'", fault.fault)), now);
                 }
             }
@@ -128,27 +113,15 @@ impl Shard {
                 let mut regions = state.memory.revoke_access(rkey);
                 regions.iter().for_each(|(_, is_changed)| fault.count(*is_changed));
                 regions.retain(|(_, is_changed)| *is_changed);
-                fault.changes.add(now, Changed::Regions(regions.into_iter().map(|(key, _)| key).collect()));
-            }
-            ObjectChange::Event(AsyncEvent::CqError(id)) => {
-                let qpns = state.inject_cq_error(id);
-                if !qpns.is_empty() {
-                    fault.count(true);
-                    fault.changes.add(now, Changed::Cq(qpns));
-                }
+                fault.record(now, Changed::Regions(regions.into_iter().map(|(key, _)| key).collect()));
             }
             ObjectChange::Event(event) => {
-                let has_subject = event.qpn().is_some() || event.srq().is_some();
-                let applies = (has_subject || is_first)
-                    && state.nic.inject_event(now, event, &state.memory, &mut state.tx);
-                if applies {
+                let is_of_port = event.qpn().is_none() && event.cq().is_none() && event.srq().is_none();
+                if (is_first || !is_of_port)
+                    && let Some(changed) = state.inject_event(now, event)
+                {
                     fault.count(true);
-                    if let AsyncEvent::QpFatal(qpn)
-                    | AsyncEvent::QpRequestError(qpn)
-                    | AsyncEvent::QpAccessError(qpn) = event
-                    {
-                        fault.changes.add(now, Changed::Qps(vec![qpn]));
-                    }
+                    fault.record(now, changed);
                 }
             }
         }

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
@@ -35,9 +35,11 @@ impl Shard {
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
-        let state_fd = self.state_fd.lock().take();
-        let poll_set = PollSet::new(self.mailbox.wake(), state_fd.as_ref(), &self.link_fds);
-        let mut thread = Background { shard: self, poll_set, adaptive: Adaptive::default() };
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let port_state = self.state_fd.as_ref().map_or(self.no_port_state(), |fd| input(fd.as_fd()));
+        let link = self.link_fds.iter().map(|fd| input(fd.as_fd()));
+        let fds = [input(self.mailbox.wake().as_fd()), port_state].into_iter().chain(link).collect();
+        let mut thread = Background { shard: self, fds, adaptive: Adaptive::default() };
         while !self.stopping.load(Ordering::SeqCst) {
             thread.step();
         }
@@ -49,10 +51,15 @@ impl Shard {
         self.wake_thread();
     }
 
+    /// Returns an entry that never reports anything, in place of the port state.
+    fn no_port_state(&self) -> PollFd<'_> {
+        PollFd::new(self.mailbox.wake().as_fd(), PollFlags::empty())
+    }
+
     /// Updates the NIC's port state from the link. Returns false if the link is lost.
     fn update_port_state(&self) -> bool {
         self.with_state(|state, _| {
-            let link_is_up = state.link.is_up();
+            let link_is_up = state.link_is_up();
             link_is_up.inspect(|is_up| state.update_port(*is_up)).is_some()
         })
     }
@@ -61,7 +68,8 @@ impl Shard {
 /// A shard's background thread.
 struct Background<'a> {
     shard: &'a Shard,
-    poll_set: PollSet<'a>,
+    /// Descriptors to poll: the wake-up, the port state, and the link's descriptors, in this order.
+    fds: Vec<PollFd<'a>>,
     adaptive: Adaptive,
 }
 
@@ -114,7 +122,8 @@ impl Background<'_> {
         let shard = self.shard;
         shard.drive_state.clear_doorbell();
         let now = shard.clock.now();
-        shard.drive_state.set_responds_without_polling(self.adaptive.detector.is_distrusted(now));
+        let is_distrusted = self.adaptive.detector.is_distrusted(now);
+        shard.drive_state.responds_without_polling.store(is_distrusted, Ordering::Relaxed);
         let received = shard.turn(&mut state, now, self.adaptive.ack_delay(now));
         self.adaptive.on_turn(now, received, polls, state.nic.held_acknowledgements() > 0);
         // While another shard's inbox is full the link is not read; it is polled again a moment later.
@@ -124,11 +133,11 @@ impl Background<'_> {
         let deadline = earliest([shard.deadline(&state, now), retry, self.adaptive.acks_due]);
         let mut more = received && must_poll_link || state.wants_to_transmit();
         // The descriptor of a link that is lost may stay readable for ever.
-        let watch_link = state.link.is_attached() && !is_stalled;
+        let watch_link = state.link.is_ok() && !is_stalled;
         shard.drive_state.set_must_wake_to_wait(!watch_link);
         let is_polling = self.adaptive.busy_polls(now);
         if !more && watch_link && !is_polling {
-            more = state.link.host_memory().is_some_and(|mut memory| memory.prepare_to_sleep());
+            more = state.host_memory().is_some_and(|mut memory| memory.prepare_to_sleep());
         }
         let until = if more { Some(Instant(1)) } else { deadline };
         shard.drive_state.on_sleep(until);
@@ -143,8 +152,9 @@ impl Background<'_> {
     /// readable.
     fn sleep(&mut self, now: Instant, until: Option<Instant>, watch_link: bool) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
-        let result = ppoll(self.poll_set.fds(watch_link), timeout, None);
-        let port_changed = self.poll_set.port_state_changed();
+        let count = if watch_link { self.fds.len() } else { 2 };
+        let result = ppoll(&mut self.fds[..count], timeout, None);
+        let port_changed = self.fds[1].any() == Some(true);
         self.shard.drive_state.on_awake();
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -155,44 +165,8 @@ impl Background<'_> {
         let _ = self.shard.mailbox.wake().read();
         if port_changed && !self.shard.update_port_state() {
             // The link is lost, so nothing reads the descriptor any more.
-            self.poll_set.remove_port_state();
+            self.fds[1] = self.shard.no_port_state();
         }
-    }
-}
-
-/// Descriptors that a background thread polls: the wake-up, the port state, and the link's descriptors, in
-/// this order.
-struct PollSet<'a> {
-    fds: Vec<PollFd<'a>>,
-    wake: BorrowedFd<'a>,
-}
-
-impl<'a> PollSet<'a> {
-    fn new(wake: &'a impl AsFd, port_state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> PollSet<'a> {
-        let wake = wake.as_fd();
-        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let port_state = port_state.map_or(PollSet::nothing(wake), |fd| input(fd.as_fd()));
-        let link = link.iter().map(|fd| input(fd.as_fd()));
-        PollSet { fds: [input(wake), port_state].into_iter().chain(link).collect(), wake }
-    }
-
-    /// Returns an entry that never reports anything, in place of the port state.
-    fn nothing(wake: BorrowedFd<'a>) -> PollFd<'a> {
-        PollFd::new(wake, PollFlags::empty())
-    }
-
-    fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
-        let count = if link { self.fds.len() } else { 2 };
-        &mut self.fds[..count]
-    }
-
-    /// Reports whether the port state may have changed.
-    fn port_state_changed(&self) -> bool {
-        self.fds[1].any() == Some(true)
-    }
-
-    fn remove_port_state(&mut self) {
-        self.fds[1] = PollSet::nothing(self.wake);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Completion queues.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -49,14 +48,15 @@ pub enum Pushed {
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
-    /// Whether a completion added to a full queue replaces the oldest one.
-    overwrites: bool,
+    /// Whether a completion added to a full queue replaces the oldest one, and no overflow is reported.
+    pub overwrites: bool,
     overflow: AtomicBool,
     /// Arming state: which completions raise an event.
     armed: AtomicU8,
     /// Number of completions ever added, as of the last event.
     notified: AtomicU64,
-    listener: OnceLock<Arc<dyn CqListener>>,
+    /// Notified of events; set before the queue is shared.
+    pub listener: Option<Arc<dyn CqListener>>,
     /// Queue pairs whose send queues have room once their completions are polled; not used by most devices.
     senders: OnceLock<RwLock<HashMap<Qpn, PolledSends>>>,
 }
@@ -92,16 +92,9 @@ impl CompletionQueue {
             overflow: AtomicBool::new(false),
             armed: AtomicU8::new(NOT_ARMED),
             notified: AtomicU64::new(0),
-            listener: OnceLock::new(),
+            listener: None,
             senders: OnceLock::new(),
         }
-    }
-
-    /// Makes the queue overwrite old completions: when it is full, a new completion replaces the oldest, and
-    /// no overflow is reported.
-    pub fn overwriting(mut self) -> CompletionQueue {
-        self.overwrites = true;
-        self
     }
 
     /// Handle of the queue.
@@ -121,13 +114,6 @@ impl CompletionQueue {
     /// Number of queued entries, if it exceeds `capacity`.
     pub fn resize(&self, capacity: usize) -> Result<(), usize> {
         self.ring.resize(capacity)
-    }
-
-    /// Sets the listener. Called once, at creation.
-    pub fn set_listener(&self, listener: Arc<dyn CqListener>) {
-        // The verbs layer calls this once, before the queue is shared; a second call would lose its listener.
-        let first = self.listener.set(listener).is_ok();
-        debug_assert!(first, "a completion queue has one listener");
     }
 
     /// Number of queued entries.
@@ -174,7 +160,7 @@ impl CompletionQueue {
     /// Raises an event that covers all completions queued so far.
     fn notify_listener(&self) {
         self.notified.store(self.ring.count(), Ordering::Relaxed);
-        if let Some(listener) = self.listener.get() {
+        if let Some(listener) = &self.listener {
             listener.completion();
         }
     }
@@ -262,10 +248,8 @@ impl CompletionQueue {
 
     fn check_overflow(&self) -> Result<(), CqOverflow> {
         // The order matters: completions were lost only after the queue was full.
-        match self.overflow.load(Ordering::Acquire) && self.is_empty() {
-            true => Err(CqOverflow { capacity: self.capacity() }),
-            false => Ok(()),
-        }
+        let has_overflowed = self.overflow.load(Ordering::Acquire) && self.is_empty();
+        if has_overflowed { Err(CqOverflow { capacity: self.capacity() }) } else { Ok(()) }
     }
 
     /// Arms one event for the next completion of the given kind. Completions already queued raise no event,
@@ -340,15 +324,6 @@ fn unpack(entry: &Entry) -> TimestampedCompletion {
     TimestampedCompletion { completion, at: Instant(at) }
 }
 
-impl fmt::Debug for CompletionQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue")
-            .field("len", &self.len())
-            .field("capacity", &self.capacity())
-            .finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
@@ -380,6 +355,11 @@ mod tests {
         fn completion(&self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn queue_with_listener() -> (Arc<Rung>, CompletionQueue) {
+        let rung = Arc::new(Rung::default());
+        (rung.clone(), CompletionQueue { listener: Some(rung), ..CompletionQueue::new(CqId(1), 8) })
     }
 
     #[test]
@@ -438,8 +418,7 @@ mod tests {
     /// solicited completion.
     #[test]
     fn solicited_completion_after_an_unfilled_slot_still_raises_the_event() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
-        queue.set_listener(rung.clone());
+        let (_, queue) = queue_with_listener();
         let solicited = Completion { solicited: true, ..EMPTY };
         let first = queue.ring.claim().unwrap();
         assert_eq!(queue.push(Instant(1), solicited), Pushed::Stored);
@@ -467,7 +446,7 @@ mod tests {
 
     #[test]
     fn queue_in_overwrite_mode_keeps_the_newest_completions() {
-        let queue = CompletionQueue::new(CqId(1), 2).overwriting();
+        let queue = CompletionQueue { overwrites: true, ..CompletionQueue::new(CqId(1), 2) };
         for wr_id in 0..5 {
             assert_eq!(queue.push(Instant(1), Completion { wr_id, ..EMPTY }), Pushed::Stored);
         }
@@ -478,8 +457,7 @@ mod tests {
 
     #[test]
     fn error_raises_the_event_armed_for_solicited_completions() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
-        queue.set_listener(rung.clone());
+        let (rung, queue) = queue_with_listener();
         queue.arm(Notify::Solicited);
         let completion = |status, solicited| Completion { status, solicited, ..EMPTY };
         let rings_after = |status, solicited| {
@@ -493,8 +471,7 @@ mod tests {
 
     #[test]
     fn completion_added_before_hardware_style_arming_raises_exactly_one_event() {
-        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(CqId(1), 8));
-        queue.set_listener(rung.clone());
+        let (rung, queue) = queue_with_listener();
         let rings = || rung.0.load(Ordering::Relaxed);
         queue.arm_and_report_missed(Notify::Any);
         assert_eq!((rings(), queue.is_armed()), (0, true), "nothing waits");

@@ -55,7 +55,6 @@ impl Head {
 pub(super) struct Place(u64);
 
 /// Lock-free, bounded, resizable multi-producer, multi-consumer ring.
-#[derive(Debug)]
 pub(super) struct Ring {
     head: CachePadded<AtomicU64>,
     /// Position of the next entry to be added.
@@ -67,7 +66,6 @@ pub(super) struct Ring {
 }
 
 /// Storage of one class; its slots begin at the first word aligned to a cache line.
-#[derive(Debug)]
 struct Storage {
     words: Box<[AtomicU64]>,
     first: usize,

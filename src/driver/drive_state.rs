@@ -27,7 +27,7 @@ pub(super) struct DriveState {
     last_yield: AtomicU64,
     /// Whether the application responds to received packets without polling for them, as determined by the
     /// background thread ([`PollDetector::is_distrusted`](super::adaptive::PollDetector::is_distrusted)).
-    responds_without_polling: AtomicBool,
+    pub responds_without_polling: AtomicBool,
     /// Time until which the background thread sleeps; 0 while it is awake or backing off for a thread that
     /// uses the NIC and serves the timers.
     sleeping_until: AtomicU64,
@@ -88,14 +88,6 @@ impl DriveState {
             // Fails if another thread has just announced that the application no longer polls.
             let _ = self.last_poll.compare_exchange(last_poll, now.0, Ordering::Relaxed, Ordering::Relaxed);
         }
-    }
-
-    pub fn responds_without_polling(&self) -> bool {
-        self.responds_without_polling.load(Ordering::Relaxed)
-    }
-
-    pub fn set_responds_without_polling(&self, responds: bool) {
-        self.responds_without_polling.store(responds, Ordering::Relaxed);
     }
 
     /// Rings the doorbell. The caller must then try the lock once more, because the holder may have checked

@@ -1,9 +1,10 @@
 //! Event hub: distributes asynchronous events to the queues of several readers.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
+use std::io;
 use std::sync::Arc;
 
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
 use crate::transport::{AsyncEvent, CqId, SrqId};
@@ -11,13 +12,6 @@ use crate::wire::Qpn;
 
 /// Maximum number of events queued per reader. Programs need not read events, so the oldest are dropped.
 const MAX_EVENTS: usize = 4096;
-
-/// Listener for the event queue, notified when the queue becomes non-empty or empty.
-pub trait EventListener: Send + Sync + fmt::Debug {
-    /// Called with `true` when the first event is queued, and with `false` when the last one is taken or
-    /// dropped.
-    fn waiting(&self, any: bool);
-}
 
 /// A reader of asynchronous events, which receives port events and the events of the objects that it owns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -51,7 +45,7 @@ impl EventSubject {
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Mutex<EventHub>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct EventHub {
     readers: Vec<ReaderQueue>,
     /// Owners of all objects that the first reader does not own.
@@ -59,34 +53,28 @@ struct EventHub {
     next_reader: u32,
 }
 
-impl Default for EventHub {
-    fn default() -> EventHub {
-        let first = ReaderQueue::of(EventReader::FIRST, None);
-        EventHub { readers: vec![first], owners: HashMap::new(), next_reader: 1 }
-    }
-}
-
 /// One reader's queued events.
 #[derive(Debug)]
 struct ReaderQueue {
     reader: EventReader,
     queue: VecDeque<AsyncEvent>,
-    listener: Option<Arc<dyn EventListener>>,
+    /// Readable while events are queued.
+    signal: Arc<EventFd>,
 }
 
 impl Events {
-    /// Sets the first reader's listener. Called once, at creation.
-    pub fn set_listener(&self, listener: Arc<dyn EventListener>) {
-        self.0.lock().readers[0].listener = Some(listener);
-    }
-
-    /// Adds a reader with its listener.
-    pub fn add_reader(&self, listener: Arc<dyn EventListener>) -> EventReader {
+    /// Adds a reader; the first is [`EventReader::FIRST`]. Also returns a descriptor that is readable while events are queued
+    /// for the reader.
+    ///
+    /// # Errors
+    /// If no descriptor is left.
+    pub fn add_reader(&self) -> io::Result<(EventReader, Arc<EventFd>)> {
+        let signal = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
         let hub = &mut *self.0.lock();
         let reader = EventReader(hub.next_reader);
         hub.next_reader += 1;
-        hub.readers.push(ReaderQueue::of(reader, Some(listener)));
-        reader
+        hub.readers.push(ReaderQueue { reader, queue: VecDeque::new(), signal: signal.clone() });
+        Ok((reader, signal))
     }
 
     /// Removes a reader other than the first, with its queued events. From then on, events of objects that it
@@ -107,7 +95,14 @@ impl Events {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
         let only = EventSubject::of(event).map(owner);
-        readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)).for_each(|w| w.add(event));
+        for waiting in readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)) {
+            waiting.change(|queue| {
+                if queue.len() == MAX_EVENTS {
+                    queue.pop_front();
+                }
+                queue.push_back(event);
+            });
+        }
     }
 
     /// Removes and returns the reader's oldest queued event.
@@ -133,25 +128,12 @@ impl Events {
 }
 
 impl ReaderQueue {
-    fn of(reader: EventReader, listener: Option<Arc<dyn EventListener>>) -> ReaderQueue {
-        ReaderQueue { reader, queue: VecDeque::new(), listener }
-    }
-
-    fn add(&mut self, event: AsyncEvent) {
-        self.change(|queue| {
-            if queue.len() == MAX_EVENTS {
-                queue.pop_front();
-            }
-            queue.push_back(event);
-        });
-    }
-
     fn change<R>(&mut self, f: impl FnOnce(&mut VecDeque<AsyncEvent>) -> R) -> R {
-        let before = self.queue.is_empty();
+        let was_empty = self.queue.is_empty();
         let result = f(&mut self.queue);
-        let after = self.queue.is_empty();
-        if let Some(listener) = self.listener.as_ref().filter(|_| before != after) {
-            listener.waiting(!after);
+        if self.queue.is_empty() != was_empty {
+            // Writes and reads of 1 alternate, so the counter is never full when written, nor empty when read.
+            let _ = if was_empty { self.signal.write(1).map(drop) } else { self.signal.read().map(drop) };
         }
         result
     }
@@ -159,37 +141,43 @@ impl ReaderQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
     use super::*;
 
     const FIRST: EventReader = EventReader::FIRST;
 
-    #[derive(Debug, Default)]
-    struct Told(Mutex<Vec<bool>>);
+    /// Returns a hub with its first reader, and the descriptor of that reader.
+    fn hub() -> (Events, Arc<EventFd>) {
+        let events = Events::default();
+        let (first, signal) = events.add_reader().unwrap();
+        assert_eq!(first, FIRST);
+        (events, signal)
+    }
 
-    impl EventListener for Told {
-        fn waiting(&self, any: bool) {
-            self.0.lock().push(any);
-        }
+    fn is_readable(signal: &EventFd) -> bool {
+        poll(&mut [PollFd::new(signal.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1)
     }
 
     #[test]
-    fn listener_is_notified_of_first_event_queued_and_last_event_taken() {
-        let told = Arc::new(Told::default());
-        let events = Events::default();
-        events.set_listener(told.clone());
+    fn descriptor_is_readable_from_the_first_event_queued_to_the_last_event_taken() {
+        let (events, signal) = hub();
+        assert!(!is_readable(&signal));
         events.raise(AsyncEvent::PortError);
         events.raise(AsyncEvent::CqError(CqId(1)));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::PortError));
-        assert_eq!(*told.0.lock(), [true]);
+        assert!(is_readable(&signal));
         events.forget(EventSubject::Cq(CqId(1)));
-        assert_eq!(*told.0.lock(), [true, false]);
+        assert!(!is_readable(&signal));
         assert_eq!(events.next(FIRST), None);
-        assert_eq!(*told.0.lock(), [true, false]);
+        assert!(!is_readable(&signal));
     }
 
     #[test]
     fn clones_of_an_event_hub_share_their_queues() {
-        let events = Events::default();
+        let (events, _) = hub();
         let clone = events.clone();
         clone.raise(AsyncEvent::PortError);
         events.raise(AsyncEvent::PortActive);
@@ -201,9 +189,8 @@ mod tests {
 
     #[test]
     fn reader_gets_events_of_the_objects_it_owns_and_of_the_port() {
-        let told = Arc::new(Told::default());
-        let events = Events::default();
-        let second = events.add_reader(told.clone());
+        let (events, _) = hub();
+        let (second, signal) = events.add_reader().unwrap();
         let (ours, theirs) = (Qpn::new(7), Qpn::new(9));
         events.own(EventSubject::Qp(ours), second);
         for event in [AsyncEvent::QpFatal(theirs), AsyncEvent::PortError, AsyncEvent::QpFatal(ours)] {
@@ -214,9 +201,9 @@ mod tests {
         assert_eq!(events.next(FIRST), None);
         assert_eq!([FIRST, second].map(|reader| events.has_some(reader)), [false, true]);
         assert_eq!(events.next(second), Some(AsyncEvent::PortError));
-        assert_eq!(*told.0.lock(), [true]);
+        assert!(is_readable(&signal));
         events.forget(EventSubject::Qp(ours));
-        assert_eq!(*told.0.lock(), [true, false]);
+        assert!(!is_readable(&signal));
         assert_eq!(events.next(second), None);
         // After the number is reused, its events do not belong to the second reader any more.
         events.raise(AsyncEvent::QpFatal(ours));
@@ -225,9 +212,8 @@ mod tests {
 
     #[test]
     fn removed_reader_gets_no_events_and_first_reader_does_not_inherit_them() {
-        let events = Events::default();
-        let (second, third) =
-            (events.add_reader(Arc::new(Told::default())), events.add_reader(Arc::new(Told::default())));
+        let (events, _) = hub();
+        let [second, third] = [(); 2].map(|()| events.add_reader().unwrap().0);
         events.own(EventSubject::Cq(CqId(5)), second);
         events.remove_reader(second);
         events.raise(AsyncEvent::CqError(CqId(5)));
@@ -238,7 +224,7 @@ mod tests {
 
     #[test]
     fn full_event_queue_keeps_the_newest_events() {
-        let events = Events::default();
+        let (events, _) = hub();
         (0..=MAX_EVENTS as u32).for_each(|n| events.raise(AsyncEvent::QpFatal(Qpn::new(n))));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::QpFatal(Qpn::new(1))));
         assert_eq!(std::iter::from_fn(|| events.next(FIRST)).count(), MAX_EVENTS - 1);

@@ -88,17 +88,13 @@ impl Fabric {
     /// Advances virtual time to `end`, up to which nothing is due. Returns false, and leaves the clock as it is, if
     /// nothing is pending at all.
     pub(super) fn pass_time_until(&self, end: Instant) -> bool {
-        let is_idle = self.is_idle();
-        if !is_idle {
+        let now = self.now();
+        let is_any_pending = self.auxiliaries().iter().any(|auxiliary| auxiliary.next_deadline().is_some())
+            || self.agenda().is_some_and(|mut agenda| agenda.next(now).is_some())
+            || self.next_network_event().is_some();
+        if is_any_pending {
             self.set_time(end);
         }
-        !is_idle
-    }
-
-    fn is_idle(&self) -> bool {
-        let now = self.now();
-        self.auxiliaries().iter().all(|auxiliary| auxiliary.next_deadline().is_none())
-            && self.agenda().is_none_or(|mut agenda| agenda.next(now).is_none())
-            && self.next_network_event().is_none()
+        is_any_pending
     }
 }

@@ -25,10 +25,7 @@ impl Driver for Shard {
     }
 
     fn inject_event(&self, event: AsyncEvent) -> bool {
-        self.with_state_and_send(|state, now| match event {
-            AsyncEvent::CqError(id) => !state.inject_cq_error(id).is_empty(),
-            _ => state.nic.inject_event(now, event, &state.memory, &mut state.tx),
-        })
+        self.with_state_and_send(|state, now| state.inject_event(now, event).is_some())
     }
 
     fn try_drive(&self) -> bool {
@@ -41,9 +38,9 @@ impl Driver for Shard {
         }
         // Must not block: the caller holds the lock of its own NIC.
         let Some(mut state) = self.try_lock() else { return false };
-        let port_is_down = state.port_is_down();
+        let port_is_down = state.faults.port_is_down;
         let ShardState { nic, link, tx, memory, outputs, .. } = &mut *state;
-        let attached = link.is_attached();
+        let attached = link.is_ok();
         if attached {
             bursts(&mut |burst| {
                 if port_is_down {
@@ -61,7 +58,7 @@ impl Driver for Shard {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let mut state = self.lock_to_read();
+        let mut state = self.state.lock();
         if state.wants_to_transmit() { Some(Instant(0)) } else { self.deadline(&state, self.clock.now()) }
     }
 }

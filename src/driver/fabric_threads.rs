@@ -20,12 +20,8 @@ impl Fabric {
         take: impl FnMut() -> Option<R>,
     ) -> Result<R, WaitEnd> {
         let deadline = self.now() + timeout;
-        self.threads().wait(deadline, &|limit| self.advance_to_event(limit), take).map_err(
-            |wake| match wake {
-                Wake::Idle => WaitEnd::Idle,
-                Wake::Change | Wake::Deadline => WaitEnd::TimedOut(timeout),
-            },
-        )
+        let ended = self.threads().wait(deadline, &|limit| self.advance_to_event(limit), take);
+        ended.map_err(|wake| if wake == Wake::Idle { WaitEnd::Idle } else { WaitEnd::TimedOut(timeout) })
     }
 
     /// Runs `f` as a thread that was [added](crate::fabric::Threads::add) with the number `id`.

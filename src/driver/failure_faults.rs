@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use super::changed_objects::Changed;
-use super::object_faults::{ActiveObjectFault, ObjectChange, ObjectFault};
+use super::object_faults::{ActiveObjectFault, Changed, ObjectChange, ObjectFault};
 use crate::transport::{Failure, FailureCause, Instant, LocalCheck};
 use crate::wire::RKey;
 
@@ -13,7 +12,7 @@ pub(crate) fn faults_behind(
     faults: &[Arc<ActiveObjectFault>],
 ) -> Vec<(ObjectFault, Instant)> {
     let changed = |active: &Arc<ActiveObjectFault>| {
-        let at = active.changes.last(|at, changed| match (changed, failure.cause) {
+        let at = active.last_change(|at, changed| match (changed, failure.cause) {
             // In the other shards the device may fail at a slightly earlier time of theirs.
             (Changed::Device, cause) => cause == FailureCause::DeviceFatal,
             _ if at.0 > failure.at => false,
@@ -46,6 +45,6 @@ fn was_down(down: Instant, failure: &Failure, faults: &[Arc<ActiveObjectFault>])
     let silent = failure.at.saturating_sub(failure.silence.unwrap_or_default().as_nanos() as u64);
     let mut ups = faults.iter().filter(|active| active.fault.change() == ObjectChange::Port { up: true });
     let is_up_again =
-        |active: &Arc<ActiveObjectFault>| active.changes.last(|at, _| down < at && at.0 < silent).is_some();
+        |active: &Arc<ActiveObjectFault>| active.last_change(|at, _| down < at && at.0 < silent).is_some();
     !ups.any(is_up_again)
 }

@@ -133,10 +133,16 @@ impl ShardMailbox {
     /// the inbox, so that both keep their buffers.
     #[inline]
     pub fn collect(&self, spare: &mut HandoffBatch, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
-        if self.inbox().bytes.load(Ordering::Acquire) == 0 {
+        let inbox = self.inbox();
+        if inbox.bytes.load(Ordering::Acquire) == 0 {
             return 0;
         }
-        self.shared.swap_inbox(self.id.index() as usize, spare);
+        let mut handoffs = inbox.handoffs.lock();
+        std::mem::swap(&mut *handoffs, spare);
+        if inbox.bytes.swap(0, Ordering::AcqRel) > INBOX_FULL_BYTES {
+            self.shared.full.fetch_and(!(1 << self.id.index()), Ordering::Relaxed);
+        }
+        drop(handoffs);
         spare.deliver_all(own)
     }
 
@@ -179,16 +185,6 @@ impl Shared {
         drop(handoffs);
         if before == 0 {
             inbox.wake();
-        }
-    }
-
-    /// Swaps the contents of `owner`'s inbox with `spare`.
-    fn swap_inbox(&self, owner: usize, spare: &mut HandoffBatch) {
-        let inbox = &self.inboxes[owner];
-        let mut handoffs = inbox.handoffs.lock();
-        std::mem::swap(&mut *handoffs, spare);
-        if inbox.bytes.swap(0, Ordering::AcqRel) > INBOX_FULL_BYTES {
-            self.full.fetch_and(!(1 << owner), Ordering::Relaxed);
         }
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::changed_objects::Changes;
+use parking_lot::Mutex;
+
 use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, Counters, CqId, Instant};
 use crate::wire::{Gid, Qpn, RKey};
@@ -57,18 +58,13 @@ pub enum Trigger {
 /// A fault on an object of a NIC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObjectFault {
-    change: ObjectChange,
-    trigger: Trigger,
+    pub(crate) change: ObjectChange,
+    pub(crate) trigger: Trigger,
     /// The textual form.
-    text: String,
+    pub(crate) text: String,
 }
 
 impl ObjectFault {
-    /// Creates a fault whose textual form is `text`.
-    pub(crate) fn with_text(change: ObjectChange, trigger: Trigger, text: String) -> ObjectFault {
-        ObjectFault { change, trigger, text }
-    }
-
     /// Returns what the fault changes.
     pub fn change(&self) -> ObjectChange {
         self.change
@@ -86,18 +82,34 @@ impl fmt::Display for ObjectFault {
     }
 }
 
+/// Objects that a fault has changed in one shard.
+#[derive(Debug)]
+pub(super) enum Changed {
+    /// These queue pairs.
+    Qps(Vec<Qpn>),
+    /// A completion queue to which these queue pairs complete.
+    Cq(Vec<Qpn>),
+    /// The regions with these keys.
+    Regions(Vec<RKey>),
+    /// The port.
+    Port,
+    /// The device.
+    Device,
+}
+
 /// A fault with its counters, which the shards of a device share.
 #[derive(Debug)]
 pub(crate) struct ActiveObjectFault {
     pub fault: ObjectFault,
     matched: AtomicU64,
     struck: AtomicU64,
-    pub(super) changes: Changes,
+    /// Changes by the fault, with their times, from which the failure of a queue pair is explained.
+    changes: Mutex<Vec<(Instant, Changed)>>,
 }
 
 impl ActiveObjectFault {
     pub fn new(fault: ObjectFault) -> ActiveObjectFault {
-        ActiveObjectFault { fault, matched: 0.into(), struck: 0.into(), changes: Changes::default() }
+        ActiveObjectFault { fault, matched: 0.into(), struck: 0.into(), changes: Mutex::default() }
     }
 
     /// Returns the number of objects found, and of those changed.
@@ -109,6 +121,17 @@ impl ActiveObjectFault {
     pub fn count(&self, is_changed: bool) {
         self.matched.fetch_add(1, Ordering::Relaxed);
         self.struck.fetch_add(is_changed.into(), Ordering::Relaxed);
+    }
+
+    /// Records what the fault has changed.
+    pub(super) fn record(&self, now: Instant, changed: Changed) {
+        self.changes.lock().push((now, changed));
+    }
+
+    /// Returns the time of the last change that `filter` accepts.
+    pub(super) fn last_change(&self, filter: impl Fn(Instant, &Changed) -> bool) -> Option<Instant> {
+        let changes = self.changes.lock();
+        changes.iter().rev().find(|(at, changed)| filter(*at, changed)).map(|(at, _)| *at)
     }
 }
 
@@ -134,23 +157,15 @@ pub(super) fn packets(counters: &Counters) -> u64 {
 }
 
 impl ObjectFaults {
-    /// Returns the index of the first fault that is due: those of a time in the order of their times, then those of a
-    /// number of packets in the order of their numbers.
-    pub fn next_due(&self, now: Instant, counters: &Counters) -> Option<usize> {
+    /// Returns the index of the fault to apply next, and the time of the turn in which it is due. Faults of a time come in the
+    /// order of their times, then those of a number of packets in the order of their numbers.
+    pub fn next(&self, now: Instant, counters: &Counters) -> Option<(usize, Instant)> {
         let moment = |(index, (due, _)): (usize, &(Due, _))| match *due {
-            Due::At(at) => (at <= now).then_some(((at, 0), index)),
+            Due::At(at) => Some(((at, 0), index)),
             Due::Packets(count) => (count <= packets(counters)).then_some(((now, count), index)),
         };
-        self.pending.iter().enumerate().filter_map(moment).min().map(|(_, index)| index)
-    }
-
-    /// Returns the time of the next turn in which a fault is due.
-    pub fn deadline(&self, counters: &Counters) -> Option<Instant> {
-        let at = |(due, _): &(Due, _)| match *due {
-            Due::At(at) => Some(at),
-            Due::Packets(count) => (count <= packets(counters)).then_some(Instant(1)),
-        };
-        self.pending.iter().filter_map(at).min()
+        let ((at, _), index) = self.pending.iter().enumerate().filter_map(moment).min()?;
+        Some((index, at))
     }
 }
 
@@ -162,19 +177,25 @@ mod tests {
     fn faults_that_are_due_in_one_turn_are_applied_in_the_order_of_their_moments() {
         let times = [30, 50, 10, 20, 10].map(|at| Due::At(Instant(at)));
         let numbers = [7, 3, 8].map(Due::Packets);
-        let fault = ObjectFault::with_text(ObjectChange::DeviceFatal, Trigger::Packets(0), String::new());
+        let fault = ObjectFault {
+            change: ObjectChange::DeviceFatal,
+            trigger: Trigger::Packets(0),
+            text: String::new(),
+        };
         let active = Arc::new(ActiveObjectFault::new(fault));
         let pending =
             [&numbers[..], &times[..]].concat().into_iter().map(|due| (due, active.clone())).collect();
         let mut faults = ObjectFaults { pending, port_is_down: false };
         let counters = Counters { sent_pkts: 3, rcvd_pkts: 4, ..Counters::default() };
         let mut applied = Vec::new();
-        while let Some(index) = faults.next_due(Instant(30), &counters) {
+        let now = Instant(30);
+        while let Some((index, _)) = faults.next(now, &counters).filter(|(_, at)| *at <= now) {
             applied.push(match faults.pending.remove(index).0 {
                 Due::At(at) => at.0,
                 Due::Packets(count) => 1000 + count,
             });
         }
         assert_eq!(applied, [10, 10, 20, 30, 1003, 1007]);
+        assert_eq!(faults.next(now, &counters).map(|(_, at)| at), Some(Instant(50)));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::object_faults::Changed;
 use super::shard::ShardState;
 use super::{CompletionQueue, EventSubject};
 use crate::memory::PdId;
@@ -26,15 +27,15 @@ impl ShardState {
         recv_cq: &Arc<CompletionQueue>,
         create: impl FnOnce(&mut Nic, CqHandle, CqHandle) -> Result<Qpn, E>,
     ) -> Result<Qpn, E> {
-        let cqs = self.outputs.queues.acquire_both(send_cq, recv_cq);
-        let made = create(&mut self.nic, cqs.0, cqs.1);
+        let cqs = [send_cq, recv_cq].map(|cq| self.outputs.queues.acquire(cq));
+        let made = create(&mut self.nic, cqs[0], cqs[1]);
         match made {
             Ok(qpn) => {
                 if let Some(polled) = self.nic.polled_sends(qpn) {
                     send_cq.count_polled_sends(qpn, polled.clone());
                 }
             }
-            Err(_) => self.outputs.queues.release_both(cqs),
+            Err(_) => cqs.into_iter().for_each(|cq| self.outputs.queues.release(cq)),
         }
         made
     }
@@ -46,7 +47,7 @@ impl ShardState {
             if let Some(send_cq) = self.outputs.queues.get(cqs.0) {
                 send_cq.forget_polled_sends(qpn);
             }
-            self.outputs.queues.release_both(cqs);
+            [cqs.0, cqs.1].into_iter().for_each(|cq| self.outputs.queues.release(cq));
         }
         self.outputs.events.forget(EventSubject::Qp(qpn));
     }
@@ -83,18 +84,32 @@ impl ShardState {
         if is_first {
             self.outputs.events.raise(AsyncEvent::CqError(cq.id()));
         }
-        let handle = self.outputs.queues.find(cq.id());
-        (is_first, handle.map_or_else(Vec::new, |handle| self.nic.inject_cq_error(handle)))
+        (is_first, self.fail_qps_of(cq.id()))
     }
 
-    /// Simulates a completion queue error: raises the event, and fails the queue pairs that complete to the
-    /// queue. Returns these queue pairs; without any, does nothing.
-    pub fn inject_cq_error(&mut self, id: CqId) -> Vec<Qpn> {
-        let handle = self.outputs.queues.find(id);
-        let qpns = handle.map_or_else(Vec::new, |handle| self.nic.inject_cq_error(handle));
-        if !qpns.is_empty() {
-            self.outputs.events.raise(AsyncEvent::CqError(id));
+    /// Fails the queue pairs that complete to a queue, and returns them.
+    fn fail_qps_of(&mut self, cq: CqId) -> Vec<Qpn> {
+        let handle = self.outputs.queues.find(cq);
+        handle.map(|handle| self.nic.inject_cq_error(handle)).unwrap_or_default()
+    }
+
+    /// Raises an event and what belongs to it: an error of an object fails its queue pairs. Returns what has failed, or
+    /// `None` if this shard does not have the object, or no queue pair of a completion queue.
+    pub(super) fn inject_event(&mut self, now: Instant, event: AsyncEvent) -> Option<Changed> {
+        match event {
+            AsyncEvent::CqError(id) => {
+                let qpns = self.fail_qps_of(id);
+                if qpns.is_empty() {
+                    return None;
+                }
+                self.outputs.events.raise(event);
+                Some(Changed::Cq(qpns))
+            }
+            _ if !self.nic.inject_event(now, event, &self.memory, &mut self.tx) => None,
+            AsyncEvent::QpFatal(qpn) | AsyncEvent::QpRequestError(qpn) | AsyncEvent::QpAccessError(qpn) => {
+                Some(Changed::Qps(vec![qpn]))
+            }
+            _ => Some(Changed::Qps(Vec::new())),
         }
-        qpns
     }
 }

@@ -8,7 +8,6 @@ use crate::nic::{CqHandle, Nic, NicOutput};
 use crate::transport::{AsyncEvent, CqId, Instant};
 
 /// Destinations of the outputs of one shard's NIC.
-#[derive(Debug)]
 pub(crate) struct Outputs {
     pub(super) queues: CqTable,
     /// The device's event hub, shared by all shards.
@@ -16,10 +15,6 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    pub fn new(events: Events) -> Outputs {
-        Outputs { queues: CqTable::default(), events }
-    }
-
     /// Takes all of the NIC's outputs and passes them on, with `now` as the completions' timestamp. If a
     /// completion is lost, its queue pair fails at its next turn, so the NIC then has something to transmit.
     #[inline]
@@ -52,14 +47,13 @@ impl Outputs {
 
 /// A shard's completion queues by handle. A completion queue is in the table while any queue pair or XRC
 /// shared receive queue of the shard completes to it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct CqTable {
     slots: Vec<Option<Slot>>,
     free: Vec<CqHandle>,
     by_id: HashMap<CqId, CqHandle>,
 }
 
-#[derive(Debug)]
 struct Slot {
     queue: Arc<CompletionQueue>,
     /// Number of the shard's work queues that complete to this completion queue.
@@ -95,14 +89,6 @@ impl CqTable {
         cq
     }
 
-    pub fn acquire_both(
-        &mut self,
-        send: &Arc<CompletionQueue>,
-        recv: &Arc<CompletionQueue>,
-    ) -> (CqHandle, CqHandle) {
-        (self.acquire(send), self.acquire(recv))
-    }
-
     /// Removes a user of a completion queue. Once it has no users, its handle may be reused for another
     /// completion queue.
     pub fn release(&mut self, cq: CqHandle) {
@@ -117,11 +103,6 @@ impl CqTable {
             *slot = None;
             self.free.push(cq);
         }
-    }
-
-    pub fn release_both(&mut self, (send, recv): (CqHandle, CqHandle)) {
-        self.release(send);
-        self.release(recv);
     }
 
     /// Returns the completion queue with the given ID, or all completion queues if it is `None`.
@@ -144,7 +125,7 @@ mod tests {
     fn handle_stays_valid_until_its_last_user_releases_it_and_is_then_reused() {
         let [a, b, c] = [1, 2, 3].map(|id| Arc::new(CompletionQueue::new(CqId(id), 1)));
         let mut table = CqTable::default();
-        let first = table.acquire_both(&a, &a);
+        let first = (table.acquire(&a), table.acquire(&a));
         assert_eq!(first.0, first.1);
         let second = table.acquire(&b);
         assert_ne!(first.0, second);

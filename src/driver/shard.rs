@@ -1,6 +1,5 @@
 //! A NIC shard: its lock, and access to the state that the lock protects.
 
-use std::fmt;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -11,14 +10,14 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::adaptive::timing::MAX_ACK_DELAY;
-use super::link_slot::LinkSlot;
 use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
+use super::outputs::CqTable;
 use super::policy::Policy;
 use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
 use crate::burst::TxQueue;
 use crate::fabric::FabricHandle;
-use crate::link::{Link, NicEvent};
+use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
@@ -27,7 +26,8 @@ use crate::transport::{EgressRoom, Instant, earliest};
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
 pub(crate) struct Shard {
-    state: Mutex<ShardState>,
+    /// Locked without a guard only to read, because a guard announces a change.
+    pub(super) state: Mutex<ShardState>,
     pub clock: Clock,
     pub(super) policy: Policy,
     pub(super) drive_state: DriveState,
@@ -43,13 +43,16 @@ pub(crate) struct Shard {
     /// lock.
     pub(super) link_fds: Vec<OwnedFd>,
     /// A duplicate of the link's port state descriptor, for the background thread.
-    pub(super) state_fd: Mutex<Option<OwnedFd>>,
+    pub(super) state_fd: Option<OwnedFd>,
 }
+
+/// Reason for the loss of a shard's link, and the link's final counters.
+type LostLink = Box<(Arc<io::Error>, LinkCounters)>;
 
 /// The part of a shard that is protected by its lock.
 pub(crate) struct ShardState {
     pub nic: Nic,
-    pub(super) link: LinkSlot,
+    pub(super) link: Result<Box<dyn Link>, LostLink>,
     /// Whether the link limits what the NIC may send
     /// ([`PortState::egress_room`](crate::link::PortState::egress_room)).
     pub(super) is_paced: bool,
@@ -61,8 +64,7 @@ pub(crate) struct ShardState {
     pub(super) handoffs: HandoffBatch,
     /// Destinations of the NIC's completions and events.
     pub(super) outputs: Outputs,
-    /// Faults to inject; `None` until the first is added.
-    pub(super) faults: Option<Box<ObjectFaults>>,
+    pub(super) faults: ObjectFaults,
 }
 
 impl ShardState {
@@ -75,7 +77,7 @@ impl ShardState {
     /// Takes the changes of a link through the memory of the host: those of the paths to peers, for the NIC,
     /// and whether ICRCs can be deferred from now on.
     pub(super) fn take_link_changes(&mut self) {
-        if let Some(mut memory) = self.link.host_memory() {
+        if let Some(mut memory) = self.link.as_mut().ok().and_then(|link| link.host_memory()) {
             if !self.tx.defers_icrcs() && memory.supports_deferred_icrc() {
                 self.tx.defer_icrcs();
             }
@@ -87,7 +89,7 @@ impl ShardState {
 
     /// Returns the room of a link that limits what the NIC may send.
     pub(super) fn egress_room(&mut self) -> Option<EgressRoom> {
-        if self.is_paced { self.link.get()?.port_state()?.egress_room() } else { None }
+        if self.is_paced { self.link()?.port_state()?.egress_room() } else { None }
     }
 }
 
@@ -154,7 +156,7 @@ impl Shard {
             true => TxQueue::with_deferred_icrc(limits),
             false => TxQueue::new(limits),
         };
-        tx.set_flush_icrc_twice(nic.config().personality.quirks.flush_icrc_twice);
+        tx.flush_icrc_twice = nic.config().personality.quirks.flush_icrc_twice;
         if let Some(observer) = link.nic_observer() {
             observer.on_nic_event(clock.now(), &NicEvent::Opened);
         }
@@ -162,12 +164,12 @@ impl Shard {
             state: Mutex::new(ShardState {
                 nic,
                 is_paced: link.port_state().is_some_and(|port| port.egress_room().is_some()),
-                link: LinkSlot::Attached(link),
+                link: Ok(link),
                 tx,
                 memory,
                 handoffs: HandoffBatch::default(),
-                outputs: Outputs::new(events),
-                faults: None,
+                outputs: Outputs { queues: CqTable::default(), events },
+                faults: ObjectFaults::default(),
             }),
             clock,
             policy,
@@ -178,7 +180,7 @@ impl Shard {
             stopping: AtomicBool::new(false),
             process: ForkGeneration::current(),
             link_fds,
-            state_fd: Mutex::new(state_fd),
+            state_fd,
         })
     }
 
@@ -203,8 +205,11 @@ impl Shard {
 
     /// Runs `f` with the NIC and its link, without sending.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
+        self.call(self.lock(), f)
+    }
+
+    fn call<R>(&self, mut state: ShardGuard<'_>, f: impl FnOnce(&mut ShardState, Instant) -> R) -> R {
         let now = self.clock.now();
-        let mut state = self.lock();
         let result = f(&mut state, now);
         self.release(state, now);
         result
@@ -222,11 +227,8 @@ impl Shard {
         timeout: Duration,
         f: impl FnOnce(&mut ShardState, Instant) -> R,
     ) -> Option<R> {
-        let mut state = self.guard(self.state.try_lock_for(timeout)?);
-        let now = self.clock.now();
-        let result = f(&mut state, now);
-        self.release(state, now);
-        Some(result)
+        let state = self.guard(self.state.try_lock_for(timeout)?);
+        Some(self.call(state, f))
     }
 
     fn guard<'a>(&'a self, state: MutexGuard<'a, ShardState>) -> ShardGuard<'a> {
@@ -238,11 +240,6 @@ impl Shard {
     /// [`release`](Self::release), or deliver the NIC's outputs itself.
     pub(super) fn lock(&self) -> ShardGuard<'_> {
         self.guard(self.state.lock())
-    }
-
-    /// Acquires the lock to read the state of NIC and link, without announcing a change.
-    pub(super) fn lock_to_read(&self) -> impl DerefMut<Target = ShardState> + '_ {
-        self.state.lock()
     }
 
     /// Acquires the lock if no thread holds it.
@@ -282,17 +279,13 @@ impl Shard {
     pub(super) fn deadline(&self, state: &ShardState, now: Instant) -> Option<Instant> {
         // Delayed acknowledgements leave with the application's next call or with the background thread.
         let held = (state.nic.held_acknowledgements() > 0).then(|| now + MAX_ACK_DELAY);
-        earliest([state.nic.next_deadline(), state.link.next_deadline(), held, state.fault_deadline()])
+        let link = state.link.as_ref().ok().and_then(|link| link.next_deadline());
+        let fault = state.faults.next(now, state.nic.counters()).map(|(_, at)| at);
+        earliest([state.nic.next_deadline(), link, held, fault])
     }
 
     pub(super) fn wake_thread(&self) {
         // The write fails only when the counter is full, and then the thread has been woken already.
         let _ = self.mailbox.wake().write(1);
-    }
-}
-
-impl fmt::Debug for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({}, {:?})", self.index(), self.policy)
     }
 }

@@ -38,6 +38,9 @@ pub(crate) struct Shards {
 /// Set of shards, with one bit per shard index.
 pub(crate) type ShardSet = u64;
 
+/// The shards of any NIC.
+pub(crate) const ALL_SHARDS: ShardSet = ShardSet::MAX;
+
 impl Shards {
     /// Starts one background thread per shard, except in virtual time, where the fabric drives the NIC.
     pub fn start(all: Vec<Arc<Shard>>) -> io::Result<Shards> {
@@ -173,11 +176,6 @@ impl Shards {
         self.for_each_in(some, Shard::poll_once);
     }
 
-    /// Polls all shards, for an application that polls for an event that any of them may raise.
-    pub fn poll_all(&self) {
-        self.poll(self.full_set());
-    }
-
     /// Sends all delayed acknowledgements, except those of a shard whose lock is held for longer than
     /// `timeout`.
     pub fn acknowledge(&self, timeout: Duration) {
@@ -192,7 +190,7 @@ impl Shards {
         self.all.iter().try_fold((Counters::default(), LinkCounters::default()), |mut sum, shard| {
             shard.with_state_within(timeout, |state, _| {
                 sum.0 += *state.nic.counters();
-                sum.1 += state.link.link_status().0;
+                sum.1 += state.link_status().0;
                 sum
             })
         })
@@ -210,17 +208,9 @@ impl Shards {
         self.for_each_in(some, Shard::stop_polling);
     }
 
-    /// Announces that the application is about to wait for an event from any shard.
-    pub fn stop_polling_all(&self) {
-        self.stop_polling(self.full_set());
-    }
-
-    fn full_set(&self) -> ShardSet {
-        ShardSet::MAX >> (ShardSet::BITS as usize - self.all.len())
-    }
-
     #[inline]
-    fn for_each_in(&self, mut some: ShardSet, f: impl Fn(&Shard)) {
+    fn for_each_in(&self, some: ShardSet, f: impl Fn(&Shard)) {
+        let mut some = some & (ALL_SHARDS >> (ShardSet::BITS as usize - self.all.len()));
         while some != 0 {
             f(&self.all[some.trailing_zeros() as usize]);
             some &= some - 1;
@@ -241,7 +231,7 @@ impl Shards {
         let mut sum = LinkCounters::default();
         let mut lost = None;
         for shard in &self.all {
-            let (counters, why) = shard.with_state(|state, _| state.link.link_status());
+            let (counters, why) = shard.with_state(|state, _| state.link_status());
             sum += counters;
             lost = lost.or(why);
         }
@@ -250,9 +240,8 @@ impl Shards {
 
     /// Reports whether packets have taken rings in shared memory.
     pub fn have_used_rings(&self) -> bool {
-        let has_used_rings = |state: &mut ShardState, _| {
-            state.link.host_memory().is_some_and(|mut memory| memory.has_used_rings())
-        };
+        let has_used_rings =
+            |state: &mut ShardState, _| state.host_memory().is_some_and(|mut memory| memory.has_used_rings());
         self.all.iter().any(|shard| shard.with_state(has_used_rings))
     }
 
@@ -309,13 +298,16 @@ impl Drop for Shards {
 
 /// The users of a completion queue: the number of work queues that complete to it, by shard.
 pub(crate) struct CqUsers {
-    by_shard: Mutex<Vec<u32>>,
+    by_shard: Mutex<[u32; ShardSet::BITS as usize]>,
     shards: AtomicU64,
 }
 
 impl CqUsers {
     pub fn new() -> CqUsers {
-        CqUsers { by_shard: Mutex::default(), shards: AtomicU64::new(CqUsers::UNUSED) }
+        CqUsers {
+            by_shard: Mutex::new([0; ShardSet::BITS as usize]),
+            shards: AtomicU64::new(CqUsers::UNUSED),
+        }
     }
 
     /// Shards to poll for a completion queue without users: the first, so that polling still drives the NIC.
@@ -335,14 +327,10 @@ impl CqUsers {
     }
 
     fn change(&self, shard: &Shard, f: impl FnOnce(&mut u32)) {
-        let (index, mut counts) = (shard.index(), self.by_shard.lock());
-        if counts.len() <= index {
-            counts.resize(index + 1, 0);
-        }
-        f(&mut counts[index]);
-        let used = counts.iter().enumerate().filter(|(_, n)| **n > 0);
-        let shards = used.map(|(i, _)| 1 << i).fold(0, |set: ShardSet, bit| set | bit);
-        self.shards.store(if shards == 0 { CqUsers::UNUSED } else { shards }, Ordering::Release);
+        let mut counts = self.by_shard.lock();
+        f(&mut counts[shard.index()]);
+        let shards = counts.iter().rev().fold(0, |set: ShardSet, n| set << 1 | ShardSet::from(*n > 0));
+        self.shards.store(shards.max(CqUsers::UNUSED), Ordering::Release);
     }
 
     pub fn count(&self) -> u32 {

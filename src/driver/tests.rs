@@ -1,5 +1,6 @@
 //! Driver tests on fabric and UDP links: which thread drives a shard, delayed acknowledgements, and batching.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::adaptive::timing::MAX_DELAYED_ACK_PACKETS;
@@ -141,7 +142,7 @@ fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     // Returns whether the acknowledgement of a message of `len` bytes is still delayed after b received it.
     let waits = |len: usize, hold: AckDelay, responds_without_polling: bool| {
         let mut state = shard.lock_fairly();
-        shard.drive_state.set_responds_without_polling(responds_without_polling);
+        shard.drive_state.responds_without_polling.store(responds_without_polling, Ordering::Relaxed);
         to.write(len - 1, &[0]).unwrap();
         from.write(len - 1, &[1]).unwrap();
         let sent = a.context.counters().sent_pkts;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Shard;
 use super::adaptive::timing::{LONG_TURN_BYTES, MAX_DELAYED_ACK_PACKETS};
@@ -23,13 +24,13 @@ pub(super) enum AckDelay {
 impl Shard {
     /// Runs one turn: receives packets, serves expired timers, sends. Returns whether packets were received.
     pub(super) fn turn(&self, state: &mut ShardState, now: Instant, delay: AckDelay) -> bool {
-        if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_attached()) {
+        if let Some(reason) = self.mailbox.loss().filter(|_| state.link.is_ok()) {
             state.lose_link(reason.clone(), now);
         }
-        if state.faults.is_some() {
+        if !state.faults.pending.is_empty() {
             self.apply_object_faults(state, now);
         }
-        let port_is_down = state.port_is_down();
+        let port_is_down = state.faults.port_is_down;
         let ShardState { nic, link, tx, memory, handoffs, outputs, .. } = state;
         let had_delayed_acks = nic.held_acknowledgements() > 0;
         // Completions are delivered burst by burst, so that another thread can poll them meanwhile.
@@ -38,8 +39,8 @@ impl Shard {
             outputs.deliver(nic, now);
         };
         let collected = self.mailbox.collect(handoffs, |part, first| handle(nic, part, first));
-        let received = match link.get() {
-            Some(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
+        let received = match link {
+            Ok(link) if !self.mailbox.are_others_full() && self.process.is_current() => {
                 link.receive(now, &mut |burst| {
                     if port_is_down {
                         return;
@@ -54,10 +55,9 @@ impl Shard {
         if state.nic.has_full_paths() {
             state.take_link_changes();
         }
-        let ShardState { nic, tx, .. } = state;
-        let due = nic.next_deadline().is_some_and(|at| at <= now);
+        let due = state.nic.next_deadline().is_some_and(|at| at <= now);
         let nothing = collected == 0 && matches!(received, Ok(0));
-        if nothing && !due && !nic.wants_to_transmit() && tx.is_empty() {
+        if nothing && !due && !state.nic.wants_to_transmit() && state.tx.is_empty() {
             return false;
         }
         let received = collected
@@ -71,10 +71,10 @@ impl Shard {
         let ShardState { nic, tx, memory, .. } = state;
         let delay_acks = match delay {
             AckDelay::Off => false,
-            AckDelay::OneTurn if self.drive_state.responds_without_polling() => !had_delayed_acks,
             AckDelay::OneTurn => {
                 let most = MAX_DELAYED_ACK_PACKETS * nic.held_acknowledgements().max(1);
-                !had_delayed_acks && received <= most
+                let responds = self.drive_state.responds_without_polling.load(Ordering::Relaxed);
+                !had_delayed_acks && (responds || received <= most)
             }
             AckDelay::UntilResponse => true,
         };
@@ -89,11 +89,11 @@ impl Shard {
     /// Transmits the NIC's pending packets, except acknowledgements that can wait if `delay_acks` is set, and
     /// delivers the NIC's outputs.
     pub(super) fn send(&self, state: &mut ShardState, now: Instant, delay_acks: bool) {
-        if state.faults.is_some() {
+        if !state.faults.pending.is_empty() {
             self.apply_object_faults(state, now);
         }
         let room = state.egress_room();
-        let port_is_down = state.port_is_down();
+        let port_is_down = state.faults.port_is_down;
         let ShardState { nic, link, tx, memory, outputs, .. } = state;
         // First the outputs of earlier calls: a queue pair whose completion is lost must fail before it
         // acknowledges the message.
@@ -105,7 +105,7 @@ impl Shard {
         if has_sent {
             if self.process.is_current()
                 && !port_is_down
-                && let Some(link) = link.get()
+                && let Ok(link) = link
             {
                 lost = link.transmit(now, tx).err();
             }

@@ -52,9 +52,8 @@ pub(crate) fn until_readable<R>(
         let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left.map(TimeSpec::from), None);
         match (ready, timeout) {
             (Ok(0), Some(timeout)) => return Err(WaitEnd::TimedOut(timeout)),
-            (Ok(_), _) => {}
             (Err(Errno::EINTR), _) if !signals_restart_calls() => return Err(WaitEnd::Interrupted),
-            (Err(Errno::EINTR), _) => {}
+            (Ok(_) | Err(Errno::EINTR), _) => {}
             // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
             (Err(_), _) => {
                 std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));

@@ -79,6 +79,13 @@ pub struct Accessor {
     pub qpn: Qpn,
 }
 
+impl Accessor {
+    /// Checks that the object of a key belongs to the queue pair's protection domain.
+    pub(super) fn check_pd(self, key: u32, pd: PdId) -> Result<(), AccessError> {
+        if self.pd == pd { Ok(()) } else { Err(AccessError::WrongPd { key, region: pd, used: self.pd }) }
+    }
+}
+
 /// Reason why an access by key is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -56,22 +56,22 @@ mod x86_64 {
         PROCESS.load(Ordering::Relaxed) != std::process::id()
     }
 
+    /// Calls the C library's `sigaction`. Returns its result, and the action before.
+    ///
     /// # Safety
     /// As for `sigaction`.
-    unsafe fn system_sigaction(
-        signal: c_int,
-        new: *const libc::sigaction,
-        old: *mut libc::sigaction,
-    ) -> c_int {
+    unsafe fn system_sigaction(signal: c_int, new: Option<&libc::sigaction>) -> (c_int, libc::sigaction) {
         let found = SYSTEM_SIGACTION.load(Ordering::Acquire);
-        // SAFETY: a pointer that is not null was resolved as the C library's `sigaction`, which has this
-        // type; the caller guarantees the arguments.
+        let new = new.map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: an all-zero `sigaction` is valid; a pointer that is not null was resolved as the C library's
+        // `sigaction`, which has this type; the caller guarantees the new action.
         unsafe {
-            if found.is_null() {
-                libc::sigaction(signal, new, old)
-            } else {
-                std::mem::transmute::<*mut (), Sigaction>(found)(signal, new, old)
-            }
+            let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            let call: Sigaction = match found.is_null() {
+                true => libc::sigaction,
+                false => std::mem::transmute::<*mut (), Sigaction>(found),
+            };
+            (call(signal, new, &mut before), before)
         }
     }
 
@@ -88,7 +88,7 @@ mod x86_64 {
             let mut ours: libc::sigaction = MaybeUninit::zeroed().assume_init();
             ours.sa_sigaction = on_fault as *const () as usize;
             ours.sa_flags = libc::SA_SIGINFO | stack | program.sa_flags & libc::SA_RESTART;
-            system_sigaction(signal, &ours, ptr::null_mut())
+            system_sigaction(signal, Some(&ours)).0
         }
     }
 
@@ -222,9 +222,7 @@ mod x86_64 {
             if is_child_of_vfork() {
                 // In a child of `vfork` the kernel's action is its own, while the recorded one is that of its
                 // parent.
-                let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                let result =
-                    system_sigaction(signal, new.as_ref().map_or(ptr::null(), ptr::from_ref), &mut before);
+                let (result, before) = system_sigaction(signal, new.as_ref());
                 let is_ours = before.sa_sigaction == on_fault as *const () as usize;
                 if !old.is_null() {
                     old.write(if is_ours { action.get() } else { before });
@@ -280,11 +278,8 @@ mod x86_64 {
                 }
             }
             for action in &ACTIONS {
-                // SAFETY: an all-zero `sigaction` is valid, and `before` is a local to which the call writes.
-                let (result, before) = unsafe {
-                    let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                    (system_sigaction(action.signal, ptr::null(), &mut before), before)
-                };
+                // SAFETY: without a new action, the call changes nothing.
+                let (result, before) = unsafe { system_sigaction(action.signal, None) };
                 if result == 0 {
                     action.set(&before);
                     install(action.signal, &before);

@@ -197,7 +197,7 @@ mod x86_64 {
         to: *mut u8,
         len: usize,
     ) -> Result<(), Faulted> {
-        if source == CopySource::Unread && len >= MIN_STRING && has_fast_strings() {
+        if source == CopySource::Unread && len >= MIN_STRING && *HAS_FAST_STRINGS {
             let mut fault = 0_u32;
             // SAFETY: the caller guarantees both ranges.
             unsafe {
@@ -210,19 +210,16 @@ mod x86_64 {
         unsafe { copy(from, to, len) }
     }
 
-    /// Reports whether `rep movsb` copies unread bytes faster than vector instructions do. On Intel processors with ERMSB
+    /// Whether `rep movsb` copies unread bytes faster than vector instructions do. On Intel processors with ERMSB
     /// (measured on Emerald Rapids): packets of 4 KiB through rings, 66 instead of 49 Gb/s, and on the fabric, 57 instead of
     /// 41 Gb/s. Bytes that have been read are copied more slowly (packet links: 24 instead of 27 Gb/s), and so are all on
     /// AMD's Zen 3 and 4 with some alignments (glibc, bug 30994).
-    fn has_fast_strings() -> bool {
-        is_x86_feature_detected!("ermsb") && *IS_INTEL
-    }
-
-    static IS_INTEL: LazyLock<bool> = LazyLock::new(|| {
+    static HAS_FAST_STRINGS: LazyLock<bool> = LazyLock::new(|| {
         // SAFETY: every x86-64 processor has CPUID.
         #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
         let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+        let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+        is_x86_feature_detected!("ermsb") && name.as_flattened() == b"GenuineIntel"
     });
 
     /// Copies `len` bytes. A fault may leave the copy incomplete.

@@ -31,7 +31,6 @@ pub fn prefer_huge_pages(at: usize, len: usize) {
 }
 
 /// Faults in all pages of the `len` bytes at `at`, and reports whether they are readable.
-#[cfg(any(test, feature = "unstable-internals"))]
 pub fn may_read(at: usize, len: usize) -> bool {
     // SAFETY: the call faults the pages in, as reads would, and changes no byte; it fails for pages that are
     // not readable.

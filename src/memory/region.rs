@@ -15,16 +15,13 @@ use crate::wire::LKey;
 pub(super) struct Region {
     pub pd: PdId,
     pub extent: Extent,
-    revoked: AtomicBool,
+    /// Whether all accesses to the region fail.
+    pub revoked: AtomicBool,
     /// Set if the program may unmap the memory.
-    pinned: Option<Pinned>,
+    pub pinned: Option<Pinned>,
 }
 
 impl Region {
-    pub fn new(pd: PdId, extent: Extent) -> Region {
-        Region { pd, extent, revoked: AtomicBool::new(false), pinned: None }
-    }
-
     /// Watches from now on for parts of the memory that the program unmaps. In an on-demand region it may do so.
     pub fn pin(&mut self) {
         let is_pinned = !self.extent.access.allows(Access::ON_DEMAND);
@@ -36,15 +33,9 @@ impl Region {
         self.pinned.as_ref().is_some_and(|pinned| pinned.is_unmapped(addr, len))
     }
 
-    /// Reports whether all accesses to the region fail.
     #[inline]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
-    }
-
-    /// Makes all accesses to the region fail, or no longer. Returns whether they failed before.
-    pub fn set_revoked(&self, revoked: bool) -> bool {
-        self.revoked.swap(revoked, Ordering::Relaxed)
     }
 }
 

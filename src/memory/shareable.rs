@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use parking_lot::Mutex;
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals, fstat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::ProtFlags;
 
 use super::{HostSlice, install_fault_handler};
+use crate::sys::mapping::Mapping;
 use crate::sys::memfd;
-use crate::sys::pinned::mark_unmapped;
 use crate::sys::quota::{Quota, Share};
 
 /// Length of the header, a multiple of every page size.
@@ -51,26 +51,7 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// Epoch of all shareable memory.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 
-/// A mapping of a whole file.
-#[derive(Debug)]
-struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping belongs to no thread.
-unsafe impl Send for Mapping {}
-// SAFETY: the bytes of a mapping are accessed by atomics and as `HostSlice`s only.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
-    fn new(fd: impl AsFd, len: usize, protection: ProtFlags) -> io::Result<Mapping> {
-        // SAFETY: the kernel chooses an unused range, so no other memory is affected.
-        let at = unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, fd, 0)? };
-        mark_unmapped(at.expose_provenance(), len);
-        Ok(Mapping { base: NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
-    }
-
     fn epoch(&self) -> &AtomicU32 {
         // SAFETY: the mapping begins with the epoch, and lives as long as the borrow. Only the owner, which has mapped it for
         // writing, stores to it.
@@ -85,13 +66,6 @@ impl Mapping {
     fn data(&self) -> NonNull<u8> {
         // SAFETY: the mapping is at least as long as its header.
         unsafe { self.base.add(HEADER) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, and nothing refers to it any more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::copy::copy_and_crc;
 use super::guarded::{self, CopySource, Faulted};
-use super::page_size;
+use super::mapped::{may_read, may_write, page_size};
 use super::prefetch::prefetch_for_write;
 use crate::wire::icrc::Icrc;
 
@@ -102,10 +102,7 @@ impl HostSlice {
     /// `writes` is set.
     pub(super) fn populate(self, writes: bool) -> bool {
         let (start, len) = self.pages();
-        let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-        // SAFETY: the call changes no byte, and fails for pages that are not mapped with the needed
-        // permission.
-        unsafe { libc::madvise(start, len, advice) == 0 }
+        if writes { may_write(start.addr(), len) } else { may_read(start.addr(), len) }
     }
 
     /// Writes back the pages of a file mapping, such as persistent memory. Returns false if that fails.

@@ -1,7 +1,7 @@
 //! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use super::extent::Extent;
 use super::region::{FastRegion, Region};
@@ -39,12 +39,6 @@ struct Slot {
     /// Number of windows bound to the region. The region cannot be deregistered while there are any (C10-70).
     windows: AtomicU32,
     entry: Option<Entry>,
-}
-
-impl Slot {
-    fn bound_windows(&self) -> u32 {
-        self.windows.load(Ordering::Relaxed)
-    }
 }
 
 #[derive(Debug)]
@@ -174,7 +168,7 @@ impl Table {
     /// [`install_fault_handler`](super::install_fault_handler) an access to memory that is unmapped or
     /// protected in spite of this contract fails as well.
     pub unsafe fn register(&mut self, pd: PdId, extent: Extent) -> Option<RegionInfo> {
-        let region = Region::new(pd, extent);
+        let region = Region { pd, extent, revoked: AtomicBool::new(false), pinned: None };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -196,8 +190,8 @@ impl Table {
     /// access ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let extent = Extent { access: access | Access::ON_DEMAND, ..Extent::WHOLE_PROCESS };
-        let region = Region::new(pd, extent);
-        self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
+        // SAFETY: each access checks that the bytes are mapped; the caller accepts all others.
+        unsafe { self.register(pd, extent) }
     }
 
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
@@ -248,7 +242,7 @@ impl Table {
         if let Some((addr, len, iova)) = change.translation {
             (extent.addr, extent.len, extent.iova) = (addr, len, iova);
             *generation = generation.wrapping_add(1);
-            region.set_revoked(false);
+            *region.revoked.get_mut() = false;
         } else if was_whole {
             extent.access |= Access::ON_DEMAND;
         }
@@ -291,7 +285,7 @@ impl Table {
             let key = |low_byte| RKey::from_parts(slot.index, low_byte);
             let (key, was_accessible) = match slot.entry.as_ref()? {
                 Entry::Region(r) if is_chosen(key(slot.generation)) => {
-                    (key(slot.generation), !r.set_revoked(true))
+                    (key(slot.generation), !r.revoked.swap(true, Ordering::Relaxed))
                 }
                 Entry::Fast(r) if is_chosen(key(r.key())) => (key(r.key()), r.revoke()),
                 _ => return None,
@@ -320,7 +314,9 @@ impl Table {
     fn bound_windows(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((_, Entry::Window(_))) => Err(ManagementError::UnknownKey { key: lkey.0 }),
-            Some((slot, _)) if slot.generation == lkey.generation() => Ok(slot.bound_windows()),
+            Some((slot, _)) if slot.generation == lkey.generation() => {
+                Ok(slot.windows.load(Ordering::Relaxed))
+            }
             _ => Err(ManagementError::UnknownKey { key: lkey.0 }),
         }
     }
@@ -435,9 +431,9 @@ impl Table {
     pub fn fast_reg(&self, reg: &FastReg, by: Accessor) -> Result<(), ManagementError> {
         let key = reg.key.0;
         match self.entry(reg.key) {
-            Some((_, Entry::Fast(region))) if region.pd == by.pd => region.fast_reg(reg),
             Some((_, Entry::Fast(region))) => {
-                Err(ManagementError::WrongPd { key, object: region.pd, used: by.pd })
+                by.check_pd(key, region.pd)?;
+                region.fast_reg(reg)
             }
             _ => Err(ManagementError::UnknownKey { key }),
         }
@@ -456,10 +452,10 @@ impl Table {
                 self.count_unbind(region);
                 Ok(())
             }
-            Some((slot, Entry::Fast(r))) if r.pd == by.pd => {
-                r.invalidate(LKey(key), remote, slot.bound_windows())
+            Some((slot, Entry::Fast(r))) => {
+                by.check_pd(key, r.pd)?;
+                r.invalidate(LKey(key), remote, slot.windows.load(Ordering::Relaxed))
             }
-            Some((_, Entry::Fast(r))) => Err(ManagementError::WrongPd { key, object: r.pd, used: by.pd }),
             Some((slot, _)) if slot.generation == rkey.generation() => {
                 Err(ManagementError::NotInvalidatable { key })
             }
@@ -491,9 +487,7 @@ impl Table {
             Some((_, Entry::Fast(r))) => (r.pd, r.extent(lkey)?),
             _ => return Err(AccessError::UnknownKey { key }),
         };
-        if pd != by.pd {
-            return Err(AccessError::WrongPd { key, region: pd, used: by.pd });
-        }
+        by.check_pd(key, pd)?;
         Ok(extent)
     }
 
@@ -516,28 +510,17 @@ impl Table {
         if let Some(region) = self.plain_region(lkey, by) {
             return self.part(&region.extent, lkey, addr, len.into(), needed);
         }
-        self.local_slow_path(by, lkey, addr, len, needed)
-    }
-
-    /// Implements [`local`](Self::local) for keys other than those of ordinary regions in the accessor's
-    /// protection domain.
-    #[cold]
-    fn local_slow_path(
-        &self,
-        by: Accessor,
-        lkey: LKey,
-        addr: u64,
-        len: u32,
-        needed: Access,
-    ) -> Result<HostSlice, AccessError> {
-        if let Some((slot, Entry::Null(pd))) = self.entry(lkey)
-            && slot.generation == lkey.generation()
-            && *pd == by.pd
-        {
+        if self.is_null_region(lkey, by) {
             return null::run(lkey.0, addr, len, needed);
         }
-        let extent = self.region(lkey, by)?;
-        self.part(&extent, lkey, addr, len.into(), needed)
+        self.part(&self.region(lkey, by)?, lkey, addr, len.into(), needed)
+    }
+
+    /// Reports whether a key is that of a null region in the accessor's protection domain.
+    #[cold]
+    fn is_null_region(&self, lkey: LKey, by: Accessor) -> bool {
+        let is_of_slot = |slot: &Slot, pd: PdId| slot.generation == lkey.generation() && pd == by.pd;
+        matches!(self.entry(lkey), Some((slot, Entry::Null(pd))) if is_of_slot(slot, *pd))
     }
 
     /// Returns the extent that a peer may access through `rkey`.

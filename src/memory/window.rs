@@ -94,8 +94,8 @@ impl Window {
         let state = self.state.load();
         let binding =
             state.bound.filter(|_| state.key == rkey.generation()).ok_or(AccessError::UnknownKey { key })?;
-        if self.kind != WindowKind::Type2A && self.pd != by.pd {
-            return Err(AccessError::WrongPd { key, region: self.pd, used: by.pd });
+        if self.kind != WindowKind::Type2A {
+            by.check_pd(key, self.pd)?;
         }
         if self.kind.is_type_2() && binding.qpn != by.qpn {
             return Err(AccessError::WrongQp { key, bound: binding.qpn, used: by.qpn });
@@ -107,9 +107,7 @@ impl Window {
     pub fn check(&self, bind: &Bind, by: Accessor) -> Result<(), ManagementError> {
         let key = bind.rkey.0;
         // C10-72.
-        if self.pd != by.pd {
-            return Err(ManagementError::WrongPd { key, object: self.pd, used: by.pd });
-        }
+        by.check_pd(key, self.pd)?;
         let (bound, zero_based) = (self.state.load().bound.is_some(), bind.access.allows(Access::ZERO_BASED));
         match self.kind {
             // o10-36.2.2.
@@ -146,8 +144,8 @@ impl Window {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key };
         let bound = state.bound.filter(|_| state.key == rkey.generation()).ok_or(unknown)?;
-        if self.kind == WindowKind::Type2B && self.pd != by.pd {
-            return Err(ManagementError::WrongPd { key, object: self.pd, used: by.pd });
+        if self.kind == WindowKind::Type2B {
+            by.check_pd(key, self.pd)?;
         }
         if bound.qpn != by.qpn {
             return Err(ManagementError::WrongQp { key, bound: bound.qpn, used: by.qpn });

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use super::memory::{Change, RingError, RingReader, RingWriter};
+use super::memory::{Change, RingReader, RingWriter};
 use crate::host::unix_sockets::fd_message;
 use crate::sys::fork::CloseOnForkFd;
 
@@ -40,12 +40,10 @@ fn parse(bytes: &[u8]) -> Option<(&str, u32)> {
     Some((word, id.parse().ok()?))
 }
 
-/// Tells the reader of changes of the memory that is shared with it.
-///
-/// # Errors
-/// [`RingError`] if the reader has broken the protocol.
-pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) -> Result<(), RingError> {
-    while let Some(change) = ring.next_change()? {
+/// Tells the reader of changes of the memory that is shared with it, unless it has broken the protocol, which the next
+/// write notices.
+pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) {
+    while let Ok(Some(change)) = ring.next_change() {
         let sent = match &change {
             Change::Offer(memory) => {
                 fd_message::send(socket, &format_args!("{OFFER} {}", memory.id()), &[memory.as_fd()])
@@ -55,11 +53,9 @@ pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) ->
         if let Err(error) = sent {
             // ETOOMANYREFS: other processes of this user have not yet received descriptors that were sent to them.
             let is_transient = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ETOOMANYREFS));
-            ring.memory.on_unsent(&change, is_transient);
-            break;
+            return ring.memory.on_unsent(&change, is_transient);
         }
     }
-    Ok(())
 }
 
 /// State of a connection after messages were taken from it.
@@ -90,14 +86,14 @@ pub(super) fn take_from_writer(ring: &mut RingReader, socket: &CloseOnForkFd) ->
             // No descriptor if this process has none left.
             (Some((OFFER, id)), []) => answer(socket, REFUSE, id),
             (Some((OFFER, id)), [memory]) => match ring.memory.share(id, memory) {
-                Ok(Ok(())) => answer(socket, ACCEPT, id),
-                Ok(Err(error)) => {
+                Some(Ok(())) => answer(socket, ACCEPT, id),
+                Some(Err(error)) => {
                     trace_event!(DEBUG, "urxe::link", "memory not mapped", reason = %error);
                     answer(socket, REFUSE, id)
                 }
-                Err(_) => return Taken::Broken,
+                None => false,
             },
-            (Some((WITHDRAW, id)), []) => ring.memory.withdraw(id).is_ok(),
+            (Some((WITHDRAW, id)), []) => ring.memory.withdraw(id),
             _ => false,
         };
         if !taken {

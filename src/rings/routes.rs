@@ -1,7 +1,7 @@
 //! Routes of a link's packets: through a ring or through the UDP socket, by destination.
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 /// Destination of packets: an address and a QPN partition.
@@ -29,7 +29,7 @@ pub struct Routes {
     /// The destination looked up last, with its route.
     last: Option<(Destination, Route)>,
     /// Addresses whose paths have changed since [`next_changed`](Self::next_changed) returned them.
-    changed: Vec<IpAddr>,
+    changed: BTreeSet<IpAddr>,
 }
 
 impl Routes {
@@ -53,12 +53,10 @@ impl Routes {
 
     /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet tries again.
     pub fn set(&mut self, to: Destination, route: Route) {
-        match route {
-            Route::Nowhere => self.by_destination.remove(&to),
-            _ => self.by_destination.insert(to, Some(route)),
-        };
-        self.last = None;
-        self.note_change(to.0);
+        self.forget(to);
+        if route != Route::Nowhere {
+            self.by_destination.insert(to, Some(route));
+        }
     }
 
     /// Forgets the route to a process that has ended. Until a process listens at the destination again, each packet looks for
@@ -77,7 +75,7 @@ impl Routes {
     pub fn forget(&mut self, to: Destination) {
         self.by_destination.remove(&to);
         self.last = None;
-        self.note_change(to.0);
+        self.changed.insert(to.0);
     }
 
     /// Returns the number of rings and of sockets among the routes to an address.
@@ -90,18 +88,12 @@ impl Routes {
     /// Records that a ring from an address has been opened or closed. Has no effect if there is no route to the address.
     pub fn note_reader_change(&mut self, address: IpAddr) {
         if self.count(address) != (0, 0) {
-            self.note_change(address);
-        }
-    }
-
-    fn note_change(&mut self, address: IpAddr) {
-        if !self.changed.contains(&address) {
-            self.changed.push(address);
+            self.changed.insert(address);
         }
     }
 
     /// Returns the next address whose paths have changed.
     pub fn next_changed(&mut self) -> Option<IpAddr> {
-        self.changed.pop()
+        self.changed.pop_first()
     }
 }

@@ -8,6 +8,7 @@
 pub(crate) mod cgroup;
 pub(crate) mod counters;
 pub mod fork;
+pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod named;
 pub mod pinned;

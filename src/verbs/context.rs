@@ -9,15 +9,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use nix::sys::eventfd::EventFd;
+
 use super::channel_wait::WaitingThreads;
-use super::event_signal::EventSignal;
 use super::faults::{
     Call, CallFaults, DeviceFaultCounters, DeviceFaults, Fault, FaultCount, Injector, ObjectFault,
 };
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
-use crate::driver::{Clock, EventReader, Events, Shard, ShardMailbox, Shards};
+use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -144,7 +145,7 @@ pub(super) struct Handle {
     device: Arc<Inner>,
     /// Reader for the asynchronous events of this context's objects and of the port.
     pub reader: EventReader,
-    pub events: Arc<EventSignal>,
+    pub events: Arc<EventFd>,
     /// Faults on calls of this context and its objects.
     pub calls: Injector,
 }
@@ -335,7 +336,6 @@ impl Context {
             },
             seed,
         };
-        let events = Arc::new(EventSignal::new()?);
         let new_nic = |(mailbox, link): (&ShardMailbox, &mut Box<dyn Link>)| {
             let mut nic = Nic::shard(config.clone(), mailbox.id());
             if let Some(records) = link.shared_address().and_then(|shared| shared.last_acks()) {
@@ -345,7 +345,7 @@ impl Context {
         };
         let nics: Vec<Nic> = mailbox.iter().zip(&mut links).map(new_nic).collect();
         let asynchronous = Events::default();
-        asynchronous.set_listener(events.clone());
+        let (reader, events) = asynchronous.add_reader()?;
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
@@ -388,7 +388,7 @@ impl Context {
             device.faults.add(fault, &device.shards);
         }
         let calls = device.faults.calls.clone();
-        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events, calls })))
+        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader, events, calls })))
     }
 
     /// Opens the device again, like a second `ibv_open_device`. Both contexts use the same NIC and share its
@@ -407,8 +407,7 @@ impl Context {
     }
 
     fn of(device: Arc<Inner>, calls: Injector) -> Result<Context, OpenError> {
-        let events = Arc::new(EventSignal::new()?);
-        let reader = device.asynchronous.add_reader(events.clone());
+        let (reader, events) = device.asynchronous.add_reader()?;
         Ok(Context(Arc::new(Handle { device, reader, events, calls })))
     }
 
@@ -576,7 +575,7 @@ impl Context {
     /// Polls the link once on the calling thread, as polling a completion queue does. Intended for programs
     /// that wait for data by polling memory.
     pub fn poll(&self) {
-        self.0.shards.poll_all();
+        self.0.shards.poll(ALL_SHARDS);
     }
 
     pub(super) fn is(&self, other: &Context) -> bool {

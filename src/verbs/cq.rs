@@ -191,13 +191,14 @@ impl Cq {
         }
         CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
         let id = CqId(context.0.next_cq.fetch_add(1, Ordering::Relaxed));
-        let queue = CompletionQueue::new(id, capacity);
         context.0.cqs.acquire()?;
-        context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
-        let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
+        context.0.asynchronous.own(EventSubject::Cq(id), context.0.reader);
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
-        queue.set_listener(signal.clone());
+        let mut queue = CompletionQueue::new(id, capacity);
+        queue.overwrites = ignore_overrun;
+        queue.listener = Some(signal.clone());
+        let queue = Arc::new(queue);
         let (users, acks) = (CqUsers::new(), EventAcks::default());
         let (work_requests, wall_offset) = (AtomicU64::new(0), AtomicU64::new(0));
         let calls = context.0.calls.clone();
@@ -480,6 +481,10 @@ impl PartialEq for Cq {
 
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.queue.fmt(f)
+        let queue = &self.0.queue;
+        f.debug_struct("CompletionQueue")
+            .field("len", &queue.len())
+            .field("capacity", &queue.capacity())
+            .finish()
     }
 }

@@ -21,7 +21,6 @@ mod dm;
 mod errno;
 pub mod errors;
 mod event;
-mod event_signal;
 pub mod explain;
 pub mod faults;
 mod gsi;

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::{Context, WaitError};
-use crate::driver::{WaitEnd, step_until, until_readable};
+use crate::driver::{ALL_SHARDS, WaitEnd, step_until, until_readable};
 use crate::fabric::Fabric;
 
 impl Context {
@@ -28,7 +28,7 @@ impl Context {
     pub fn prepare_wait(&self) -> Option<Fabric> {
         let fabric = self.virtual_fabric();
         if fabric.is_none() {
-            self.0.shards.stop_polling_all();
+            self.0.shards.stop_polling(ALL_SHARDS);
         }
         fabric
     }

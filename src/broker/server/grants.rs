@@ -75,7 +75,7 @@ impl Server {
     pub(super) fn release(&mut self, i: usize) {
         let Some(Lease { partitions, .. }) = self.clients[i].lease.take() else { return };
         self.releasing.push((partitions.clone(), Instant::now()));
-        self.update_steering_if(partitions.len() > 1);
+        self.update_steering();
     }
 
     /// Checks which partitions of disconnected processes have become free, and marks them as orphaned.
@@ -105,14 +105,11 @@ impl Server {
         let count = request.shards;
         let (partition, tokens) = self.free_partitions(count)?;
         self.set_lease(i, partition..partition + count, request);
-        self.update_steering_if(count > 1);
+        self.update_steering();
         let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
         for bind_addr in &request.bind_addrs {
-            let served = self
-                .served
-                .iter()
-                .find(|served| served.bind_addr == *bind_addr)
-                .expect("all of them were bound");
+            let served = self.served.iter().find(|served| served.bind_addr == *bind_addr);
+            let served = served.expect("all of them were bound");
             let own = &served.sockets[partition..partition + count];
             own.iter().for_each(udp::drain);
             fds.extend(own.iter().map(AsFd::as_fd));
@@ -121,7 +118,7 @@ impl Server {
         let granted = Response::Granted { partition, any_user: self.any_user };
         if let Err(e) = fd_message::send(&self.clients[i].connection, &granted, &fds) {
             self.clients[i].lease = None;
-            self.update_steering_if(count > 1);
+            self.update_steering();
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             let reason = format!("the broker of {} could not send the sockets: {e}", self.bind_addr);
             return Err(Response::Refused { errno, reason });
@@ -134,6 +131,7 @@ impl Server {
     /// them as in use. The client keeps the tokens, so its partitions are not free even for a broker that
     /// does not know the client.
     fn free_partitions(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Response> {
+        let address = &self.bind_addr;
         // The order is unpredictable, because the numbers of queue pairs and connections begin with the
         // partition's.
         let rank = |partition: usize| {
@@ -144,21 +142,17 @@ impl Server {
             (0..QpnPartition::COUNT).step_by(count).filter(|first| *first > 0).collect();
         all.sort_by_key(|first| (rank(*first) <= rank(self.last), rank(*first)));
         for first in all {
-            let tokens =
-                (first..first + count).map(|partition| token(&self.names, &self.bind_addr, partition));
+            let tokens = (first..first + count).map(|partition| token(&self.names, address, partition));
             match tokens.collect::<io::Result<_>>() {
                 Ok(tokens) => return Ok((first, tokens)),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
                 Err(e) => {
-                    let reason = format!(
-                        "the broker of {} cannot create the token of a partition: {e}",
-                        self.bind_addr
-                    );
+                    let reason =
+                        format!("the broker of {address} cannot create the token of a partition: {e}");
                     return Err(Response::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), reason });
                 }
             }
         }
-        let address = &self.bind_addr;
         let reason = match count {
             1 => format!("all {} QPN partitions of {address} are in use", QpnPartition::COUNT - 1),
             _ => format!("no {count} consecutive QPN partitions of {address} are free"),
@@ -213,7 +207,7 @@ impl Server {
             }
         }
         self.set_lease(i, claimed, request);
-        self.update_steering_if(true);
+        self.update_steering();
         // The next poll detects a process that has disconnected.
         let granted = Response::Granted { partition, any_user: self.any_user };
         let _ = fd_message::send(&self.clients[i].connection, &granted, &[]);
@@ -231,15 +225,12 @@ impl Server {
         partitions.filter(|partitions| partitions.len() > 1).collect()
     }
 
-    /// Attaches the steering program for the current partitions if `changed` is set.
-    fn update_steering_if(&self, changed: bool) {
-        if changed {
-            let program = steering::by_partition(&self.sharded_clients());
-            for served in &self.served {
-                // Best effort: it worked when the first socket was bound, and there is no caller to report a
-                // failure to.
-                let _ = steer::attach(served.bind_addr.ip(), &served.sockets[0], &program);
-            }
+    /// Attaches the steering program for the current partitions.
+    fn update_steering(&self) {
+        let program = steering::by_partition(&self.sharded_clients());
+        for served in &self.served {
+            // Best effort: it worked when the first socket was bound, and there is no caller to report a failure to.
+            let _ = steer::attach(served.bind_addr.ip(), &served.sockets[0], &program);
         }
     }
 }

@@ -286,25 +286,19 @@ impl Server {
             self.release(i);
             return false;
         };
-        let error = match line.parse() {
+        let request = match line.parse() {
             // The process already has its partitions.
-            Ok(_) if self.clients[i].lease.is_some() => "the connection already has a lease".into(),
-            Ok(_) if fds.is_empty() => "the request lacks the descriptor of the last acknowledgements".into(),
-            Ok(request) => {
-                self.clients[i].last_acks = Some(fds.remove(0));
-                return self.grant_or_refuse(i, request, fds);
+            Ok(_) if self.clients[i].lease.is_some() => Err("the connection already has a lease".to_owned()),
+            Ok(_) if fds.is_empty() => {
+                Err("the request lacks the descriptor of the last acknowledgements".to_owned())
             }
-            Err(error) => error,
+            request => request,
         };
-        self.refuse(i, &Response::protocol_error(error))
-    }
-
-    /// Handles a request. Returns false if the client has disconnected.
-    fn grant_or_refuse(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> bool {
-        match self.grant(i, request, fds) {
-            Ok(()) => true,
-            Err(refusal) => self.refuse(i, &refusal),
-        }
+        let granted = request.map_err(Response::protocol_error).and_then(|request: Request| {
+            self.clients[i].last_acks = Some(fds.remove(0));
+            self.grant(i, request, fds)
+        });
+        self.refuse_unless(i, granted)
     }
 
     /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not have sent them.
@@ -346,18 +340,19 @@ impl Server {
     /// Retries the pending requests.
     fn retry_pending(&mut self) {
         for i in (0..self.clients.len()).rev() {
-            if let Some(request) = self.clients[i].pending.take()
-                && !self.grant_or_refuse(i, request, Vec::new())
-            {
+            let Some(request) = self.clients[i].pending.take() else { continue };
+            let granted = self.grant(i, request, Vec::new());
+            if !self.refuse_unless(i, granted) {
                 self.clients.remove(i);
             }
         }
     }
 
-    /// Sends a refusal; the client then closes the connection. Returns false if the client has already
-    /// disconnected.
-    fn refuse(&mut self, i: usize, refusal: &Response) -> bool {
-        fd_message::send(&self.clients[i].connection, refusal, &[]).is_ok()
+    /// Sends the refusal, if a request was not granted; the client then closes the connection. Returns false if the client
+    /// has already disconnected.
+    fn refuse_unless(&self, i: usize, granted: Result<(), Response>) -> bool {
+        let send = |refusal| fd_message::send(&self.clients[i].connection, &refusal, &[]).is_ok();
+        granted.map_or_else(send, |()| true)
     }
 }
 

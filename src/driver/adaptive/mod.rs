@@ -32,10 +32,7 @@ impl Adaptive {
     /// responds without polling for packets.
     pub fn ack_delay(&self, now: Instant) -> AckDelay {
         let are_overdue = self.acks_due.is_some_and(|at| now >= at);
-        match self.detector.is_distrusted(now) && !are_overdue {
-            true => AckDelay::UntilResponse,
-            false => AckDelay::Off,
-        }
+        if self.detector.is_distrusted(now) && !are_overdue { AckDelay::UntilResponse } else { AckDelay::Off }
     }
 
     /// Records a turn: whether it received packets, whether the application had polled without announcing a wait

@@ -25,7 +25,6 @@ pub(super) enum Role {
 pub(super) struct Writer {
     pub ring: RingWriter,
     pub to: Destination,
-    pub is_unpublished: bool,
     /// Whether the reader has confirmed the ring.
     pub is_confirmed: bool,
     pub room: Room,

@@ -1,7 +1,7 @@
 //! The decision whether packets take a ring, and the offer of a ring.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 
 use rustix::net::connect;
@@ -92,7 +92,7 @@ impl Rings {
         let counted = limits::connection().ok_or_else(|| io::Error::other("too many rings"))?;
         let (ring, memory) = RingWriter::create(CAPACITY, self.elides_icrcs)?;
         fd_message::send(&socket, &offer(self.bind_addr.ip(), to.0), &[memory.as_fd()])?;
-        let writer = Writer { ring, to, is_unpublished: false, is_confirmed: false, room: Room::Enough };
+        let writer = Writer { ring, to, is_confirmed: false, room: Room::Enough };
         self.add(socket, Role::Writer(writer), counted)
     }
 }
@@ -100,15 +100,14 @@ impl Rings {
 /// Reports whether this network namespace has an address, which belongs to the interface of `own` if it is link-local.
 /// Returns true if that cannot be determined for lack of descriptors or memory.
 pub(super) fn is_of_this_host(ip: IpAddr, own: &BindAddr) -> bool {
-    let interface = || pnet_datalink::interfaces().into_iter().find(|i| own.is_on(&i.name));
-    let to = match ip {
-        _ if ip.is_loopback() => return true,
-        IpAddr::V4(_) => SocketAddr::new(ip, ROCE_PORT),
-        IpAddr::V6(ip) => {
-            let scope = if needs_scope(ip.into()) { interface().map_or(0, |i| i.index) } else { 0 };
-            SocketAddrV6::new(ip, ROCE_PORT, 0, scope).into()
-        }
-    };
+    if ip.is_loopback() {
+        return true;
+    }
+    let mut to = SocketAddr::new(ip, ROCE_PORT);
+    if let (SocketAddr::V6(to), true) = (&mut to, needs_scope(ip)) {
+        let interface = pnet_datalink::interfaces().into_iter().find(|i| own.is_on(&i.name));
+        to.set_scope_id(interface.map_or(0, |i| i.index));
+    }
     let any: IpAddr = if ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let Ok(socket) = UdpSocket::bind((any, 0)) else { return true };
     // The kernel sends from an address of this host to that address from the address itself.

@@ -70,8 +70,8 @@ pub struct Rings {
     names: SocketNames,
     /// Whether packets to addresses of this network namespace are dropped if they have no ring.
     is_required: bool,
-    /// The listening socket and its name; `None` if other processes write to another link of this NIC.
-    listener: Option<(CloseOnForkFd, String)>,
+    /// The listening socket, named after `own`; `None` if other processes write to another link of this NIC.
+    listener: Option<CloseOnForkFd>,
     epoll: Epoll,
     wake: EventFd,
     /// Whether a thread sleeps, or is about to, until it is notified.
@@ -128,11 +128,11 @@ impl Rings {
         epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
         let listener = match listens && can_have_rings(ip) {
             true => {
-                let (socket, name) = (seqpacket_socket()?, socket_name(own));
-                bind_when_free(&names, &socket, &name)?;
+                let socket = seqpacket_socket()?;
+                bind_when_free(&names, &socket, &socket_name(own))?;
                 listen(&socket, BACKLOG)?;
                 epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
-                Some((CloseOnForkFd::new(socket), name))
+                Some(CloseOnForkFd::new(socket))
             }
             false => None,
         };
@@ -171,9 +171,8 @@ impl AsFd for Rings {
 impl Drop for Rings {
     fn drop(&mut self) {
         // A forked child's copy does not own the name.
-        if let Some((_, name)) = self.listener.as_ref().filter(|(listener, _)| listener.is_of_this_process())
-        {
-            self.names.unbind(name);
+        if self.listener.as_ref().is_some_and(CloseOnForkFd::is_of_this_process) {
+            self.names.unbind(&socket_name(self.own));
         }
     }
 }

@@ -62,7 +62,7 @@ impl Rings {
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
         for connection in self.connections.iter_mut().flatten() {
             if let Connection { socket, role: Role::Writer(writer), .. } = connection {
-                let _ = announce_changes(&mut writer.ring, socket);
+                announce_changes(&mut writer.ring, socket);
             }
         }
         let events = ready[..count].iter().map(EpollEvent::data).filter(|data| *data != WAKE);
@@ -83,7 +83,7 @@ impl Rings {
             self.spare = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).ok();
         }
         for _ in 0..BACKLOG {
-            let Some((listener, _)) = &self.listener else { return };
+            let Some(listener) = &self.listener else { return };
             let socket = match accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => {
@@ -124,19 +124,15 @@ impl Rings {
                 _ => false,
             },
             Role::Reader { ring, has_ended, .. } => {
-                match take_from_writer(ring, socket) {
-                    Taken::Open => {}
-                    Taken::Ended => *has_ended = true,
-                    Taken::Broken => {
-                        trace_event!(WARN, "urxe::link", "ring closed", reason = "unexpected message");
-                        return self.close(index);
-                    }
-                }
-                if *has_ended {
+                let taken = take_from_writer(ring, socket);
+                if taken == Taken::Ended {
                     // A closed connection stays readable; the rest of the ring is still read.
+                    *has_ended = true;
                     let _ = self.epoll.delete(socket);
+                } else if taken == Taken::Broken {
+                    trace_event!(WARN, "urxe::link", "ring closed", reason = "unexpected message");
                 }
-                true
+                taken != Taken::Broken
             }
             Role::Writer(Writer { ring, is_confirmed, .. }) => {
                 take_from_reader(ring, is_confirmed, socket) == Taken::Open

@@ -40,7 +40,7 @@ impl Rings {
     pub fn write(&mut self, now: Instant, ring: usize, burst: &TxBurst<'_>) -> bool {
         self.has_written = true;
         let Some(writer) = writer_of(&mut self.connections, ring) else { return false };
-        if !std::mem::replace(&mut writer.is_unpublished, true) {
+        if !self.unpublished.contains(&ring) {
             self.unpublished.push(ring);
         }
         let mut write = || Ok((writer.ring.write(burst)?, writer.ring.has_room(RESERVE)?));
@@ -77,7 +77,6 @@ impl Rings {
             // The connection may have been closed meanwhile.
             if let Some(Some(Connection { socket, role: Role::Writer(writer), .. })) =
                 self.connections.get_mut(index)
-                && std::mem::take(&mut writer.is_unpublished)
             {
                 publish(&mut writer.ring, socket);
             }
@@ -143,5 +142,5 @@ fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
         ring.cancel_notification();
     }
     // An error is found again by the next write.
-    let _ = announce_changes(ring, socket);
+    announce_changes(ring, socket);
 }

@@ -55,12 +55,6 @@ pub enum RingError {
         /// Number of payloads that are left out.
         count: u32,
     },
-    /// The other process shares memory that it shares already, or withdraws memory that it does not share.
-    #[error("shared memory {id} offered twice or not at all: the other process has broken the protocol")]
-    Offer {
-        /// Number of the memory.
-        id: u32,
-    },
     /// The memory cannot be created, mapped or accessed.
     #[error("shared memory of a ring: {0}")]
     System(#[from] io::Error),

@@ -34,27 +34,17 @@ const DATA: usize = 64 << 10;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Control block at the start of the memory, which has the same layout in all programs. All zeros is that of an empty
-/// ring.
-#[repr(C)]
+/// ring. Each field has cache lines of its own, including that which processors prefetch with it.
+#[repr(C, align(128))]
 pub(super) struct Control {
     /// Number of bytes that have ever been written.
-    pub head: Line<AtomicU64>,
+    pub head: AtomicU64,
+    _behind_head: [u64; 15],
     /// Number of bytes that have ever been read.
-    pub tail: Line<AtomicU64>,
+    pub tail: AtomicU64,
+    _behind_tail: [u64; 15],
     /// Not zero while the reader sleeps until the writer notifies it.
-    pub reader_sleeps: Line<AtomicU32>,
-}
-
-/// Field with cache lines of its own, including that which processors prefetch with it.
-#[repr(C, align(128))]
-pub(super) struct Line<T>(pub T);
-
-impl<T> std::ops::Deref for Line<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
+    pub reader_sleeps: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Control>() == 3 * 128);

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::error::RingError;
 use crate::burst::{GatheredPackets, Piece};
 use crate::memory::{
     HostSlice, PeerMemory, PeerMemoryError, ShareableMemory, all_shareable, shareable_generation,
@@ -250,29 +249,26 @@ pub(in crate::rings) struct ReaderMemory {
 }
 
 impl ReaderMemory {
-    /// Maps memory that the writer offers, for payloads that stay there.
+    /// Maps memory that the writer offers, for payloads that stay there. Returns `None` if it is shared already, which breaks
+    /// the protocol.
     ///
     /// # Errors
-    /// Outer: [`RingError::Offer`] if the writer has broken the protocol. Inner: the reason why this process does not map
-    /// it; the writer must be told.
-    pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Result<Result<(), PeerMemoryError>, RingError> {
+    /// The reason why this process does not map it; the writer must be told.
+    pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Option<Result<(), PeerMemoryError>> {
         if self.all.iter().any(|(of, _)| *of == id) {
-            return Err(RingError::Offer { id });
+            return None;
         }
         if self.all.len() >= MAX_SHARED {
-            return Ok(Err(PeerMemoryError::TooMany));
+            return Some(Err(PeerMemoryError::TooMany));
         }
-        Ok(PeerMemory::open(fd).map(|memory| self.all.push((id, Arc::new(memory)))))
+        Some(PeerMemory::open(fd).map(|memory| self.all.push((id, Arc::new(memory)))))
     }
 
-    /// Unmaps memory that the writer withdraws.
-    ///
-    /// # Errors
-    /// [`RingError::Offer`] if it is not mapped.
-    pub fn withdraw(&mut self, id: u32) -> Result<(), RingError> {
-        let at = self.all.iter().position(|(of, _)| *of == id).ok_or(RingError::Offer { id })?;
-        self.all.remove(at);
-        Ok(())
+    /// Unmaps memory that the writer withdraws. Returns false if it is not mapped, which breaks the protocol.
+    pub fn withdraw(&mut self, id: u32) -> bool {
+        let before = self.all.len();
+        self.all.retain(|(of, _)| *of != id);
+        self.all.len() < before
     }
 
     /// Reassembles a burst of `len` bytes, in packets of `segment` bytes, from the bytes that the record contains and from the
@@ -299,7 +295,7 @@ impl ReaderMemory {
                 record.split_at(offset).1
             } else {
                 let (_, memory) = self.all.iter().find(|(of, _)| *of == memory)?;
-                packets.keep_mapped(memory, epoch);
+                packets.payloads.keep_mapped(memory, epoch);
                 memory.slice(offset, total)?
             };
             let (part, mut start) = (part as usize, at as usize);

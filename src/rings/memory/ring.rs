@@ -47,15 +47,8 @@ impl RecordHeader {
     fn of(burst: &TxBurst<'_>) -> Option<RecordHeader> {
         let Flow { src_port, traffic_class, hop_limit, .. } = burst.flow;
         let (len, segment) = (burst.bytes.try_into().ok()?, burst.segment.try_into().ok()?);
-        Some(RecordHeader {
-            len,
-            segment,
-            src_port,
-            traffic_class,
-            hop_limit,
-            elides_icrcs: false,
-            is_gathered: false,
-        })
+        let (elides_icrcs, is_gathered) = (false, false);
+        Some(RecordHeader { len, segment, src_port, traffic_class, hop_limit, elides_icrcs, is_gathered })
     }
 
     fn to_words(self) -> [u32; RecordHeader::WORDS] {
@@ -199,8 +192,8 @@ impl RingWriter {
         if !self.elides_icrcs || !self.memory.may_change() {
             return Ok(None);
         }
-        self.look_up_tail()?;
-        Ok(self.memory.next_change(self.head, self.tail))
+        let tail = self.reader_position()?;
+        Ok(self.memory.next_change(self.head, tail))
     }
 
     /// Reports whether there is room for `len` bytes.
@@ -213,8 +206,7 @@ impl RingWriter {
         if fits(self.tail) {
             return Ok(true);
         }
-        self.look_up_tail()?;
-        Ok(fits(self.tail))
+        Ok(fits(self.reader_position()?))
     }
 
     /// Returns the position up to which the reader has read.
@@ -222,17 +214,12 @@ impl RingWriter {
     /// # Errors
     /// [`RingError::Position`] if the reader has broken the protocol.
     pub fn reader_position(&mut self) -> Result<u64, RingError> {
-        self.look_up_tail()?;
-        Ok(self.tail)
-    }
-
-    fn look_up_tail(&mut self) -> Result<(), RingError> {
         let tail = self.mapping.control().tail.load(Ordering::Acquire);
         if tail < self.tail || tail > self.head || !tail.is_multiple_of(ALIGN as u64) {
             return Err(RingError::Position { head: self.head, tail });
         }
         self.tail = tail;
-        Ok(())
+        Ok(tail)
     }
 
     /// Makes what was written visible to the reader. Returns true if the reader sleeps and must be notified.
@@ -356,7 +343,7 @@ impl RingReader {
             let gathered = self.memory.gather((len, segment), bytes, epoch, parts);
             gathered.ok_or(RingError::Payloads { len: header.len, count })?;
             sink(self.memory.packets.burst(self.flow));
-            self.memory.packets.clear();
+            self.memory.packets.payloads.clear();
         } else {
             let data = self.mapping.slice(at + RecordHeader::LEN as u64, len);
             let data = self.memory.packets.load_whole(data)?;

@@ -20,6 +20,7 @@ use super::param::default_qp_type;
 use super::state::State;
 use super::{CmId, EventChannel, IdError, PortSpace};
 use crate::cm::CmCounters;
+use crate::driver::ALL_SHARDS;
 use crate::fabric::{Driver, Fabric};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
@@ -282,7 +283,7 @@ impl Shared {
     /// for an event.
     pub fn stop_polling(&self) {
         for port in self.sleep.ports.lock().iter() {
-            port.context().0.shards.stop_polling_all();
+            port.context().0.shards.stop_polling(ALL_SHARDS);
         }
     }
 }

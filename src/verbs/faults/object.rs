@@ -57,7 +57,7 @@ impl ObjectFault {
                 format!("event:{name}@{at}{subject}")
             }
         };
-        ObjectFault::with_text(change, trigger, text)
+        ObjectFault { change, trigger, text }
     }
 }
 
@@ -110,7 +110,7 @@ fn parse(text: &str) -> Result<ObjectFault, String> {
             _ => return Err(expected()),
         },
     };
-    Ok(ObjectFault::with_text(change, trigger, text.to_owned()))
+    Ok(ObjectFault { change, trigger, text: text.to_owned() })
 }
 
 /// Parses the part after `@`: a duration, or a number of packets.

@@ -129,7 +129,7 @@ fn exchange(writer: &mut RingWriter, reader: &mut RingReader) -> [Vec<u32>; 3] {
                 numbers[usize::from(!accepts)].push(memory.id());
             }
             Change::Withdraw(id) => {
-                reader.memory.withdraw(id).unwrap();
+                assert!(reader.memory.withdraw(id));
                 numbers[2].push(id);
             }
         }
@@ -260,7 +260,7 @@ fn freed_memory_is_withdrawn_once_the_reader_has_read_the_last_payload_in_it() {
     assert_eq!(got[0].as_ref(), Some(&expected[0]));
     assert!(got[1].is_none() || got[1].as_ref() == Some(&expected[0]));
     assert_eq!(exchange(&mut writer, &mut reader), [vec![], vec![], vec![id]]);
-    assert!(matches!(reader.memory.withdraw(id), Err(RingError::Offer { .. })), "it is no longer mapped");
+    assert!(!reader.memory.withdraw(id), "it is no longer mapped");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn number_of_shared_memories_is_limited_at_both_ends() {
     assert_eq!(exchange(&mut writer, &mut reader).map(|ids| ids.len()), [MAX_SHARED, 0, 0]);
     let fd = all_shareable()[0].as_fd().try_clone_to_owned().unwrap();
     assert!(reader.memory.share(u32::MAX, &fd).unwrap().is_err(), "one too many");
-    assert!(matches!(reader.memory.share(memories[0].id(), &fd), Err(RingError::Offer { .. })), "twice");
+    assert!(reader.memory.share(memories[0].id(), &fd).is_none(), "twice");
     memories.remove(0);
     send_from_all(&mut writer, &mut reader, &memories);
     assert_eq!(exchange(&mut writer, &mut reader).map(|ids| ids.len()), [1, 0, 1]);
