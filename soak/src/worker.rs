@@ -101,10 +101,8 @@ struct Worker {
     rng: Rng,
     sequence: u32,
     is_draining: bool,
-    is_drained: bool,
     is_exiting: bool,
     totals: Totals,
-    leaked: Vec<TcpListener>,
 }
 
 /// Runs a worker until the supervisor ends it.
@@ -198,10 +196,8 @@ impl Worker {
             rng,
             sequence: 0,
             is_draining: false,
-            is_drained: false,
             is_exiting: false,
             totals: Totals::default(),
-            leaked: Vec::new(),
             config,
         })
     }
@@ -231,7 +227,7 @@ impl Worker {
             return Err(format!("the link was lost: {cause}"));
         }
         if self.config.plant == Some(Plant::Leak) {
-            self.leaked.extend(TcpListener::bind((self.config.addresses[self.config.process], 0)));
+            std::mem::forget(TcpListener::bind((self.config.addresses[self.config.process], 0)));
         }
         while !self.is_exiting
             && let Ok((stream, _)) = self.tcp.accept()
@@ -258,11 +254,7 @@ impl Worker {
             }
         }
         let has_own = self.entries.values().any(|e| matches!(e.connection.role, Role::Initiator(_)));
-        if self.is_draining && !self.is_drained && !has_own {
-            self.is_drained = true;
-            report(&Report::Drained).map_err(system)?;
-        }
-        Ok(())
+        if self.is_draining && !has_own { report(&Report::Drained).map_err(system) } else { Ok(()) }
     }
 
     /// Checks one connection for the end of its TCP connection and for timeouts.
@@ -471,8 +463,7 @@ impl Worker {
     }
 
     /// Sleeps until there is something to do, and reads the supervisor's commands. Returns whether to exit.
-    fn wait(&mut self, time: Duration) -> Result<bool, CliError> {
-        let mut timeout = time;
+    fn wait(&mut self, mut timeout: Duration) -> Result<bool, CliError> {
         if !timeout.is_zero() {
             while self.completions.next_event().is_some() {}
             self.cq.req_notify_with_missed(Notify::Any);
