@@ -54,8 +54,7 @@ fn parse(bytes: &[u8]) -> Option<(Offer, Endpoint)> {
 /// of the queue pairs.
 pub struct Exchange {
     pub stream: TcpStream,
-    bytes: [u8; LEN],
-    len: usize,
+    bytes: Vec<u8>,
 }
 
 /// Progress of an exchange.
@@ -71,23 +70,19 @@ pub enum Progress {
 impl Exchange {
     pub fn new(stream: TcpStream) -> io::Result<Exchange> {
         stream.set_nonblocking(true)?;
-        Ok(Exchange { stream, bytes: [0; LEN], len: 0 })
+        Ok(Exchange { stream, bytes: Vec::new() })
     }
 
     /// Reads what has arrived.
     pub fn read(&mut self) -> Progress {
-        let is_complete = self.len == LEN;
-        let mut end = [0];
-        let buffer = if is_complete { &mut end[..] } else { &mut self.bytes[self.len..] };
-        match self.stream.read(buffer) {
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Progress::Waiting,
-            Ok(0) | Err(_) => Progress::Closed,
-            Ok(_) if is_complete => Progress::Closed,
-            Ok(len) => {
-                self.len += len;
-                let message = parse(&self.bytes[..self.len]);
-                message.map_or(Progress::Waiting, |(offer, endpoint)| Progress::Received(offer, endpoint))
-            }
+        let is_complete = self.bytes.len() >= LEN;
+        match self.stream.read_to_end(&mut self.bytes) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            _ => return Progress::Closed,
+        }
+        match parse(&self.bytes).filter(|_| !is_complete) {
+            Some((offer, endpoint)) => Progress::Received(offer, endpoint),
+            None => Progress::Waiting,
         }
     }
 }
