@@ -1,18 +1,14 @@
 //! Errors of the `urxe` commands.
 
-use std::error::Error;
 use std::io;
 
 use crate::oob_handshake::HandshakeError;
-use urxe::broker::SharingError;
-use urxe::link::BindError;
 
 /// Error of a command. The message is one line and includes a hint on how to fix the problem.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum CliError {
     /// A call of the library failed.
-    #[error("{}{}", .0, cause(.0))]
     Call(urxe::Error),
     /// The handshake with the peer failed.
     Handshake(#[from] HandshakeError),
@@ -53,13 +49,4 @@ impl<E: Into<urxe::Error>> From<E> for CliError {
             e => CliError::Call(e),
         }
     }
-}
-
-/// Formats the source of an error of a udp link, whose message does not include it.
-fn cause(e: &urxe::Error) -> String {
-    use urxe::Error::{Link, Sharing, Udp};
-    let (Udp(e) | Link(BindError::Udp(e)) | Sharing(SharingError::Link(BindError::Udp(e)))) = e else {
-        return String::new();
-    };
-    e.source().map_or(String::new(), |source| format!(": {source}"))
 }

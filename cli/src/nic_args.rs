@@ -48,9 +48,9 @@ const CONGESTION: [&str; 5] = ["none", "loss-driven", "dcqcn:connectx", "dcqcn:s
 #[derive(Args, Clone, Default)]
 pub struct AddressArgs {
     /// Link of the NIC, see `urxe help links`
-    #[arg(long, value_name = "LINK", value_parser = Completed::new(LINKS, NamedLink::parse),
+    #[arg(long, value_name = "LINK", value_parser = Completed::new(LINKS, parse_link),
         hide_possible_values = true)]
-    link: Option<NamedLink>,
+    link: Option<String>,
     /// Shorthand for --link udp:ADDR
     #[arg(long, value_name = "ADDR", conflicts_with = "link")]
     ip: Option<IpAddr>,
@@ -159,29 +159,15 @@ pub struct NicArgs {
     pub personality: Option<Personality>,
 }
 
-/// A link specification with its original text.
-#[derive(Clone)]
-struct NamedLink {
-    spec: LinkSpec,
-    text: String,
-}
-
-impl NamedLink {
-    fn parse(text: &str) -> Result<NamedLink, String> {
-        Ok(NamedLink { spec: text.parse()?, text: text.into() })
-    }
-}
-
 impl AddressArgs {
     /// Returns the specified link.
     pub fn link(&self) -> Option<LinkSpec> {
-        let chosen = self.link.as_ref().map(|link| link.spec.clone());
-        chosen.or(self.ip.map(|ip| LinkSpec::Udp(Some(ip))))
+        self.text().map(|text| text.parse().expect("the option's parser accepts links only"))
     }
 
     /// Returns the specified link as text.
     pub fn text(&self) -> Option<String> {
-        self.link.as_ref().map(|link| link.text.clone()).or(self.ip.map(|ip| format!("udp:{ip}")))
+        self.link.clone().or(self.ip.map(|ip| format!("udp:{ip}")))
     }
 
     /// Rejects a fabric link, for commands whose peer is another process.
@@ -237,6 +223,11 @@ impl NicArgs {
             eprintln!("{report}");
         }
     }
+}
+
+/// Checks the text of a link, which commands also pass on to programs.
+fn parse_link(text: &str) -> Result<String, String> {
+    text.parse::<LinkSpec>().map(|_| text.to_owned())
 }
 
 /// Parses a number of shards, a power of two up to 64.
@@ -309,7 +300,7 @@ mod tests {
             text if text.ends_with(':') => "a,ip=10.77.0.1/24",
             _ => "",
         };
-        assert!(LINKS.iter().all(|text| NamedLink::parse(&format!("{text}{}", end(text))).is_ok()));
+        assert!(LINKS.iter().all(|text| parse_link(&format!("{text}{}", end(text))).is_ok()));
         assert!(CONGESTION.iter().all(|text| parse::<Congestion>(text).is_ok()));
     }
 }

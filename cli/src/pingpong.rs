@@ -193,15 +193,12 @@ impl PingpongArgs {
     }
 
     fn create_qp(&self, pd: &Pd, cq: &Cq, srq: Option<&Srq>, recv: RecvCaps) -> Result<PingpongQp, CliError> {
-        let options = QpOptions::default()
+        let mut options = QpOptions::default()
             .qp_type(self.service.qp_type())
             .send(SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 })
             .recv(recv);
-        let qp = match srq {
-            Some(srq) => pd.create_qp(cq, cq, &options.srq(srq))?,
-            None => pd.create_qp(cq, cq, &options)?,
-        };
-        Ok(PingpongQp { qp, send_done: true, received: false })
+        options.srq = srq.cloned();
+        Ok(PingpongQp { qp: pd.create_qp(cq, cq, &options)?, send_done: true, received: false })
     }
 
     /// Returns the number of queue pairs and the depth of the receive queue.

@@ -3,7 +3,7 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use urxe::verbs::{self, Endpoint, QKey, QpAttr, RecvWr, SendFlags, SendWr};
+use urxe::verbs::{self, Endpoint, LKey, QKey, QpAttr, RecvWr, SendFlags, SendWr};
 
 use crate::convert::{OrRaise, copy_bytes, member, qp_state};
 use crate::held::Held;
@@ -70,7 +70,8 @@ impl<'py> FromPyObject<'_, 'py> for Data {
 /// Returns the scatter/gather element for an object; `None` if the object is neither an Sge nor a Region.
 fn element(object: &Bound<'_, PyAny>) -> PyResult<Option<verbs::Sge>> {
     if let Ok(sge) = object.cast::<Sge>() {
-        return Ok(Some(sge.get().0));
+        let Sge { addr, length, lkey } = *sge.get();
+        return Ok(Some(verbs::Sge { addr, length, lkey: LKey(lkey) }));
     }
     let Ok(region) = object.cast::<Region>() else { return Ok(None) };
     let too_long =

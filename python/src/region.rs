@@ -18,37 +18,26 @@ use crate::convert::{OrRaise, copy_bytes};
 use crate::held::Held;
 
 /// A scatter/gather element: a range of registered memory. The NIC checks the range when the element is used.
-#[pyclass(frozen, module = "urxe")]
+#[pyclass(frozen, get_all, module = "urxe")]
 #[derive(Clone, Copy)]
-pub(crate) struct Sge(pub verbs::Sge);
+pub(crate) struct Sge {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Length in bytes.
+    pub length: u32,
+    /// Local key of the region.
+    pub lkey: u32,
+}
 
 #[pymethods]
 impl Sge {
     #[new]
     fn new(addr: u64, length: u32, lkey: u32) -> Sge {
-        Sge(verbs::Sge { addr, length, lkey: LKey(lkey) })
-    }
-
-    /// Address of the first byte.
-    #[getter]
-    fn addr(&self) -> u64 {
-        self.0.addr
-    }
-
-    /// Length in bytes.
-    #[getter]
-    fn length(&self) -> u32 {
-        self.0.length
-    }
-
-    /// Local key of the region.
-    #[getter]
-    fn lkey(&self) -> u32 {
-        self.0.lkey.0
+        Sge { addr, length, lkey }
     }
 
     fn __repr__(&self) -> String {
-        format!("Sge(addr={:#x}, length={}, lkey={:#x})", self.0.addr, self.0.length, self.0.lkey.0)
+        format!("Sge(addr={:#x}, length={}, lkey={:#x})", self.addr, self.length, self.lkey)
     }
 }
 
@@ -202,7 +191,7 @@ impl Region {
                 PyValueError::new_err("the rest of the region is longer than 2^32-1 bytes: give a length")
             })?,
         };
-        Ok(Sge(verbs::Sge { addr: self.addr.wrapping_add(offset), length, lkey: LKey(self.lkey) }))
+        Ok(Sge { addr: self.addr.wrapping_add(offset), length, lkey: self.lkey })
     }
 
     /// Returns the remote address of the byte at `offset`, for use by a peer.

@@ -9,7 +9,9 @@ use urxe::verbs::{
 };
 
 use super::Plant;
-use super::plan::{MAX_LEN, Message, Op, Plan};
+use super::exchange::Offer;
+use super::plan::{self, MAX_LEN, Message, Op, Plan};
+use super::report::Incarnation;
 
 /// Number of messages in flight, each of which has a slot in every buffer.
 const WINDOW: usize = 8;
@@ -38,23 +40,22 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Connection {
     pub number: u64,
     plan: Plan,
-    qp: Qp,
+    pub qp: Qp,
     /// Data sent, and the target's window.
-    local: Mr,
+    pub local: Mr,
     /// Receive buffers.
     received: Mr,
-    /// Size of a receive buffer in bytes.
-    recv_len: usize,
     /// Number of work requests without a completion.
-    outstanding: u32,
+    pub outstanding: u32,
     pub role: Role,
-    pub state: State,
-    /// Time of the last successful completion of a message or credit.
+    /// Time of the last successful completion of a message or credit; before, that of the start or creation.
     pub active: Instant,
     /// Whether a probe has no completion yet.
     is_probing: bool,
-    /// Time at which the queue pair was moved to the error state.
-    closed: Option<Instant>,
+    /// Time at which the queue pair was moved to the error state: the connection is done or has failed.
+    pub closed: Option<Instant>,
+    /// Status or reason, if the connection has failed.
+    pub failure: Option<String>,
     /// Bytes and messages verified since they were last taken.
     pub verified: (u64, u64),
     plant: Option<Plant>,
@@ -66,22 +67,15 @@ pub enum Role {
     Target(Target),
 }
 
-/// State of an end.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum State {
-    /// Messages are exchanged.
-    Open,
-    /// All messages of the plan are done.
-    Done,
-    /// The connection failed, by status or reason.
-    Failed(String),
-}
-
 /// Progress of the initiator.
 #[derive(Default)]
 pub struct Initiator {
-    window: RemoteAddr,
-    is_connected: bool,
+    /// Process of the target.
+    peer: usize,
+    /// Whether the connection replaces one that failed.
+    pub is_reconnect: bool,
+    /// The target and its window, once the target has accepted.
+    pub target: Option<(Incarnation, RemoteAddr)>,
     /// Number of the next message to post.
     next: u64,
     /// Number of events that each slot awaits: completions, and a credit.
@@ -97,6 +91,12 @@ pub struct Initiator {
     /// Number of posted messages that complete a receive, and of those with a successful completion.
     pub posted: u64,
     pub completed: u64,
+}
+
+impl Initiator {
+    pub fn new(peer: usize, is_reconnect: bool) -> Initiator {
+        Initiator { peer, is_reconnect, ..Initiator::default() }
+    }
 }
 
 /// Progress of the target.
@@ -141,25 +141,15 @@ impl Connection {
             qp,
             local,
             received,
-            recv_len,
             outstanding: 0,
             role,
-            state: State::Open,
             active: Instant::now(),
             is_probing: false,
             closed: None,
+            failure: None,
             verified: (0, 0),
             plant,
         })
-    }
-
-    pub fn qp(&self) -> &Qp {
-        &self.qp
-    }
-
-    /// Returns the address of the target's window, which the initiator needs.
-    pub fn window(&self) -> RemoteAddr {
-        self.local.remote(0)
     }
 
     /// Posts the receives and, at the target, writes the read area.
@@ -169,14 +159,15 @@ impl Connection {
     pub fn post_receives(&mut self) -> Result<(), Violation> {
         if matches!(self.role, Role::Target(_)) {
             let mut bytes = vec![0; MAX_LEN];
-            self.plan.fill_read_area(&mut bytes);
+            self.plan.fill(plan::READ_AREA, &mut bytes);
             self.local.write(READ_AREA, &bytes).map_err(|e| e.to_string())?;
         }
         (0..RECEIVES).try_for_each(|slot| self.post_receive(slot))
     }
 
     fn post_receive(&mut self, slot: usize) -> Result<(), Violation> {
-        let sges = [self.received.sge(slot * self.recv_len..(slot + 1) * self.recv_len)];
+        let len = self.received.len() / RECEIVES;
+        let sges = [self.received.sge(slot * len..(slot + 1) * len)];
         self.qp.post_recv(&RecvWr::new(RECV | slot as u64, &sges)).map_err(|e| self.rejected(&e))?;
         self.outstanding += 1;
         Ok(())
@@ -190,9 +181,10 @@ impl Connection {
     ///
     /// # Errors
     /// A violation.
-    pub fn start(&mut self, va: u64, rkey: u32) -> Result<(), Violation> {
+    pub fn start(&mut self, offer: &Offer) -> Result<(), Violation> {
         if let Role::Initiator(initiator) = &mut self.role {
-            (initiator.window, initiator.is_connected) = (RemoteAddr { va, rkey: RKey(rkey) }, true);
+            let window = RemoteAddr { va: offer.va, rkey: RKey(offer.rkey) };
+            initiator.target = Some(((initiator.peer, offer.incarnation), window));
             self.active = Instant::now();
         }
         self.post_messages()
@@ -213,29 +205,29 @@ impl Connection {
     fn post_messages(&mut self) -> Result<(), Violation> {
         let mut bytes = vec![0; MAX_LEN];
         while let Role::Initiator(initiator) = &mut self.role
-            && self.state == State::Open
-            && initiator.is_connected
+            && let Some((_, window)) = initiator.target
+            && self.closed.is_none()
         {
-            let (number, slot) = (initiator.next, initiator.next as usize % WINDOW);
+            let number = initiator.next;
             if number == self.plan.count {
                 if initiator.pending == [0; WINDOW] {
-                    self.finish();
+                    self.close(None);
                 }
                 break;
             }
-            if initiator.pending[slot] > 0 {
+            if initiator.pending[number as usize % WINDOW] > 0 {
                 break;
             }
             initiator.next += 1;
-            self.post_message(number, self.plan.message(number), &mut bytes)?;
+            self.post_message(number, window, &mut bytes)?;
         }
         Ok(())
     }
 
-    fn post_message(&mut self, number: u64, message: Message, bytes: &mut [u8]) -> Result<(), Violation> {
+    fn post_message(&mut self, number: u64, target: RemoteAddr, bytes: &mut [u8]) -> Result<(), Violation> {
         let Role::Initiator(initiator) = &mut self.role else { return Ok(()) };
-        let (slot, Message { op, len, operand }) = (number as usize % WINDOW, message);
-        let at = |offset: usize| RemoteAddr { va: initiator.window.va + offset as u64, ..initiator.window };
+        let (slot, Message { op, len, operand }) = (number as usize % WINDOW, self.plan.message(number));
+        let at = |offset: usize| RemoteAddr { va: target.va + offset as u64, ..target };
         let source = [self.local.sge(slot * MAX_LEN..slot * MAX_LEN + len)];
         let result = (WINDOW + slot) * MAX_LEN;
         let result = [self.local.sge(result..result + len)];
@@ -247,21 +239,20 @@ impl Connection {
             }
             self.local.write(slot * MAX_LEN, &bytes[..len]).map_err(|e| e.to_string())?;
         }
-        let wrs = match op {
-            Op::Send => [Some(SendWr::send(wr_id, &source)), None],
-            Op::SendImm => [Some(SendWr::send_imm(wr_id, &source, imm)), None],
-            Op::WriteImm => [Some(SendWr::write_imm(wr_id, &source, window, imm)), None],
-            Op::WriteRead => {
-                [Some(SendWr::write(wr_id, &source, window)), Some(SendWr::read(wr_id | 1, &result, window))]
-            }
-            Op::Read => [Some(SendWr::read(wr_id, &result, at(READ_AREA))), None],
-            Op::FetchAdd => [Some(SendWr::fetch_add(wr_id, &result, at(COUNTER), operand)), None],
-            Op::CompSwap => {
-                let old = initiator.counter;
-                [Some(SendWr::compare_swap(wr_id, &result, at(COUNTER), old, operand)), None]
-            }
-        };
-        initiator.originals[slot] = initiator.counter;
+        let old = initiator.counter;
+        let mut wrs = vec![match op {
+            Op::Send => SendWr::send(wr_id, &source),
+            Op::SendImm => SendWr::send_imm(wr_id, &source, imm),
+            Op::WriteImm => SendWr::write_imm(wr_id, &source, window, imm),
+            Op::WriteRead => SendWr::write(wr_id, &source, window),
+            Op::Read => SendWr::read(wr_id, &result, at(READ_AREA)),
+            Op::FetchAdd => SendWr::fetch_add(wr_id, &result, at(COUNTER), operand),
+            Op::CompSwap => SendWr::compare_swap(wr_id, &result, at(COUNTER), old, operand),
+        }];
+        if op == Op::WriteRead {
+            wrs.push(SendWr::read(wr_id | 1, &result, window));
+        }
+        initiator.originals[slot] = old;
         match op {
             Op::FetchAdd => initiator.counter = initiator.counter.wrapping_add(operand),
             Op::CompSwap => initiator.counter = operand,
@@ -269,7 +260,7 @@ impl Connection {
         }
         initiator.posted += u64::from(op.consumes_receive());
         initiator.pending[slot] = u8::from(op.consumes_receive());
-        for wr in wrs.into_iter().flatten() {
+        for wr in wrs {
             // Counted first: a queue pair in the error state may complete the request at once.
             initiator.pending[slot] += 1;
             self.outstanding += 1;
@@ -318,7 +309,7 @@ impl Connection {
                 self.post_messages()
             }
             WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
-                self.fail(&wc.status.to_string());
+                self.close(Some(&wc.status.to_string()));
                 Ok(())
             }
             status => Err(format!("connection {:#x}: {status} for {wc:?}", self.number)),
@@ -350,7 +341,7 @@ impl Connection {
         self.local.read((WINDOW + slot) * MAX_LEN, found).map_err(|e| e.to_string())?;
         let checked = match op {
             Op::WriteRead if is_read_back => self.plan.check(number, found),
-            Op::Read => self.plan.check_read_area(found),
+            Op::Read => self.plan.check(plan::READ_AREA, found),
             Op::FetchAdd | Op::CompSwap => {
                 let (original, expected) =
                     (u64::from_ne_bytes(found[..8].try_into().expect("8 bytes")), initiator.originals[slot]);
@@ -422,26 +413,11 @@ impl Connection {
         self.verified = (self.verified.0 + len as u64, self.verified.1 + 1);
     }
 
-    /// Ends the connection as failed, unless it has ended already.
-    pub fn fail(&mut self, reason: &str) {
-        if self.state == State::Open {
-            self.state = State::Failed(reason.to_owned());
-        }
-        self.close();
-    }
-
-    /// Ends the connection as done, unless it has ended already.
-    pub fn finish(&mut self) {
-        if self.state == State::Open {
-            self.state = State::Done;
-        }
-        self.close();
-    }
-
-    /// Moves the queue pair to the error state, in which all its work requests complete.
-    fn close(&mut self) {
+    /// Ends the connection, as failed if there is a reason, unless it has ended already: moves the queue pair
+    /// to the error state, in which all its work requests complete.
+    pub fn close(&mut self, failure: Option<&str>) {
         if self.closed.is_none() {
-            self.closed = Some(Instant::now());
+            (self.closed, self.failure) = (Some(Instant::now()), failure.map(str::to_owned));
             // A queue pair can enter the error state from every other.
             let _ = self.qp.modify(&QpAttr::new(QpState::Err));
         }
@@ -450,15 +426,5 @@ impl Connection {
     /// Reports whether the connection has ended and every work request has completed.
     pub fn is_over(&self) -> bool {
         self.closed.is_some() && self.outstanding == 0
-    }
-
-    /// Returns the time since the queue pair was moved to the error state.
-    pub fn closed_for(&self) -> Option<Duration> {
-        self.closed.map(|at| at.elapsed())
-    }
-
-    /// Returns the number of work requests without a completion.
-    pub fn outstanding(&self) -> u32 {
-        self.outstanding
     }
 }

@@ -12,32 +12,25 @@ pub struct Offer {
     pub connection: u64,
     /// Incarnation of the process.
     pub incarnation: u32,
-    /// The target's window; 0 from the initiator.
+    /// The end's window, of which only the target's is used.
     pub va: u64,
     pub rkey: u32,
 }
 
 impl Offer {
-    /// Length in private data, in bytes.
-    pub const LEN: usize = 24;
+    /// Length in bytes.
+    const LEN: usize = 24;
 
-    pub fn bytes(&self) -> [u8; Offer::LEN] {
-        let mut bytes = [0; Offer::LEN];
-        bytes[..8].copy_from_slice(&self.connection.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.va.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.rkey.to_le_bytes());
-        bytes[20..].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes
+    pub fn bytes(&self) -> Vec<u8> {
+        let words = [self.connection, self.va, u64::from(self.incarnation) << 32 | u64::from(self.rkey)];
+        words.map(u64::to_le_bytes).concat()
     }
 
     /// Returns `None` if there are fewer bytes than an offer has.
     pub fn parse(bytes: &[u8]) -> Option<Offer> {
-        Some(Offer {
-            connection: u64::from_le_bytes(*bytes.first_chunk()?),
-            va: u64::from_le_bytes(*bytes.get(8..)?.first_chunk()?),
-            rkey: u32::from_le_bytes(*bytes.get(16..)?.first_chunk()?),
-            incarnation: u32::from_le_bytes(*bytes.get(20..)?.first_chunk()?),
-        })
+        let (words, _) = bytes.as_chunks();
+        let [connection, va, last] = words.first_chunk()?.map(u64::from_le_bytes);
+        Some(Offer { connection, va, incarnation: (last >> 32) as u32, rkey: last as u32 })
     }
 }
 
@@ -45,28 +38,23 @@ impl Offer {
 const LEN: usize = Offer::LEN + 24;
 
 /// Returns the message that one end sends over TCP.
-pub fn message(offer: &Offer, endpoint: &Endpoint) -> [u8; LEN] {
-    let mut bytes = [0; LEN];
-    bytes[..24].copy_from_slice(&offer.bytes());
-    bytes[24..40].copy_from_slice(&endpoint.gid.0);
-    bytes[40..44].copy_from_slice(&endpoint.qpn.get().to_le_bytes());
-    bytes[44..].copy_from_slice(&endpoint.psn.get().to_le_bytes());
-    bytes
+pub fn message(offer: &Offer, endpoint: &Endpoint) -> Vec<u8> {
+    let numbers = [endpoint.qpn.get(), endpoint.psn.get()].map(u32::to_le_bytes);
+    [&offer.bytes(), &endpoint.gid.0[..], numbers.as_flattened()].concat()
 }
 
-fn parse(bytes: &[u8; LEN]) -> Option<(Offer, Endpoint)> {
-    let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-    let gid = Gid(*bytes.get(24..)?.first_chunk()?);
-    let endpoint = Endpoint { gid, qpn: Qpn::new(word(40)?), psn: Psn::new(word(44)?) };
-    Some((Offer::parse(bytes)?, endpoint))
+/// Returns `None` if there are fewer bytes than a message has.
+fn parse(bytes: &[u8]) -> Option<(Offer, Endpoint)> {
+    let (gid, numbers) = bytes.get(Offer::LEN..)?.split_first_chunk()?;
+    let [qpn, psn] = numbers.as_chunks().0.first_chunk()?.map(u32::from_le_bytes);
+    Some((Offer::parse(bytes)?, Endpoint { gid: Gid(*gid), qpn: Qpn::new(qpn), psn: Psn::new(psn) }))
 }
 
 /// A non-blocking TCP connection, which carries one message in each direction and whose end ends the connection
 /// of the queue pairs.
 pub struct Exchange {
     pub stream: TcpStream,
-    bytes: [u8; LEN],
-    len: usize,
+    bytes: Vec<u8>,
 }
 
 /// Progress of an exchange.
@@ -82,25 +70,19 @@ pub enum Progress {
 impl Exchange {
     pub fn new(stream: TcpStream) -> io::Result<Exchange> {
         stream.set_nonblocking(true)?;
-        Ok(Exchange { stream, bytes: [0; LEN], len: 0 })
+        Ok(Exchange { stream, bytes: Vec::new() })
     }
 
     /// Reads what has arrived.
     pub fn read(&mut self) -> Progress {
-        let is_complete = self.len == LEN;
-        let mut end = [0];
-        let buffer = if is_complete { &mut end[..] } else { &mut self.bytes[self.len..] };
-        match self.stream.read(buffer) {
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Progress::Waiting,
-            Ok(0) | Err(_) => Progress::Closed,
-            Ok(_) if is_complete => Progress::Closed,
-            Ok(len) => {
-                self.len += len;
-                match parse(&self.bytes).filter(|_| self.len == LEN) {
-                    Some((offer, endpoint)) => Progress::Received(offer, endpoint),
-                    None => Progress::Waiting,
-                }
-            }
+        let is_complete = self.bytes.len() >= LEN;
+        match self.stream.read_to_end(&mut self.bytes) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            _ => return Progress::Closed,
+        }
+        match parse(&self.bytes).filter(|_| !is_complete) {
+            Some((offer, endpoint)) => Progress::Received(offer, endpoint),
+            None => Progress::Waiting,
         }
     }
 }

@@ -16,7 +16,7 @@ use std::io::{Write, stdout};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use urxe_cli::broker::Broker;
@@ -26,6 +26,7 @@ use urxe_cli::{CliError, json};
 use report::Totals;
 use supervisor::Supervisor;
 use usage::Usage;
+use worker::Config;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,18 +71,16 @@ struct Soak {
 /// Processes that this executable also is.
 #[derive(Subcommand)]
 enum Process {
+    /// Process of the soak test, which starts it
     #[command(hide = true)]
-    SoakWorker(SoakWorker),
+    SoakWorker {
+        /// Configuration in JSON
+        #[arg(value_parser = |text: &str| serde_json::from_str::<Config>(text))]
+        config: Config,
+    },
     // Started by the first process that opens a shared address.
     #[command(hide = true)]
     Broker(Broker),
-}
-
-/// Process of the soak test, which starts it
-#[derive(Args)]
-struct SoakWorker {
-    /// Configuration in JSON
-    config: String,
 }
 
 /// Error that a test plants, to see that it is found.
@@ -111,18 +110,10 @@ struct Summary {
     peak: Usage,
 }
 
-impl SoakWorker {
-    /// Runs a worker until its supervisor ends it.
-    fn run(&self) -> Result<(), CliError> {
-        let config = serde_json::from_str(&self.config);
-        worker::run(config.map_err(|e| CliError::Usage(format!("invalid configuration: {e}")))?)
-    }
-}
-
 fn main() -> ExitCode {
     let args = Soak::parse();
     urxe_cli::execute(ExitCode::FAILURE, |interrupt| match &args.process {
-        Some(Process::SoakWorker(worker)) => worker.run(),
+        Some(Process::SoakWorker { config }) => worker::run(config.clone()),
         Some(Process::Broker(broker)) => broker.run(),
         None => {
             *interrupt = Interrupt::install()?;
@@ -135,10 +126,10 @@ fn main() -> ExitCode {
 fn run(args: &Soak, interrupt: &Interrupt) -> Result<(), CliError> {
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as u64);
     let seed = args.seed.unwrap_or_else(clock);
-    let mut supervisor = Supervisor::start(seed, usize::from(args.processes), args.plant)?;
-    let mut summary = Summary { seed, processes: args.processes, ..Summary::default() };
-    let result = supervisor.run(Duration::from_secs(args.seconds), interrupt, &mut summary);
-    drop(supervisor);
+    let summary = Summary { seed, processes: args.processes, ..Summary::default() };
+    let mut supervisor = Supervisor::start(summary, args.plant)?;
+    let result = supervisor.run(Duration::from_secs(args.seconds), interrupt);
+    let summary = supervisor.end();
     match args.json {
         true => json::print(&summary)?,
         false => summary.print()?,

@@ -7,7 +7,7 @@ pub const MAX_LEN: usize = 32 << 10;
 const MAX_MESSAGES: u64 = 1500;
 
 /// Number that selects the bytes of the area that peers read; no message has it.
-const READ_AREA: u64 = u64::MAX;
+pub const READ_AREA: u64 = u64::MAX;
 
 /// Random numbers from a seed: the SplitMix64 sequence, whose n-th number can be computed alone.
 #[derive(Clone, Debug)]
@@ -106,11 +106,10 @@ impl Plan {
 
     /// Returns the first message from `number` that completes a receive, and its number.
     pub fn next_received(&self, number: u64) -> Option<(u64, Message)> {
-        let messages = (number..self.count).map(|n| (n, self.message(n)));
-        messages.into_iter().find(|(_, message)| message.op.consumes_receive())
+        (number..self.count).map(|n| (n, self.message(n))).find(|(_, message)| message.op.consumes_receive())
     }
 
-    /// Writes the bytes of a message.
+    /// Writes the bytes of a message, or of [`READ_AREA`].
     pub fn fill(&self, number: u64, bytes: &mut [u8]) {
         let base = mix(self.key ^ mix(number));
         for (at, chunk) in bytes.chunks_mut(8).enumerate() {
@@ -119,12 +118,7 @@ impl Plan {
         }
     }
 
-    /// Writes the bytes of the area that the initiator reads.
-    pub fn fill_read_area(&self, bytes: &mut [u8]) {
-        self.fill(READ_AREA, bytes);
-    }
-
-    /// Compares received bytes with those of a message.
+    /// Compares received bytes with those of a message, or of [`READ_AREA`].
     pub fn check(&self, number: u64, found: &[u8]) -> Result<(), String> {
         let mut expected = vec![0; found.len()];
         self.fill(number, &mut expected);
@@ -132,11 +126,6 @@ impl Plan {
             None => Ok(()),
             Some(at) => Err(format!("byte {at} is {:#04x}, expected {:#04x}", found[at], expected[at])),
         }
-    }
-
-    /// Compares bytes read from the target with those of its read area.
-    pub fn check_read_area(&self, found: &[u8]) -> Result<(), String> {
-        self.check(READ_AREA, found)
     }
 }
 

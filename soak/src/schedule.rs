@@ -1,5 +1,6 @@
 //! Schedule of kills, stalls and packet faults, computed from the seed.
 
+use std::iter;
 use std::time::Duration;
 
 use super::plan::Rng;
@@ -15,36 +16,25 @@ pub enum Disturbance {
     KillBroker,
 }
 
-/// Generator of the disturbances.
-pub struct Schedule {
-    rng: Rng,
-    processes: u64,
-    at: Duration,
-}
-
-impl Schedule {
-    pub fn new(seed: u64, processes: usize) -> Schedule {
-        Schedule { rng: Rng::new(seed, &[2]), processes: processes as u64, at: Duration::ZERO }
-    }
-
-    /// Returns the next disturbance, and its time from the beginning of the run.
-    pub fn next(&mut self) -> (Duration, Disturbance) {
-        let rng = &mut self.rng;
+/// Returns the disturbances, each with its time from the beginning of the run.
+pub fn schedule(seed: u64, processes: u64) -> impl Iterator<Item = (Duration, Disturbance)> {
+    let (mut rng, mut at) = (Rng::new(seed, &[2]), Duration::ZERO);
+    iter::repeat_with(move || {
         let mut millis = |from, to| Duration::from_millis(rng.range(from, to));
         let (pause, long_pause, restart) = (millis(100, 700), millis(1000, 5000), millis(0, 400));
         let (stall, long_stall) = (millis(10, 400), millis(1000, 4000));
-        self.at += if rng.percent(70) { pause } else { long_pause };
+        at += if rng.percent(70) { pause } else { long_pause };
         let disturbance = match rng.range(0, 100) {
             // The first process is never killed, so that its memory can be watched for the whole run.
-            0..40 => Disturbance::Kill { process: rng.range(1, self.processes) as usize, restart },
+            0..40 => Disturbance::Kill { process: rng.range(1, processes) as usize, restart },
             40..90 => {
                 let time = if rng.percent(85) { stall } else { long_stall };
-                Disturbance::Stall { process: rng.range(0, self.processes) as usize, time }
+                Disturbance::Stall { process: rng.range(0, processes) as usize, time }
             }
             _ => Disturbance::KillBroker,
         };
-        (self.at, disturbance)
-    }
+        (at, disturbance)
+    })
 }
 
 /// Returns the fault rules of one incarnation of a process.
@@ -70,10 +60,7 @@ mod tests {
 
     #[test]
     fn schedule_repeats_from_its_seed_and_never_kills_the_first_process() {
-        let schedule = |seed| {
-            let mut schedule = Schedule::new(seed, 4);
-            (0..300).map(|_| schedule.next()).collect::<Vec<_>>()
-        };
+        let schedule = |seed| schedule(seed, 4).take(300).collect::<Vec<_>>();
         assert_eq!(schedule(1), schedule(1));
         assert_ne!(schedule(1), schedule(2));
         assert!(schedule(1).is_sorted_by_key(|(at, _)| *at));

@@ -1,6 +1,7 @@
 //! Supervisor of the soak test: starts the workers, disturbs them according to the schedule, and compares their
 //! reports.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,8 +15,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::report::{Incarnation, Ledger, Report, Totals};
-use super::schedule::{Disturbance, Schedule, fault_rules};
-use super::usage::{Monitor, Usage};
+use super::schedule::{Disturbance, schedule};
+use super::usage::Monitor;
 use super::worker::{Config, DRAIN, EXIT};
 use super::{Plant, Summary};
 use urxe_cli::CliError;
@@ -36,26 +37,24 @@ const TICK: Duration = Duration::from_millis(10);
 /// A line of a worker; `None` once its output has ended.
 type Line = (Incarnation, Option<Result<Report, String>>);
 
-/// The running processes of a soak. Dropping it kills all of them.
+/// The running processes of a soak.
 pub struct Supervisor {
-    seed: u64,
+    summary: Summary,
     plant: Option<Plant>,
     addresses: Vec<IpAddr>,
     workers: Vec<Worker>,
     lines: Receiver<Line>,
     sender: Sender<Line>,
     ledger: Ledger,
-    /// Totals of incarnations that have ended.
-    ended: Totals,
-    peak: Usage,
+    totals: HashMap<Incarnation, Totals>,
 }
 
+/// A process of the soak. Dropping it kills the process.
 struct Worker {
     incarnation: u32,
     /// `None` from a kill to the restart.
     child: Option<Child>,
     monitor: Monitor,
-    totals: Totals,
     is_ready: bool,
     is_drained: bool,
     has_ended: bool,
@@ -82,16 +81,12 @@ impl Worker {
             let _ = stdin.write_all(&[command]);
         }
     }
-
-    /// Kills the process, if it has been started.
-    ///
-    /// # Errors
-    /// The exit status, if the process has ended by itself.
-    fn kill(&mut self) -> Result<(), String> {
-        self.child.take().map_or(Ok(()), kill_child)
-    }
 }
 
+/// Kills a process.
+///
+/// # Errors
+/// The exit status, if the process has ended by itself.
 fn kill_child(mut child: Child) -> Result<(), String> {
     // Fails only if the process has ended.
     let _ = child.kill();
@@ -100,12 +95,10 @@ fn kill_child(mut child: Child) -> Result<(), String> {
     if was_killed { Ok(()) } else { Err(format!("ended before it was killed: {status:?}")) }
 }
 
-impl Drop for Supervisor {
+impl Drop for Worker {
     fn drop(&mut self) {
-        for worker in &mut self.workers {
-            // The result of the run is known by now, so the status of the worker is not needed.
-            let _ = worker.kill();
-        }
+        // The result of the run is known by now, so the status of the worker is not needed.
+        let _ = self.child.take().map(kill_child);
     }
 }
 
@@ -125,36 +118,30 @@ impl Supervisor {
     ///
     /// # Errors
     /// [`CliError::Io`] if no process can be started.
-    pub fn start(seed: u64, processes: usize, plant: Option<Plant>) -> Result<Supervisor, CliError> {
+    pub fn start(summary: Summary, plant: Option<Plant>) -> Result<Supervisor, CliError> {
         let (sender, lines) = unbounded();
-        let addresses = addresses(std::process::id(), processes);
-        let mut supervisor = Supervisor {
-            seed,
-            plant,
-            addresses,
-            workers: Vec::new(),
-            lines,
-            sender,
-            ledger: Ledger::default(),
-            ended: Totals::default(),
-            peak: Usage::default(),
-        };
-        for process in 0..processes {
-            let worker = supervisor.spawn((process, 0))?;
-            supervisor.workers.push(worker);
-        }
+        let addresses = addresses(std::process::id(), summary.processes.into());
+        let (workers, ledger, totals) = (Vec::new(), Ledger::default(), HashMap::new());
+        let mut supervisor = Supervisor { summary, plant, addresses, workers, lines, sender, ledger, totals };
+        let workers = 0..supervisor.addresses.len();
+        supervisor.workers =
+            workers.map(|process| supervisor.spawn((process, 0))).collect::<Result<_, _>>()?;
         Ok(supervisor)
+    }
+
+    /// Kills all processes, and returns the results.
+    pub fn end(self) -> Summary {
+        self.summary
     }
 
     fn spawn(&self, (process, incarnation): Incarnation) -> Result<Worker, CliError> {
         let failed = |source| CliError::Io { what: "cannot start a process of the soak".into(), source };
         let config = Config {
             supervisor: std::process::id() as i32,
-            seed: self.seed,
+            seed: self.summary.seed,
             process,
             incarnation,
             addresses: self.addresses.clone(),
-            faults: fault_rules(self.seed, process, incarnation),
             plant: self.plant,
         };
         let config = serde_json::to_string(&config).map_err(|e| failed(e.into()))?;
@@ -182,7 +169,6 @@ impl Supervisor {
             incarnation,
             child: Some(child),
             monitor: Monitor::new(),
-            totals: Totals::default(),
             is_ready: false,
             is_drained: false,
             has_ended: false,
@@ -196,54 +182,35 @@ impl Supervisor {
     ///
     /// # Errors
     /// The text of a violation.
-    pub fn run(
-        &mut self,
-        time: Duration,
-        interrupt: &Interrupt,
-        summary: &mut Summary,
-    ) -> Result<(), String> {
+    pub fn run(&mut self, time: Duration, interrupt: &Interrupt) -> Result<(), String> {
         let ready = self.await_all("become ready", |worker| worker.is_ready);
         let begin = Instant::now();
-        let disturbed = ready.and_then(|()| self.disturb(begin, time, interrupt, summary));
+        let disturbed = ready.and_then(|()| self.disturb(begin, time, interrupt));
         let result = disturbed.and_then(|()| self.finish());
-        summary.seconds = begin.elapsed().as_secs_f64();
-        summary.totals = self.ended.clone();
-        summary.peak = self.peak;
-        for worker in &self.workers {
-            summary.totals += &worker.totals;
-            summary.peak.raise(worker.monitor.peak);
-        }
+        self.summary.seconds = begin.elapsed().as_secs_f64();
+        self.totals.values().for_each(|totals| self.summary.totals += totals);
         result
     }
 
-    fn disturb(
-        &mut self,
-        begin: Instant,
-        time: Duration,
-        interrupt: &Interrupt,
-        summary: &mut Summary,
-    ) -> Result<(), String> {
-        let mut schedule = Schedule::new(self.seed, self.workers.len());
-        let mut next = schedule.next();
+    fn disturb(&mut self, begin: Instant, time: Duration, interrupt: &Interrupt) -> Result<(), String> {
+        let mut schedule = schedule(self.summary.seed, self.workers.len() as u64).peekable();
         let (mut measured, mut shown) = (begin, begin);
         let shows_progress = io::stderr().is_terminal();
         while begin.elapsed() < time && !interrupt.is_set() {
             self.receive(TICK)?;
-            if begin.elapsed() >= next.0 {
-                self.apply(next.1, summary)?;
-                next = schedule.next();
+            if let Some((_, disturbance)) = schedule.next_if(|(at, _)| begin.elapsed() >= *at) {
+                self.apply(disturbance)?;
             }
-            summary.restarts += self.resume(false)?;
+            self.resume(false)?;
             if measured.elapsed() >= MEASURING_INTERVAL {
                 measured = Instant::now();
                 self.measure()?;
             }
             if shows_progress && shown.elapsed() >= PROGRESS_INTERVAL {
                 shown = Instant::now();
-                let messages = self.workers.iter().map(|worker| worker.totals.messages).sum::<u64>();
-                let (now, end) = (begin.elapsed().as_secs(), time.as_secs());
-                let messages = self.ended.messages + messages;
-                eprint!("\r{now} of {end} s, {messages} messages, {} kills ", summary.kills);
+                let messages: u64 = self.totals.values().map(|totals| totals.messages).sum();
+                let (now, end, kills) = (begin.elapsed().as_secs(), time.as_secs(), self.summary.kills);
+                eprint!("\r{now} of {end} s, {messages} messages, {kills} kills ");
             }
         }
         if shows_progress {
@@ -252,13 +219,15 @@ impl Supervisor {
         Ok(())
     }
 
-    fn apply(&mut self, disturbance: Disturbance, summary: &mut Summary) -> Result<(), String> {
+    fn apply(&mut self, disturbance: Disturbance) -> Result<(), String> {
         match disturbance {
             Disturbance::Kill { process, restart } => {
                 let worker = &mut self.workers[process];
-                if worker.is_ready && worker.child.is_some() {
-                    summary.kills += 1;
-                    worker.kill().map_err(|reason| format!("process {process} {reason}"))?;
+                if worker.is_ready
+                    && let Some(child) = worker.child.take()
+                {
+                    self.summary.kills += 1;
+                    kill_child(child).map_err(|reason| format!("process {process} {reason}"))?;
                     (worker.restart_at, worker.stalled_until) = (Some(Instant::now() + restart), None);
                     let killed = (process, worker.incarnation);
                     // Reports from before the kill are still compared.
@@ -271,7 +240,7 @@ impl Supervisor {
             Disturbance::Stall { process, time } => {
                 let worker = &mut self.workers[process];
                 if worker.is_ready && worker.child.is_some() && worker.stalled_until.is_none() {
-                    summary.stalls += 1;
+                    self.summary.stalls += 1;
                     worker.signal(Signal::SIGSTOP);
                     worker.stalled_until = Some(Instant::now() + time);
                 }
@@ -279,17 +248,16 @@ impl Supervisor {
             Disturbance::KillBroker => {
                 if let Some(pid) = broker_pid(self.addresses[0]) {
                     // Fails if the broker has just ended.
-                    summary.broker_kills += u64::from(kill(pid, Signal::SIGKILL).is_ok());
+                    self.summary.broker_kills += u64::from(kill(pid, Signal::SIGKILL).is_ok());
                 }
             }
         }
         Ok(())
     }
 
-    /// Continues stopped processes and restarts killed ones, if it is time or if `all` is set. Returns the number of
-    /// restarts.
-    fn resume(&mut self, all: bool) -> Result<u64, String> {
-        let (now, mut restarts) = (Instant::now(), 0);
+    /// Continues stopped processes and restarts killed ones, if it is time or if `all` is set.
+    fn resume(&mut self, all: bool) -> Result<(), String> {
+        let now = Instant::now();
         let is_due = |at: Option<Instant>| at.is_some_and(|at| all || at <= now);
         for process in 0..self.workers.len() {
             let worker = &mut self.workers[process];
@@ -299,23 +267,18 @@ impl Supervisor {
             }
             if is_due(worker.restart_at) {
                 let next = (process, worker.incarnation + 1);
-                let new = self.spawn(next).map_err(|e| e.to_string())?;
-                let old = std::mem::replace(&mut self.workers[process], new);
-                self.ended += &old.totals;
-                self.peak.raise(old.monitor.peak);
-                restarts += 1;
+                self.workers[process] = self.spawn(next).map_err(|e| e.to_string())?;
+                self.summary.restarts += 1;
             }
         }
-        Ok(restarts)
+        Ok(())
     }
 
     fn measure(&mut self) -> Result<(), String> {
         for (process, worker) in self.workers.iter_mut().enumerate() {
             if let Some(pid) = worker.pid() {
-                worker
-                    .monitor
-                    .check(pid.as_raw())
-                    .map_err(|reason| format!("process {process}: {reason}"))?;
+                let checked = worker.monitor.check(pid.as_raw(), &mut self.summary.peak);
+                checked.map_err(|reason| format!("process {process}: {reason}"))?;
             }
         }
         Ok(())
@@ -377,7 +340,7 @@ impl Supervisor {
         match report.map_err(|e| format!("process {process}: {e}"))? {
             Report::Ready => worker.is_ready = true,
             Report::Drained => worker.is_drained = true,
-            Report::Totals(totals) => worker.totals = totals,
+            Report::Totals(totals) => drop(self.totals.insert(from, totals)),
             Report::Initiated(report) => self.ledger.initiated(report)?,
             Report::Accepted { connection, received } => self.ledger.accepted(from, connection, received)?,
             Report::Violation(text) => return Err(format!("process {process}: {text}")),

@@ -51,21 +51,20 @@ pub struct Monitor {
     since: Instant,
     /// Maximum during [`WARM_UP`].
     warm: Usage,
-    pub peak: Usage,
 }
 
 impl Monitor {
     pub fn new() -> Monitor {
-        Monitor { since: Instant::now(), warm: Usage::default(), peak: Usage::default() }
+        Monitor { since: Instant::now(), warm: Usage::default() }
     }
 
-    /// Measures the process, and compares its usage with the bounds.
+    /// Measures the process, raises `peak`, and compares the usage with the bounds.
     ///
     /// # Errors
     /// The text of a violation.
-    pub fn check(&mut self, pid: i32) -> Result<(), String> {
+    pub fn check(&mut self, pid: i32, peak: &mut Usage) -> Result<(), String> {
         let Some(usage) = Usage::of(pid) else { return Ok(()) };
-        self.peak.raise(usage);
+        peak.raise(usage);
         if self.since.elapsed() < WARM_UP {
             self.warm.raise(usage);
         }

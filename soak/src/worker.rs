@@ -14,20 +14,21 @@ use nix::unistd::{getppid, read};
 use serde::{Deserialize, Serialize};
 
 use super::Plant;
-use super::connection::{Connection, Initiator, Role, State, Target, Violation};
+use super::connection::{Connection, Initiator, Role, Target, Violation};
 use super::exchange::{Exchange, Offer, Progress, message};
 use super::plan::{Plan, Rng, connection_number};
-use super::report::{Incarnation, Initiated, Report, Totals};
+use super::report::{FaultTotals, Initiated, Report, Totals};
+use super::schedule::fault_rules;
 use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
-use urxe::middleware::Middleware;
-use urxe::middleware::faults::{Direction, FaultCounters, FaultSeeds, Rule};
+use urxe::middleware::faults::{Action, Rule};
 use urxe::verbs::cm::{
     CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, IdError, PortSpace,
 };
 use urxe::verbs::errors::WaitError;
 use urxe::verbs::{
-    Access, AckTimeout, CompletionChannel, ConnectOptions, Context, ContextOptions, Cq, CqOptions, Notify, Pd,
+    Access, AckTimeout, CompletionChannel, ConnectOptions, Context, ContextOptions, Cq, CqOptions, Endpoint,
+    Notify, Pd, RKey, RemoteAddr,
 };
 use urxe_cli::CliError;
 use urxe_cli::broker::sharing;
@@ -63,7 +64,6 @@ pub struct Config {
     pub incarnation: u32,
     /// Address of each worker. Workers with equal addresses share it through the broker.
     pub addresses: Vec<IpAddr>,
-    pub faults: Vec<String>,
     pub plant: Option<Plant>,
 }
 
@@ -80,13 +80,6 @@ enum Channel {
 struct Entry {
     connection: Connection,
     channel: Channel,
-    is_established: bool,
-    since: Instant,
-    /// The target, once it has responded.
-    target: Option<Incarnation>,
-    peer: usize,
-    /// Whether the connection replaces one that failed.
-    is_reconnect: bool,
 }
 
 struct Worker {
@@ -99,7 +92,6 @@ struct Worker {
     manager: ConnectionManager,
     _listener: CmId,
     tcp: TcpListener,
-    faults: Vec<FaultCounters>,
     /// Connections by queue pair number.
     entries: HashMap<u32, Entry>,
     /// TCP connections that still wait for the initiator's message.
@@ -109,16 +101,14 @@ struct Worker {
     rng: Rng,
     sequence: u32,
     is_draining: bool,
-    is_drained: bool,
     is_exiting: bool,
     totals: Totals,
-    leaked: Vec<TcpListener>,
 }
 
 /// Runs a worker until the supervisor ends it.
 pub fn run(config: Config) -> Result<(), CliError> {
-    let io = |what: &'static str| move |e: nix::Error| CliError::Io { what: what.into(), source: e.into() };
-    set_pdeathsig(Signal::SIGKILL).map_err(io("cannot set the signal for the supervisor's death"))?;
+    set_pdeathsig(Signal::SIGKILL)
+        .map_err(CliError::io("cannot set the signal for the supervisor's death"))?;
     if getppid().as_raw() != config.supervisor {
         return Ok(());
     }
@@ -166,7 +156,7 @@ fn system(e: impl std::error::Error) -> Violation {
 
 impl Worker {
     fn open(config: Config) -> Result<Worker, CliError> {
-        let Config { seed, process, incarnation, ref addresses, ref faults, .. } = config;
+        let Config { seed, process, incarnation, ref addresses, .. } = config;
         let ip = addresses[process];
         let spec = LinkSpec::Udp(Some(ip));
         let is_shared = addresses.iter().filter(|other| **other == ip).count() > 1;
@@ -175,11 +165,10 @@ impl Worker {
             false => spec.bind_with(1, true)?,
         };
         let mut rng = Rng::new(seed, &[1, process as u64, incarnation.into()]);
+        let faults = fault_rules(seed, process, incarnation);
         let faults = faults.iter().map(|rule| rule.parse()).collect::<Result<Vec<Rule>, _>>()?;
-        let middleware =
-            Middleware { faults, seeds: FaultSeeds::new(Some(rng.next())), ..Middleware::default() };
-        let (links, faults) = middleware.wrap(links, "soak");
-        let context = Context::open_shards(links, &ContextOptions::default().seed(Some(rng.next())))?;
+        let options = ContextOptions::default().seed(rng.next()).faults(faults);
+        let context = Context::open_shards(links, &options)?;
         let pd = context.alloc_pd()?;
         let completions = context.create_channel()?;
         let cq = context.create_cq(CqOptions::new(CQ_CAPACITY).channel(&completions))?;
@@ -191,7 +180,7 @@ impl Worker {
         listener.listen(0).map_err(failed)?;
         let tcp = TcpListener::bind((ip, EXCHANGE_PORT + process as u16))
             .and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp))
-            .map_err(|source| CliError::Io { what: format!("cannot listen on {ip}"), source })?;
+            .map_err(CliError::io(format!("cannot listen on {ip}")))?;
         Ok(Worker {
             context,
             pd,
@@ -201,23 +190,16 @@ impl Worker {
             manager,
             _listener: listener,
             tcp,
-            faults,
             entries: HashMap::new(),
             arriving: Vec::new(),
             planned: vec![(Instant::now(), false); CONNECTIONS],
             rng,
             sequence: 0,
             is_draining: false,
-            is_drained: false,
             is_exiting: false,
             totals: Totals::default(),
-            leaked: Vec::new(),
             config,
         })
-    }
-
-    fn own(&self) -> Incarnation {
-        (self.config.process, self.config.incarnation)
     }
 
     /// Handles completions and events. Returns whether there were any.
@@ -245,7 +227,7 @@ impl Worker {
             return Err(format!("the link was lost: {cause}"));
         }
         if self.config.plant == Some(Plant::Leak) {
-            self.leaked.extend(TcpListener::bind((self.config.addresses[self.config.process], 0)));
+            std::mem::forget(TcpListener::bind((self.config.addresses[self.config.process], 0)));
         }
         while !self.is_exiting
             && let Ok((stream, _)) = self.tcp.accept()
@@ -265,63 +247,50 @@ impl Worker {
             self.remove_if_over(qpn)?;
         }
         let now = Instant::now();
-        let (due, planned): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.planned).into_iter().partition(|(at, _)| *at <= now);
-        self.planned = planned;
+        let due: Vec<_> = self.planned.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, is_reconnect) in due {
             if !self.is_draining {
                 self.connect(is_reconnect)?;
             }
         }
         let has_own = self.entries.values().any(|e| matches!(e.connection.role, Role::Initiator(_)));
-        if self.is_draining && !self.is_drained && !has_own {
-            self.is_drained = true;
-            report(&Report::Drained).map_err(system)?;
-        }
-        Ok(())
+        if self.is_draining && !has_own { report(&Report::Drained).map_err(system) } else { Ok(()) }
     }
 
     /// Checks one connection for the end of its TCP connection and for timeouts.
     fn look_at(&mut self, qpn: u32) -> Result<(), Violation> {
         let Some(entry) = self.entries.get_mut(&qpn) else { return Ok(()) };
-        let is_target = matches!(entry.connection.role, Role::Target(_));
+        let connection = &mut entry.connection;
+        let is_target = matches!(connection.role, Role::Target(_));
         if let Channel::Exchange(exchange) = &mut entry.channel {
             match exchange.read() {
                 Progress::Waiting => {}
                 Progress::Received(offer, endpoint) => {
-                    let options = exchange_options();
-                    let qp = entry.connection.qp();
-                    qp.enter_rtr(&endpoint, &options)
-                        .and_then(|()| qp.enter_rts(&options))
-                        .map_err(system)?;
+                    enter_rts(connection, &endpoint)?;
                     self.totals.connections_by_exchange += 1;
-                    established(entry, &mut self.totals, &offer)?;
+                    established(connection, &mut self.totals, &offer)?;
                 }
-                Progress::Closed if is_target => {
-                    entry.connection.finish();
+                Progress::Closed => {
+                    connection.close((!is_target).then_some("the peer has closed its connection"));
                 }
-                Progress::Closed => entry.connection.fail("the peer has closed its connection"),
             }
         }
-        let connection = &mut entry.connection;
-        let number = connection.number;
-        if connection.closed_for().is_some_and(|time| time > FLUSH_TIMEOUT) {
-            let outstanding = connection.outstanding();
-            return Err(format!(
+        let is_pending = matches!(connection.role, Role::Initiator(Initiator { target: None, .. }));
+        let Connection { number, outstanding, closed, active, .. } = *connection;
+        match closed {
+            Some(closed) if closed.elapsed() > FLUSH_TIMEOUT => Err(format!(
                 "connection {number:#x}: {outstanding} work requests have not completed in the error state"
-            ));
+            )),
+            None if is_pending && active.elapsed() > SETUP_TIMEOUT => {
+                connection.close(Some("not established in time"));
+                Ok(())
+            }
+            None if !is_target && active.elapsed() > HANG_TIMEOUT => {
+                Err(format!("connection {number:#x}: no progress in {HANG_TIMEOUT:?}"))
+            }
+            None if !is_pending => connection.probe(),
+            _ => Ok(()),
         }
-        if connection.state != State::Open {
-            return Ok(());
-        }
-        if !entry.is_established && entry.since.elapsed() > SETUP_TIMEOUT {
-            connection.fail("not established in time");
-        } else if !is_target && connection.active.elapsed() > HANG_TIMEOUT {
-            return Err(format!("connection {number:#x}: no progress in {HANG_TIMEOUT:?}"));
-        } else if entry.is_established {
-            connection.probe()?;
-        }
-        Ok(())
     }
 
     /// Removes a connection once all its work requests have completed, and reports its end.
@@ -338,22 +307,19 @@ impl Worker {
             // The id is not connected any more if the peer was the first to disconnect.
             let _ = id.disconnect();
         }
-        let (connection, target) = (entry.connection.number, entry.target);
-        let failed = match &entry.connection.state {
-            State::Failed(reason) => Some(reason.clone()),
-            _ => None,
-        };
-        let line = match &entry.connection.role {
-            Role::Initiator(Initiator { posted, completed, .. }) => {
-                let is_loss_planted = self.config.plant == Some(Plant::Lose) && *completed > 0;
+        let Connection { number: connection, role, failure, .. } = entry.connection;
+        let line = match role {
+            Role::Initiator(Initiator { posted, completed, target, .. }) => {
+                let target = target.map(|(target, _)| target);
+                let is_loss_planted = self.config.plant == Some(Plant::Lose) && completed > 0;
                 let completed = completed + u64::from(is_loss_planted);
-                let posted = (*posted).max(completed);
-                self.plan_connection(failed.is_some());
+                let posted = posted.max(completed);
+                self.plan_connection(failure.is_some());
                 Report::Initiated(Initiated { connection, target, posted, completed })
             }
-            Role::Target(Target { received, .. }) => Report::Accepted { connection, received: *received },
+            Role::Target(Target { received, .. }) => Report::Accepted { connection, received },
         };
-        if let Some(reason) = failed {
+        if let Some(reason) = failure {
             *self.totals.errors.entry(reason).or_default() += 1;
         }
         report(&line).map_err(system)
@@ -366,31 +332,19 @@ impl Worker {
 
     /// Makes a connection to a random worker.
     fn connect(&mut self, is_reconnect: bool) -> Result<(), Violation> {
-        let (process, incarnation) = self.own();
+        let Config { process, incarnation, .. } = self.config;
         let peers = self.config.addresses.len();
         let peer = (process + self.rng.range(1, peers as u64) as usize) % peers;
         let number = connection_number(process, incarnation, self.sequence);
         self.sequence += 1;
-        let role = Role::Initiator(Initiator::default());
+        let role = Role::Initiator(Initiator::new(peer, is_reconnect));
         let mut connection = self.new_connection(number, role)?;
-        let offer = Offer { connection: number, incarnation, va: 0, rkey: 0 };
-        let by_cm = self.rng.percent(50);
-        let opened = match by_cm {
-            true => self.request(&mut connection, peer, &offer).map_err(|e| e.to_string()),
-            false => self.begin_exchange(&mut connection, peer, &offer),
+        let opened = match self.rng.percent(50) {
+            true => self.request(&mut connection, peer),
+            false => self.begin_exchange(&mut connection, peer),
         };
         match opened {
-            Ok(channel) => {
-                self.insert(Entry {
-                    connection,
-                    channel,
-                    is_established: false,
-                    since: Instant::now(),
-                    target: None,
-                    peer,
-                    is_reconnect,
-                });
-            }
+            Ok(channel) => self.insert(connection, channel),
             Err(reason) => {
                 *self.totals.errors.entry(reason).or_default() += 1;
                 self.plan_connection(true);
@@ -404,17 +358,12 @@ impl Worker {
         Connection::new((&self.pd, &self.cq), number, plan, role, self.config.plant).map_err(system)
     }
 
-    fn insert(&mut self, entry: Entry) {
-        self.entries.insert(entry.connection.qp().qpn().get(), entry);
+    fn insert(&mut self, connection: Connection, channel: Channel) {
+        self.entries.insert(connection.qp.qpn().get(), Entry { connection, channel });
     }
 
     /// Requests a connection from the connection manager of a worker.
-    fn request(
-        &mut self,
-        connection: &mut Connection,
-        peer: usize,
-        offer: &Offer,
-    ) -> Result<Channel, String> {
+    fn request(&mut self, connection: &mut Connection, peer: usize) -> Result<Channel, String> {
         let to = SocketAddr::from((self.config.addresses[peer], CM_PORT + peer as u16));
         let call = || -> Result<CmId, IdError> {
             // Resolution is local: its events are reported before the calls return.
@@ -422,28 +371,24 @@ impl Worker {
             id.resolve_addr(None, to, Duration::ZERO)?;
             id.resolve_route(Duration::ZERO)?;
             id.set_ack_timeout(ACK_TIMEOUT.code())?;
-            id.attach_qp(connection.qp())?;
+            id.attach_qp(&connection.qp)?;
             Ok(id)
         };
         let id = call().map_err(|e| e.to_string())?;
         connection.post_receives()?;
-        id.connect(&ConnParam::with_data(&offer.bytes())).map_err(|e| e.to_string())?;
+        id.connect(&ConnParam::with_data(&self.offer(connection).bytes())).map_err(|e| e.to_string())?;
         Ok(Channel::Cm(id))
     }
 
     /// Sends the endpoint of the queue pair to a worker.
-    fn begin_exchange(
-        &mut self,
-        connection: &mut Connection,
-        peer: usize,
-        offer: &Offer,
-    ) -> Result<Channel, String> {
+    fn begin_exchange(&mut self, connection: &mut Connection, peer: usize) -> Result<Channel, String> {
         let to = SocketAddr::from((self.config.addresses[peer], EXCHANGE_PORT + peer as u16));
-        connection.qp().enter_init(exchange_options().access).map_err(system)?;
+        connection.qp.enter_init(exchange_options().access).map_err(system)?;
         connection.post_receives()?;
         let failed = |e: io::Error| format!("exchange of endpoints failed: {}", e.kind());
         let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(1)).map_err(failed)?;
-        stream.write_all(&message(offer, &connection.qp().endpoint())).map_err(failed)?;
+        let message = message(&self.offer(connection), &connection.qp.endpoint());
+        stream.write_all(&message).map_err(failed)?;
         Ok(Channel::Exchange(Exchange::new(stream).map_err(failed)?))
     }
 
@@ -452,43 +397,23 @@ impl Worker {
         &mut self,
         mut exchange: Exchange,
         offer: &Offer,
-        endpoint: &urxe::verbs::Endpoint,
+        endpoint: &Endpoint,
     ) -> Result<(), Violation> {
         let mut connection = self.new_connection(offer.connection, Role::Target(Target::default()))?;
-        let options = exchange_options();
-        connection.qp().enter_init(options.access).map_err(system)?;
+        connection.qp.enter_init(exchange_options().access).map_err(system)?;
         connection.post_receives()?;
-        let qp = connection.qp();
-        qp.enter_rtr(endpoint, &options).and_then(|()| qp.enter_rts(&options)).map_err(system)?;
-        let reply = message(&self.reply(&connection), &qp.endpoint());
+        enter_rts(&connection, endpoint)?;
+        let reply = message(&self.offer(&connection), &connection.qp.endpoint());
         // If the write fails, the initiator has ended and has posted nothing.
         if exchange.stream.write_all(&reply).is_ok() {
-            self.insert_target(connection, Channel::Exchange(exchange));
+            self.insert(connection, Channel::Exchange(exchange));
         }
         Ok(())
     }
 
-    fn reply(&self, connection: &Connection) -> Offer {
-        let window = connection.window();
-        Offer {
-            connection: connection.number,
-            incarnation: self.config.incarnation,
-            va: window.va,
-            rkey: window.rkey.0,
-        }
-    }
-
-    fn insert_target(&mut self, connection: Connection, channel: Channel) {
-        let (peer, own) = (super::plan::initiator(connection.number).0, self.own());
-        self.insert(Entry {
-            connection,
-            channel,
-            is_established: true,
-            since: Instant::now(),
-            target: Some(own),
-            peer,
-            is_reconnect: false,
-        });
+    fn offer(&self, connection: &Connection) -> Offer {
+        let RemoteAddr { va, rkey: RKey(rkey) } = connection.local.remote(0);
+        Offer { connection: connection.number, incarnation: self.config.incarnation, va, rkey }
     }
 
     fn on_event(&mut self, event: CmEvent) -> Result<(), Violation> {
@@ -507,12 +432,13 @@ impl Worker {
             CmEventKind::Established if !is_target => {
                 let offer = Offer::parse(event.private_data()).ok_or("an acceptance without an offer")?;
                 self.totals.connections_by_cm += 1;
-                established(entry, &mut self.totals, &offer)?;
+                established(&mut entry.connection, &mut self.totals, &offer)?;
             }
-            CmEventKind::Disconnected if is_target => entry.connection.finish(),
-            CmEventKind::Disconnected => entry.connection.fail("the peer has disconnected"),
+            CmEventKind::Disconnected => {
+                entry.connection.close((!is_target).then_some("the peer has disconnected"));
+            }
             CmEventKind::Rejected | CmEventKind::Unreachable | CmEventKind::ConnectError => {
-                entry.connection.fail(&format!("{} ({})", event.kind.name(), event.status));
+                entry.connection.close(Some(&format!("{} ({})", event.kind.name(), event.status)));
             }
             _ => {}
         }
@@ -522,12 +448,12 @@ impl Worker {
     fn accept_request(&mut self, event: &CmEvent) -> Result<(), Violation> {
         let offer = Offer::parse(event.private_data()).ok_or("a request without an offer")?;
         let mut connection = self.new_connection(offer.connection, Role::Target(Target::default()))?;
-        event.id.attach_qp(connection.qp()).map_err(system)?;
+        event.id.attach_qp(&connection.qp).map_err(system)?;
         connection.post_receives()?;
-        let reply = ConnParam::with_data(&self.reply(&connection).bytes());
+        let reply = ConnParam::with_data(&self.offer(&connection).bytes());
         let accepted = event.id.set_ack_timeout(ACK_TIMEOUT.code()).and_then(|()| event.id.accept(&reply));
         match accepted {
-            Ok(()) => self.insert_target(connection, Channel::Cm(event.id.clone())),
+            Ok(()) => self.insert(connection, Channel::Cm(event.id.clone())),
             // The initiator has given up.
             Err(e) => {
                 *self.totals.errors.entry(format!("accepting failed: {e}")).or_default() += 1;
@@ -537,8 +463,7 @@ impl Worker {
     }
 
     /// Sleeps until there is something to do, and reads the supervisor's commands. Returns whether to exit.
-    fn wait(&mut self, time: Duration) -> Result<bool, CliError> {
-        let mut timeout = time;
+    fn wait(&mut self, mut timeout: Duration) -> Result<bool, CliError> {
         if !timeout.is_zero() {
             while self.completions.next_event().is_some() {}
             self.cq.req_notify_with_missed(Notify::Any);
@@ -552,7 +477,7 @@ impl Worker {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::ZERO);
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
-            Err(e) => return Err(CliError::Io { what: "cannot poll for events".into(), source: e.into() }),
+            Err(e) => return Err(CliError::io("cannot poll for events")(e)),
         }
         if fds[0].revents().is_none_or(|events| events.is_empty()) {
             return Ok(false);
@@ -566,7 +491,7 @@ impl Worker {
             }
             Ok(1) if command[0] == EXIT => {
                 self.is_exiting = true;
-                self.entries.values_mut().for_each(|entry| entry.connection.finish());
+                self.entries.values_mut().for_each(|entry| entry.connection.close(None));
             }
             Err(nix::Error::EINTR) => {}
             // The supervisor has ended.
@@ -576,25 +501,34 @@ impl Worker {
     }
 
     fn report_totals(&mut self) -> Result<(), CliError> {
-        let mut faults = super::report::FaultTotals::default();
-        for counts in self.faults.iter().flat_map(|f| [Direction::Tx, Direction::Rx].map(|d| f.get(d))) {
-            faults.dropped += counts.dropped;
-            faults.duplicated += counts.duplicated;
-            faults.reordered += counts.reordered;
-            faults.corrupted += counts.corrupted;
-            faults.delayed += counts.delayed;
+        let faults = &mut self.totals.faults;
+        *faults = FaultTotals::default();
+        for count in self.context.fault_counts() {
+            *match count.rule.parse().map(|Rule { action, .. }| action) {
+                Ok(Action::Drop) => &mut faults.dropped,
+                Ok(Action::Duplicate) => &mut faults.duplicated,
+                Ok(Action::Reorder) => &mut faults.reordered,
+                Ok(Action::Corrupt) => &mut faults.corrupted,
+                _ => &mut faults.delayed,
+            } += count.struck;
         }
-        self.totals.faults = faults;
         report(&Report::Totals(self.totals.clone()))
     }
 }
 
 /// Starts the messages of a connection that the target has accepted.
-fn established(entry: &mut Entry, totals: &mut Totals, offer: &Offer) -> Result<(), Violation> {
-    totals.reconnects += u64::from(entry.is_reconnect);
-    entry.is_established = true;
-    entry.target = Some((entry.peer, offer.incarnation));
-    entry.connection.start(offer.va, offer.rkey)
+fn established(connection: &mut Connection, totals: &mut Totals, offer: &Offer) -> Result<(), Violation> {
+    if let Role::Initiator(Initiator { is_reconnect, .. }) = connection.role {
+        totals.reconnects += u64::from(is_reconnect);
+    }
+    connection.start(offer)
+}
+
+/// Connects the queue pair of a direct exchange to that of the peer.
+fn enter_rts(connection: &Connection, peer: &Endpoint) -> Result<(), Violation> {
+    let options = exchange_options();
+    connection.qp.enter_rtr(peer, &options).map_err(system)?;
+    connection.qp.enter_rts(&options).map_err(system)
 }
 
 fn exchange_options() -> ConnectOptions {

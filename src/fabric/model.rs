@@ -88,7 +88,7 @@ impl Egress {
 /// One direction through the switch, with its own random number generator and packet order.
 #[derive(Clone, Debug)]
 pub struct Path {
-    config: FabricConfig,
+    pub config: FabricConfig,
     rng: SimRng,
     /// Arrival time of the last packet that was not reordered.
     last: Instant,
@@ -102,11 +102,6 @@ impl Path {
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
         let rng = SimRng::new(config.seed, (from as u64) << 32 | to as u64);
         Path { rng, config, last: Instant(0), own_egress: own_queue.then(Egress::default) }
-    }
-
-    /// Returns the direction's configuration.
-    pub fn config(&self) -> &FabricConfig {
-        &self.config
     }
 
     /// Decides the fate of each packet in a burst that reaches the switch at `now`, and appends the arrivals

@@ -97,7 +97,7 @@ impl FabricPort {
             let own_queue = config.is_some();
             let config = config.unwrap_or_else(|| self.fabric.config().clone());
             let path = match self.paths.iter().position(|(to, _)| *to == port.id) {
-                Some(i) if *self.paths[i].1.config() == config => i,
+                Some(i) if self.paths[i].1.config == config => i,
                 found => {
                     let path = (port.id, Path::new(config, self.shared.id, port.id, own_queue));
                     match found {
@@ -131,12 +131,12 @@ impl FabricPort {
         }
         for target in targets {
             let path = &mut self.paths[target.path].1;
-            if len > path.config().mtu {
+            if len > path.config.mtu {
                 drop_too_big(&mut self.counters, &self.shared, burst);
                 continue;
             }
             if targets.len() == 1
-                && path.config().is_instant()
+                && path.config.is_instant()
                 && !self.fabric.is_virtual()
                 && self.direct.deliver(now, burst, &target.port)
             {
@@ -162,7 +162,7 @@ impl FabricPort {
                     let delivery = Delivery { flow, ident, segment: burst.segment, data: whole };
                     // Immediate delivery in real time without latency, independent of the clock readings of
                     // sender and receiver.
-                    if path.config().is_instant() && !self.fabric.is_virtual() {
+                    if path.config.is_instant() && !self.fabric.is_virtual() {
                         inbox.push_now(delivery);
                     } else {
                         inbox.push(run.at, delivery);

@@ -12,7 +12,7 @@ use crate::host::host_stack::{FrameOutcome, IpStack};
 use crate::host::pfc::{Pfc, PfcConfig, PfcLink, SharedPfc};
 use crate::transport::{Instant, earliest};
 use crate::wire::Mac;
-use crate::wire::frame::{self, Checksums, Frame, RoceFrame, VlanTag};
+use crate::wire::frame::{self, Checksums, Content, Frame, RoceFrame, VlanTag};
 
 /// State of a link that carries Ethernet frames, apart from its socket.
 #[derive(Debug)]
@@ -104,19 +104,21 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         frame: Frame,
         on_resumed: impl FnOnce(),
     ) -> Option<RoceFrame> {
-        match (self.stack.handle(now, bytes, frame), &mut self.pfc) {
-            (FrameOutcome::Packet(packet), pfc) => {
-                pfc.iter_mut().for_each(|pfc| pfc.on_received(&packet.flow));
+        // Pause frames are for the station itself, in whatever VLAN it is.
+        if let (Content::Pause(pause), Some(pfc)) = (&frame.content, &mut self.pfc) {
+            if pfc.on_frame(now, pause) {
+                on_resumed();
+            }
+            return None;
+        }
+        match self.stack.handle(now, bytes, frame) {
+            FrameOutcome::Packet(packet) => {
+                self.pfc.iter_mut().for_each(|pfc| pfc.on_received(&packet.flow));
                 return Some(packet);
             }
-            (FrameOutcome::Pause(frame), Some(pfc)) => {
-                if pfc.on_frame(now, &frame) {
-                    on_resumed();
-                }
-            }
-            (FrameOutcome::Foreign | FrameOutcome::Pause(_), _) => self.counters.rx_foreign += 1,
-            (FrameOutcome::RoceV1 { intact }, _) => self.counters.count_roce_v1(intact),
-            (FrameOutcome::Handled, _) => {}
+            FrameOutcome::Foreign => self.counters.rx_foreign += 1,
+            FrameOutcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
+            FrameOutcome::Handled => {}
         }
         None
     }
@@ -146,7 +148,8 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
     /// Returns the counters, with those of the stack and of flow control.
     pub fn counters(&mut self) -> LinkCounters {
         let tx_unresolved = self.stack.unresolved().dropped;
-        let (rx_prio_pause, tx_prio_pause) = self.pfc.as_ref().map(|pfc| pfc.counters()).unwrap_or_default();
+        let (rx_prio_pause, tx_prio_pause) =
+            self.pfc.as_ref().map(|pfc| (pfc.received, pfc.sent)).unwrap_or_default();
         LinkCounters { tx_unresolved, rx_prio_pause, tx_prio_pause, ..self.counters }
     }
 }

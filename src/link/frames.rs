@@ -269,20 +269,21 @@ impl FramesLink {
         if self.tx.byte_len() < BACKLOG_BYTES {
             return false;
         }
+        self.stalled = self.stalled || !self.flush_below(BACKLOG_BYTES / 2);
+        self.tx.byte_len() >= BACKLOG_BYTES
+    }
+
+    /// Sends frames until the backlog has fewer bytes, for at most `SEND_TIMEOUT`. Reports whether it has.
+    fn flush_below(&mut self, bytes: usize) -> bool {
         let start = std::time::Instant::now();
-        while !self.stalled {
+        loop {
             self.flush();
-            if self.tx.byte_len() < BACKLOG_BYTES / 2 {
-                return false;
-            }
             let remaining = SEND_TIMEOUT.saturating_sub(start.elapsed());
-            if remaining.is_zero() {
-                self.stalled = true;
-                break;
+            if self.tx.byte_len() < bytes || remaining.is_zero() {
+                return self.tx.byte_len() < bytes;
             }
             self.wait_writable(remaining);
         }
-        self.tx.byte_len() >= BACKLOG_BYTES
     }
 
     /// Waits until the peer accepts more data, or `at_most` has passed. Reads in the meantime, because two
@@ -309,12 +310,7 @@ impl FramesLink {
 impl Drop for FramesLink {
     /// Waits up to 200 ms for the last packets, mostly acknowledgements, to be sent.
     fn drop(&mut self) {
-        let start = std::time::Instant::now();
-        self.flush();
-        while !self.tx.is_empty() && start.elapsed() < SEND_TIMEOUT {
-            self.wait_writable(SEND_TIMEOUT.saturating_sub(start.elapsed()));
-            self.flush();
-        }
+        self.flush_below(1);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Textual specification of a link: `udp:10.0.0.1`, `packet:eth0`.
 
-use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
@@ -13,7 +12,7 @@ use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketErr
 #[non_exhaustive]
 pub enum BindError {
     /// The UDP link could not be bound.
-    #[error("{}{}", .0, .0.source().map_or(String::new(), |cause| format!(": {cause}")))]
+    #[error(transparent)]
     Udp(#[from] UdpLinkError),
     /// The packet link could not be opened.
     #[error(transparent)]

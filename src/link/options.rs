@@ -1,5 +1,6 @@
 //! Options in the textual specification of a link: `ip=10.77.0.1/24,mac=52:54:00:77:00:01,mtu=4500`.
 
+use std::fmt::Display;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -37,7 +38,15 @@ pub enum SpecError {
     #[error("option {option}= is given twice")]
     Twice {
         /// Name of the option.
-        option: &'static str,
+        option: String,
+    },
+    /// An option has an invalid value.
+    #[error("{option}: {reason}")]
+    Value {
+        /// The option as given, with its value.
+        option: String,
+        /// Requirement that the value does not meet.
+        reason: String,
     },
     /// No address is given, although the link needs one.
     #[error("no address: add at least one ip=ADDRESS/PREFIX, such as ip=10.77.0.1/24 or ip=fd00::1/64")]
@@ -50,41 +59,15 @@ pub enum SpecError {
     /// An invalid address.
     #[error("ip=: {0}")]
     Address(#[from] IfAddrError),
-    /// An invalid gateway address.
-    #[error("gw={0}: not an IP address")]
-    Gateway(String),
     /// An invalid MAC address.
     #[error("mac=: {0}")]
     Mac(#[from] MacError),
     /// The MAC address is a multicast address or all zeros.
     #[error("mac={0} is a group address or all zeros: use a unicast MAC address (even first byte)")]
     MacNotUnicast(Mac),
-    /// An invalid VLAN ID.
-    #[error("vlan={0}: not a VLAN ID from 1 to 4094")]
-    Vlan(String),
-    /// An invalid priority (PCP).
-    #[error("pcp={0}: not a priority from 0 to 7")]
-    Priority(String),
     /// A priority is given without a VLAN ID, which leaves no VLAN tag to carry it.
     #[error("pcp= is part of the VLAN tag: add the VLAN ID, such as vlan=5")]
     PriorityWithoutVlan,
-    /// An invalid MTU.
-    #[error("mtu={0}: not a number of bytes from {MIN_MTU} to {MAX_MTU}")]
-    Mtu(String),
-    /// An invalid speed.
-    #[error("speed={0}: not a number of Mb/s from 1 to {MAX_SPEED}")]
-    Speed(String),
-    /// An invalid value of the option for priority flow control.
-    #[error("pfc={0}: write pfc=on or pfc=off")]
-    Pfc(String),
-    /// An invalid threshold of priority flow control.
-    #[error("{option}={text}: not a number of bytes from 1 to {}", u32::MAX)]
-    Threshold {
-        /// Name of the option.
-        option: &'static str,
-        /// Value as given.
-        text: String,
-    },
     /// A threshold is given without priority flow control.
     #[error("xoff= and xon= are thresholds of priority flow control: add pfc=on")]
     ThresholdWithoutPfc,
@@ -101,25 +84,29 @@ pub enum SpecError {
 /// Largest accepted speed, in Mb/s.
 const MAX_SPEED: u64 = 10_000_000;
 
-/// Parses a number in a range.
-fn number<N: FromStr + PartialOrd>(
-    text: &str,
-    range: RangeInclusive<N>,
-    error: impl FnOnce(String) -> SpecError,
-) -> Result<N, SpecError> {
-    text.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| error(text.to_owned()))
+/// Largest accepted threshold of priority flow control, in bytes.
+const MAX_THRESHOLD: usize = u32::MAX as usize;
+
+fn invalid(option: &str, reason: impl Into<String>) -> SpecError {
+    SpecError::Value { option: option.to_owned(), reason: reason.into() }
 }
 
-/// Parses a threshold of priority flow control.
-fn threshold(option: &'static str, text: &str) -> Result<usize, SpecError> {
-    number(text, 1..=u32::MAX, |text| SpecError::Threshold { option, text }).map(|bytes| bytes as usize)
+/// Parses the value of an option: a number in a range.
+fn number<N>(option: &str, what: &str, range: RangeInclusive<N>) -> Result<N, SpecError>
+where
+    N: FromStr + PartialOrd + Display,
+{
+    let number = option.split_once('=').and_then(|(_, text)| text.parse().ok());
+    number
+        .filter(|n| range.contains(n))
+        .ok_or_else(|| invalid(option, format!("not a {what} from {} to {}", range.start(), range.end())))
 }
 
 /// Sets an option that may be given once.
-fn set<T>(to: &mut Option<T>, option: &'static str, value: Result<T, SpecError>) -> Result<(), SpecError> {
-    match to.replace(value?) {
+fn set<T>(to: &mut Option<T>, option: &str, value: T) -> Result<(), SpecError> {
+    match to.replace(value) {
         None => Ok(()),
-        Some(_) => Err(SpecError::Twice { option }),
+        Some(_) => Err(SpecError::Twice { option: option.to_owned() }),
     }
 }
 
@@ -142,32 +129,27 @@ impl Options {
         let (mut vlan, mut pcp) = (None, None);
         let (mut pfc, mut xoff, mut xon) = (None, None, None);
         for option in options {
-            match option.split_once('=') {
-                Some(("ip", ip)) => out.addresses.push(ip.parse()?),
-                Some(("gw", ip)) => {
-                    out.gateways.push(ip.parse().map_err(|_| SpecError::Gateway(ip.to_owned()))?);
-                }
-                Some(("mac", mac)) => {
-                    let mac: Mac = mac.parse()?;
+            let (name, text) = option.split_once('=').unwrap_or_default();
+            match name {
+                "ip" => out.addresses.push(text.parse()?),
+                "gw" => out.gateways.push(text.parse().map_err(|_| invalid(option, "not an IP address"))?),
+                "mac" => {
+                    let mac: Mac = text.parse()?;
                     if mac.is_multicast() || mac == Mac::default() {
                         return Err(SpecError::MacNotUnicast(mac));
                     }
-                    set(&mut out.mac, "mac", Ok(mac))?;
+                    set(&mut out.mac, name, mac)?;
                 }
-                Some(("mtu", mtu)) => {
-                    set(&mut out.mtu, "mtu", number(mtu, MIN_MTU..=MAX_MTU, SpecError::Mtu))?
+                "mtu" => set(&mut out.mtu, name, number(option, "number of bytes", MIN_MTU..=MAX_MTU)?)?,
+                "vlan" => set(&mut vlan, name, number(option, "VLAN ID", 1..=4094)?)?,
+                "pcp" => set(&mut pcp, name, number(option, "priority", 0..=7)?)?,
+                "speed" => {
+                    set(&mut out.speed, name, 1_000_000 * number(option, "number of Mb/s", 1..=MAX_SPEED)?)?;
                 }
-                Some(("vlan", id)) => set(&mut vlan, "vlan", number(id, 1..=4094, SpecError::Vlan))?,
-                Some(("pcp", text)) => set(&mut pcp, "pcp", number(text, 0..=7, SpecError::Priority))?,
-                Some(("speed", speed)) => {
-                    let mbps = number(speed, 1..=MAX_SPEED, SpecError::Speed);
-                    set(&mut out.speed, "speed", mbps.map(|mbps| mbps * 1_000_000))?;
-                }
-                Some(("pfc", "on")) => set(&mut pfc, "pfc", Ok(true))?,
-                Some(("pfc", "off")) => set(&mut pfc, "pfc", Ok(false))?,
-                Some(("pfc", switch)) => return Err(SpecError::Pfc(switch.to_owned())),
-                Some(("xoff", bytes)) => set(&mut xoff, "xoff", threshold("xoff", bytes))?,
-                Some(("xon", bytes)) => set(&mut xon, "xon", threshold("xon", bytes))?,
+                "pfc" if matches!(text, "on" | "off") => set(&mut pfc, name, text == "on")?,
+                "pfc" => return Err(invalid(option, "write pfc=on or pfc=off")),
+                "xoff" => set(&mut xoff, name, number(option, "number of bytes", 1..=MAX_THRESHOLD)?)?,
+                "xon" => set(&mut xon, name, number(option, "number of bytes", 1..=MAX_THRESHOLD)?)?,
                 _ => return Err(SpecError::UnknownOption { option: option.to_owned() }),
             }
         }

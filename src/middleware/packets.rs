@@ -14,8 +14,7 @@ pub(super) fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     match burst {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
         // The sender may count from any number.
-        IpIdent::Unknown => IpIdent::Unknown,
-        IpIdent::Elided => IpIdent::Elided,
+        unknown => unknown,
     }
 }
 

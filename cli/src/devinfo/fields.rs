@@ -120,10 +120,10 @@ fn on_demand_fields(OnDemand { general, rc, uc, ud, xrc, .. }: OnDemand) -> Vec<
     let names = |bits: u64, names: &'static [&str]| {
         names.iter().enumerate().filter(move |(i, _)| bits >> i & 1 != 0).map(|(_, name)| *name)
     };
-    let mut fields = vec![field("general_odp_caps", with_flags(String::new(), names(general, &GENERAL)))];
+    let mut fields = vec![field("general_odp_caps", with_flags("", names(general, &GENERAL)))];
     for (service, bits) in [("rc", rc), ("uc", uc), ("ud", ud), ("xrc", xrc)] {
         let prefix = if bits == 0 { "NO SUPPORT" } else { "" };
-        let value = with_flags(prefix.into(), names(bits.into(), &PER_SERVICE));
+        let value = with_flags(prefix, names(bits.into(), &PER_SERVICE));
         fields.push(field(&format!("{service}_odp_caps"), value));
     }
     fields
@@ -210,19 +210,14 @@ fn pacing_services(services: u32) -> String {
 fn cap_flags(value: String, caps: DeviceCaps) -> String {
     // Those that ibv_devinfo does not know; it prints their value.
     let unknown = DeviceCaps::FLUSH_GLOBAL | DeviceCaps::FLUSH_PERSISTENT | DeviceCaps::ATOMIC_WRITE;
-    let named = with_flags(value, (caps - unknown).iter_names().map(|(name, _)| name));
+    let named = with_flags(&value, (caps - unknown).iter_names().map(|(name, _)| name));
     match (caps & unknown).bits() {
         0 => named,
         bits => format!("{named} Unknown flags: 0x{bits:X}"),
     }
 }
 
-fn with_flags(mut value: String, flags: impl Iterator<Item = &'static str>) -> String {
-    for flag in flags {
-        if !value.is_empty() {
-            value.push(' ');
-        }
-        value.push_str(flag);
-    }
-    value
+fn with_flags<'a>(value: &'a str, flags: impl Iterator<Item = &'a str>) -> String {
+    let value = Some(value).filter(|value| !value.is_empty());
+    value.into_iter().chain(flags).collect::<Vec<_>>().join(" ")
 }

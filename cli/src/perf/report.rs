@@ -85,6 +85,11 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
 }
 
+/// Headings of the columns, as wide as those that [`Report::add`] prints.
+const BANDWIDTH_COLUMNS: &str = "     bytes     messages   seconds     Gbit/s      MiB/s    Mmsg/s";
+const LATENCY_COLUMNS: &str =
+    "     bytes   messages       min       p50       p90       p99     p99.9       max      mean";
+
 /// Report of a run: prints each result as it is added, or all results as one JSON object at the end.
 pub struct Report {
     json: bool,
@@ -118,31 +123,8 @@ impl Report {
             };
             let verb = verb.name();
             writeln!(stdout(), "RC {verb} {description}; {link}, {qps} queue pair(s), path MTU {mtu}")?;
-            match measure {
-                Measure::Bw => writeln!(
-                    stdout(),
-                    "{:>10} {:>12} {:>9} {:>10} {:>10} {:>9}",
-                    "bytes",
-                    "messages",
-                    "seconds",
-                    "Gbit/s",
-                    "MiB/s",
-                    "Mmsg/s"
-                ),
-                Measure::Lat => writeln!(
-                    stdout(),
-                    "{:>10} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-                    "bytes",
-                    "messages",
-                    "min",
-                    "p50",
-                    "p90",
-                    "p99",
-                    "p99.9",
-                    "max",
-                    "mean"
-                ),
-            }?;
+            let columns = if measure == Measure::Bw { BANDWIDTH_COLUMNS } else { LATENCY_COLUMNS };
+            writeln!(stdout(), "{columns}")?;
         }
         let (link, results, end) = (link.to_owned(), Vec::new(), TrafficReport::default());
         let document = Document { verb, measure, link, qps, path_mtu: mtu, results, end };
@@ -176,17 +158,13 @@ impl Report {
                         "{size:>10} {messages:>12} {seconds:>9.3} {gbit_s:>10.3} {mib_s:>10.1} {mmsg_s:>9.4}"
                     )
                 }
-                Figures::Latency { latency_us: l } => writeln!(
-                    stdout(),
-                    "{size:>10} {messages:>10} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2} {:>9.2}",
-                    l.min,
-                    l.p50,
-                    l.p90,
-                    l.p99,
-                    l.p99_9,
-                    l.max,
-                    l.mean
-                ),
+                Figures::Latency { latency_us: Latency { min, p50, p90, p99, p99_9, max, mean } } => {
+                    writeln!(
+                        stdout(),
+                        "{size:>10} {messages:>10} {min:>9.2} {p50:>9.2} {p90:>9.2} {p99:>9.2} {p99_9:>9.2} \
+                     {max:>9.2} {mean:>9.2}"
+                    )
+                }
             }?;
         }
         self.document.results.push(o);

@@ -30,10 +30,11 @@ pub struct Peer {
     pub last_active: Instant,
     /// Number of SENDs to the peer not yet acknowledged.
     pub unacked: u64,
-    pub totals: Totals,
+    /// Number of SENDs of the peer that were echoed.
+    echoes: u64,
 }
 
-/// Counts of the messages of a peer, or of all peers.
+/// Counts of the messages of all peers.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct Totals {
     /// Number of SENDs that were echoed.
@@ -63,8 +64,8 @@ impl Peer {
         )?;
         let slots = pd.reg_mr(SLOTS * slot_size, Access::LOCAL_WRITE)?;
         qp.enter_init(options.access)?;
-        let (last_active, unacked, totals) = (Instant::now(), 0, Totals::default());
-        let peer = Peer { number, qp, slots, slot_size, remote, last_active, unacked, totals };
+        let last_active = Instant::now();
+        let peer = Peer { number, qp, slots, slot_size, remote, last_active, unacked: 0, echoes: 0 };
         for i in 0..SLOTS {
             peer.post_recv(i)?;
         }
@@ -83,9 +84,9 @@ impl Peer {
         Ok(self.qp.post_recv(&RecvWr::new(i as u64, &[sge]))?)
     }
 
-    /// Handles a completion: echoes a SEND, or reposts a receive. After an error, the caller must disconnect
-    /// the peer.
-    pub fn complete(&mut self, wc: &Completion) -> Result<(), String> {
+    /// Handles a completion: echoes a SEND, or reposts a receive, and counts the message. After an error, the
+    /// caller must disconnect the peer.
+    pub fn complete(&mut self, wc: &Completion, totals: &mut Totals) -> Result<(), String> {
         self.last_active = Instant::now();
         if wc.status != WcStatus::Success {
             return Err(self.failure_reason(wc));
@@ -93,9 +94,10 @@ impl Peer {
         let i = (wc.wr_id & (SEND - 1)) as usize;
         match wc.opcode {
             WcOpcode::Recv => {
-                self.totals.echoed_sends += 1;
+                self.echoes += 1;
                 self.unacked += 1;
-                self.totals.echoed_bytes += wc.byte_len as u64;
+                totals.echoed_sends += 1;
+                totals.echoed_bytes += wc.byte_len as u64;
                 let start = i * self.slot_size;
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
                 let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
@@ -104,7 +106,7 @@ impl Peer {
                 self.qp.post_send(&wr).map_err(|e| e.to_string())
             }
             WcOpcode::RecvRdmaWithImm => {
-                self.totals.writes_with_immediate += 1;
+                totals.writes_with_immediate += 1;
                 self.post_recv(i).map_err(|e| e.to_string())
             }
             _ => {
@@ -120,7 +122,7 @@ impl Peer {
             WcStatus::RetryExcErr => {
                 format!(
                     "the peer did not respond: the SEND of echo {} to QP {} was sent 8 times",
-                    self.totals.echoed_sends, self.remote.qpn
+                    self.echoes, self.remote.qpn
                 )
             }
             WcStatus::LocLenErr => {

@@ -33,7 +33,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 struct State {
     peers: HashMap<Qpn, Peer>,
     connected: usize,
-    /// Totals of disconnected peers.
     totals: Totals,
     /// Error message for the most recent failed handshake or lost peer.
     failure: Option<String>,
@@ -180,10 +179,7 @@ impl Server {
     /// Prints the totals, the NIC's counters and the fault rules' counters.
     pub fn summary(&self) -> Result<(), CliError> {
         let context = &self.context;
-        let mut state = self.state.lock();
-        let remaining: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
-        remaining.iter().for_each(|peer| state.add_totals(peer));
-        let State { connected, totals, .. } = *state;
+        let State { connected, totals, .. } = *self.state.lock();
         let (nic, (link, _)) = (context.counters(), context.link_state());
         let counters = nic.iter().chain(link.iter()).filter(|(_, value)| *value > 0);
         let link = self.args.link.report(context);
@@ -248,7 +244,6 @@ impl Server {
             && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last_active).map(|(qpn, _)| *qpn)
             && let Some(oldest) = state.peers.remove(&qpn)
         {
-            state.add_totals(&oldest);
             print_line(self.args.json, &format!("peer {} evicted by a new peer", oldest.number))?;
         }
         state.peers.insert(local.qpn, peer);
@@ -265,12 +260,12 @@ impl Server {
             let mut state = self.state.lock();
             for wc in out.drain(..) {
                 // Completions of a peer that was removed already are ignored.
-                let Some(peer) = state.peers.get_mut(&wc.qpn) else { continue };
-                if let Err(reason) = peer.complete(&wc)
-                    && let Some(peer) = state.peers.remove(&wc.qpn)
+                let State { peers, totals, .. } = &mut *state;
+                let Some(peer) = peers.get_mut(&wc.qpn) else { continue };
+                if let Err(reason) = peer.complete(&wc, totals)
+                    && let Some(peer) = peers.remove(&wc.qpn)
                 {
                     self.args.link.nic.explain(&self.cq, &wc);
-                    state.add_totals(&peer);
                     let mut failure = format!("peer {} disconnected: {reason}", peer.number);
                     if wc.status == WcStatus::WrFlushErr
                         && let Some(mtu) = self.connect.mtu
@@ -325,15 +320,6 @@ impl IdleTimer {
             *self = IdleTimer { packets, since: Instant::now(), has_received: true };
         }
         self.since.elapsed()
-    }
-}
-
-impl State {
-    /// Adds the counters of a disconnected peer to the totals.
-    fn add_totals(&mut self, peer: &Peer) {
-        self.totals.echoed_sends += peer.totals.echoed_sends;
-        self.totals.echoed_bytes += peer.totals.echoed_bytes;
-        self.totals.writes_with_immediate += peer.totals.writes_with_immediate;
     }
 }
 

@@ -13,7 +13,6 @@ use crate::broker::keepalive::FdKeepalive;
 use crate::broker::protocol::{Request, Response};
 use crate::broker::steering;
 use crate::host::unix_sockets::{SocketNames, datagram_socket, fd_message};
-use crate::link::BindError;
 use crate::link::udp::{self, BindAddr, PortOwner, UdpLinkError, steer};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
@@ -266,5 +265,5 @@ fn refusal_of(e: UdpLinkError) -> Response {
         }
         _ => "",
     };
-    Response::Refused { errno, reason: format!("{}{hint}", BindError::Udp(e)) }
+    Response::Refused { errno, reason: format!("{e}{hint}") }
 }

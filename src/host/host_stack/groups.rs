@@ -14,7 +14,7 @@ pub const UNSOLICITED_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The multicast groups that a host stack has joined, and the membership reports still to be repeated.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    joined: BTreeSet<IpAddr>,
+    pub joined: BTreeSet<IpAddr>,
     /// Groups whose report has to be repeated, each with the time to do so, earliest first.
     repeats: VecDeque<(Instant, IpAddr)>,
     /// Whether the last query used the older protocol version: IGMPv2 for IPv4 (index 0), MLDv1 for IPv6
@@ -23,10 +23,6 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub fn contains(&self, group: IpAddr) -> bool {
-        self.joined.contains(&group)
-    }
-
     /// Joins a group. Returns false if it was already joined.
     pub fn join(&mut self, now: Instant, group: IpAddr) -> bool {
         let new = self.joined.insert(group);

@@ -16,8 +16,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{IfAddr, IfAddrError};
 use groups::Groups;
-use neighbours::REACHABLE_TIME;
-use neighbours::{NeighbourRequest, Neighbours};
+use neighbours::{NeighbourRequest, Neighbours, REACHABLE_TIME};
 
 use super::interfaces::is_link_local;
 use super::membership::{self, JoinError};
@@ -25,8 +24,7 @@ use super::unresolved_queue::UnresolvedQueue;
 use crate::sys::setters::setters;
 use crate::transport::{Instant, earliest};
 use crate::wire::frame::{
-    self, Arp, Content, Echo, Frame, MembershipState, NeighborAdvert, NeighborSolicit, PauseFrame, RoceFrame,
-    VlanTag,
+    self, Arp, Content, Echo, Frame, MembershipState, NeighborAdvert, NeighborSolicit, RoceFrame, VlanTag,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -59,8 +57,6 @@ pub enum FrameOutcome {
         /// Whether the ICRC is valid.
         intact: bool,
     },
-    /// Pause frame, for the link to carry out.
-    Pause(PauseFrame),
     /// The host stack has processed the frame itself.
     Handled,
     /// The frame is not addressed to the host stack, or is of an unknown kind.
@@ -308,10 +304,6 @@ impl IpStack for HostStack {
     }
 
     fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> FrameOutcome {
-        // Pause frames are for the station itself, in whatever VLAN it is.
-        if let Content::Pause(pause) = frame.content {
-            return FrameOutcome::Pause(pause);
-        }
         // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
         let is_other_vlan = vlans.next() != self.config.vlan.map(|tag| tag.id) || vlans.next().is_some();
@@ -364,7 +356,7 @@ impl IpStack for HostStack {
     }
 
     fn is_member(&self, group: IpAddr) -> bool {
-        self.groups.contains(group)
+        self.groups.joined.contains(&group)
     }
 
     fn handle_timeout(&mut self, now: Instant) {

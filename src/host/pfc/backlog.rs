@@ -64,15 +64,10 @@ impl Backlog {
         self.received |= 1 << priority;
     }
 
-    /// Reports whether this link has paused priorities.
-    pub fn has_paused(&self) -> bool {
-        self.paused != 0
-    }
-
     /// Returns the frame to send, if any, after a batch was received and `waiting` bytes are left. The queue is the same for all
     /// priorities, so those of the packets received are paused.
     pub fn update(&mut self, now: Instant, waiting: usize, congested: &Congested) -> Option<PauseFrame> {
-        if waiting > self.xoff || self.has_paused() && waiting > self.xon {
+        if waiting > self.xoff || self.paused != 0 && waiting > self.xon {
             let new = self.received & !self.paused;
             self.paused |= new;
             congested.add(new, self.shard);
@@ -91,7 +86,7 @@ impl Backlog {
 
     /// Returns the time at which [`update`](Self::update) must be called even if nothing is received.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.has_paused().then_some(self.refresh_at)
+        (self.paused != 0).then_some(self.refresh_at)
     }
 }
 
@@ -114,7 +109,7 @@ mod tests {
         backlog.on_received(3);
         assert_eq!(backlog.update(Instant(1), 1001, &congested), pause(1 << 3));
         assert_eq!(backlog.update(Instant(2), 401, &congested), None);
-        assert!(backlog.has_paused());
+        assert!(backlog.paused != 0);
         assert_eq!(backlog.update(Instant(3), 400, &congested), Some(PauseFrame::new(1 << 3, 0)));
         assert_eq!((backlog.update(Instant(4), 0, &congested), backlog.next_deadline()), (None, None));
     }

@@ -64,8 +64,9 @@ pub(crate) struct Pfc {
     held: [FrameQueue; PRIORITIES],
     /// Pause frames to send, and frames that are no longer held back.
     pub outbox: FrameQueue,
-    received: [u64; PRIORITIES],
-    sent: [u64; PRIORITIES],
+    /// Numbers of pause frames received and sent, by the priorities that they name.
+    pub received: [u64; PRIORITIES],
+    pub sent: [u64; PRIORITIES],
 }
 
 impl Pfc {
@@ -168,11 +169,6 @@ impl Pfc {
             deadline
         }
     }
-
-    /// Returns the number of pause frames received and sent, by the priorities that they name.
-    pub fn counters(&self) -> ([u64; PRIORITIES], [u64; PRIORITIES]) {
-        (self.received, self.sent)
-    }
 }
 
 /// Counts a frame for each priority that it names.
@@ -218,7 +214,7 @@ mod tests {
         assert_eq!(outbox(&mut pfc), [[1], [3]]);
         pfc.handle_timeout(Instant(5120));
         assert_eq!((outbox(&mut pfc), pfc.next_deadline()), (vec![vec![2]], None));
-        assert_eq!(pfc.counters().0, [0, 0, 0, 2, 0, 1, 0, 0]);
+        assert_eq!(pfc.received, [0, 0, 0, 2, 0, 1, 0, 0]);
     }
 
     #[test]
@@ -271,6 +267,6 @@ mod tests {
             outbox(&mut pfc).len()
         };
         assert_eq!([2000, 2001, 1001, 1000].map(&mut sent), [0, 1, 0, 1]);
-        assert_eq!(pfc.counters().1, [0, 0, 0, 2, 0, 0, 0, 0]);
+        assert_eq!(pfc.sent, [0, 0, 0, 2, 0, 0, 0, 0]);
     }
 }

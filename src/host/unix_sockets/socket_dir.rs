@@ -20,22 +20,21 @@ pub struct DirLock(File);
 impl DirLock {
     /// Waits for the directory's lock. Fails with `NotFound` if the directory was removed in the meantime.
     pub fn of(directory: &Path) -> io::Result<DirLock> {
-        let path = directory.join(LOCK);
         loop {
-            let file = File::create(&path)?;
-            retry_on_intr(|| flock(&file, FlockOperation::LockExclusive))?;
-            if is_same_file(&file, &path) {
-                return Ok(DirLock(file));
+            if let Some(lock) = DirLock::acquire(directory, FlockOperation::LockExclusive)? {
+                return Ok(lock);
             }
         }
     }
 
-    /// Acquires the directory's lock without waiting; returns `None` if another process holds it.
-    fn try_of(directory: &Path) -> Option<DirLock> {
+    /// Acquires the directory's lock; returns `None` if [`remove_unused`] has removed the file meanwhile.
+    fn acquire(directory: &Path, operation: FlockOperation) -> io::Result<Option<DirLock>> {
         let path = directory.join(LOCK);
-        let file = File::create(&path).ok()?;
-        file.try_lock().ok()?;
-        is_same_file(&file, &path).then_some(DirLock(file))
+        let file = File::create(&path)?;
+        retry_on_intr(|| flock(&file, operation))?;
+        let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
+        let is_present = id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open));
+        Ok(is_present.then_some(DirLock(file)))
     }
 }
 
@@ -45,13 +44,6 @@ impl Drop for DirLock {
         // lock.
         let _ = self.0.unlock();
     }
-}
-
-/// Reports whether `path` still refers to `file`, which [`remove_unused`] may have removed together with its
-/// directory.
-fn is_same_file(file: &File, path: &Path) -> bool {
-    let id = |of: io::Result<fs::Metadata>| of.map(|m| (m.dev(), m.ino())).ok();
-    id(file.metadata()).is_some_and(|open| id(fs::symlink_metadata(path)) == Some(open))
 }
 
 /// Returns the directory for this user's sockets in this thread's network namespace: the one that sockets of urxe are in,
@@ -87,7 +79,7 @@ pub fn remove_unused(own: &Path) {
         if path != own
             && entry.file_name().to_str().is_some_and(is_directory_name)
             && is_private(&path, user, 0o077)
-            && let Some(lock) = DirLock::try_of(&path)
+            && let Ok(Some(lock)) = DirLock::acquire(&path, FlockOperation::NonBlockingLockExclusive)
         {
             remove_if_unused(&path, &lock);
         }

@@ -33,9 +33,6 @@ const DISCARD_PORT: u16 = 9;
 /// Maximum number of cached destinations; the cache is cleared when it is full.
 const MAX_CACHED: usize = 4096;
 
-const RTM_GETROUTE: u16 = 26;
-const RTA_DST: u16 = 1;
-const NDA_DST: u16 = 1;
 /// Length of both rtmsg and ndmsg, in bytes.
 const BODY_LEN: usize = 12;
 /// Neighbour states (NUD_*) in which the MAC is usable.
@@ -119,8 +116,8 @@ impl KernelNeighbours {
         let mut body = [0; BODY_LEN];
         body[0] = netlink::family(dst);
         body[1] = if dst.is_ipv4() { 32 } else { 128 };
-        let mut request = Request::new(RTM_GETROUTE, &body);
-        request.address(RTA_DST, dst);
+        let mut request = Request::new(libc::RTM_GETROUTE, &body);
+        request.address(libc::RTA_DST, dst);
         request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
         let mut buffer = [0; 4096];
         let reply = self.query(request, &mut buffer)?;
@@ -137,7 +134,7 @@ impl KernelNeighbours {
         body[0] = netlink::family(hop);
         body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
         let mut request = Request::new(libc::RTM_GETNEIGH, &body);
-        request.address(NDA_DST, hop);
+        request.address(libc::NDA_DST, hop);
         let mut buffer = [0; 4096];
         let Some(reply) = self.query(request, &mut buffer) else { return (None, false) };
         let state = u16::from_ne_bytes([reply[8], reply[9]]);
@@ -199,7 +196,6 @@ impl IpStack for KernelNeighbours {
         match frame.content {
             Content::Roce(roce) if is_local(roce.flow.dst) => FrameOutcome::Packet(roce),
             Content::RoceV1 { intact } => FrameOutcome::RoceV1 { intact },
-            Content::Pause(pause) => FrameOutcome::Pause(pause),
             _ => FrameOutcome::Foreign,
         }
     }

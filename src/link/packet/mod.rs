@@ -57,14 +57,12 @@ pub struct PacketLink {
 }
 
 fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
-    let mut interfaces = pnet_datalink::interfaces();
-    match interfaces.iter().position(|i| i.name == name) {
-        Some(i) => Ok(interfaces.swap_remove(i)),
-        None => {
-            let names: Vec<_> = interfaces.iter().map(|i| i.name.as_str()).collect();
-            Err(PacketError::NoInterface { name: name.to_owned(), existing: names.join(", ") })
-        }
-    }
+    let interfaces = pnet_datalink::interfaces();
+    let found = interfaces.iter().find(|interface| interface.name == name).cloned();
+    found.ok_or_else(|| {
+        let names: Vec<_> = interfaces.iter().map(|i| i.name.as_str()).collect();
+        PacketError::NoInterface { name: name.to_owned(), existing: names.join(", ") }
+    })
 }
 
 /// Returns a function that converts an error from the operation `what` on the interface `name` to a

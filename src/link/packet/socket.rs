@@ -286,7 +286,6 @@ pub(super) struct TxBatch {
     /// Entries of `iov` that point into `heads`, as pairs of index in `iov` and offset in `heads`. The
     /// pointers are set once `heads` has stopped growing.
     head_iov: Vec<(usize, usize)>,
-    starts: Vec<usize>,
     pub info: Vec<TxMessage>,
     messages: Vec<mmsghdr>,
 }
@@ -322,7 +321,6 @@ impl TxBatch {
         self.heads.clear();
         self.iov.clear();
         self.head_iov.clear();
-        self.starts.clear();
         self.info.clear();
     }
 
@@ -347,7 +345,6 @@ impl TxBatch {
             self.heads.extend_from_slice(&head);
         }
         write(&mut self.heads);
-        self.starts.push(self.iov.len());
         self.head_iov.push((self.iov.len(), at));
         self.iov.push(iovec { iov_base: std::ptr::null_mut(), iov_len: self.heads.len() - at });
         self.info.push(info);
@@ -366,11 +363,11 @@ impl TxBatch {
         }
         let end = self.iov.len();
         let iov = self.iov.as_mut_ptr();
-        let ends = self.starts.iter().skip(1).copied().chain([end]);
+        let starts = self.head_iov.iter().map(|(start, _)| *start);
+        let ends = starts.clone().skip(1).chain([end]);
         self.messages.clear();
-        self.messages.extend(
-            self.starts.iter().zip(ends).map(|(start, end)| message(iov.wrapping_add(*start), end - start)),
-        );
+        self.messages
+            .extend(starts.zip(ends).map(|(start, end)| message(iov.wrapping_add(start), end - start)));
         &mut self.messages
     }
 }

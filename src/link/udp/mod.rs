@@ -94,7 +94,7 @@ pub enum UdpLinkError {
         name: String,
     },
     /// An unexpected system call failure.
-    #[error("cannot create a UDP link on {ip}: {what} failed")]
+    #[error("cannot create a UDP link on {ip}: {what} failed: {source}")]
     System {
         /// The requested address.
         ip: IpAddr,
