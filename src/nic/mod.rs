@@ -139,11 +139,6 @@ pub struct PKeyTableSize {
     pub max: usize,
 }
 
-/// Error for creating a queue pair when the maximum number already exists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("all {0} QPs are in use")]
-pub struct TooManyQps(pub u32);
-
 impl Nic {
     /// Creates a NIC without queue pairs.
     #[cfg(any(test, feature = "unstable-internals"))]
@@ -236,21 +231,13 @@ impl Nic {
         self.state.last_acks = Some(records);
     }
 
-    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`.
-    ///
-    /// # Errors
-    /// [`TooManyQps`] if the NIC has the maximum number of queue pairs.
-    pub fn create_qp(
-        &mut self,
-        init: &QpInit,
-        send_cq: CqHandle,
-        recv_cq: CqHandle,
-    ) -> Result<Qpn, TooManyQps> {
-        let limit = self.table.max();
+    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`. Returns `None` if the NIC has the
+    /// maximum number of queue pairs.
+    pub fn create_qp(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
-        let qpn = self.table.insert(make).ok_or(TooManyQps(limit))?;
+        let qpn = self.table.insert(make)?;
         self.schedule.reserve(self.table.slots());
-        Ok(qpn)
+        Some(qpn)
     }
 
     /// Destroys a queue pair. Its outstanding work requests end without completions, as in verbs; outputs not

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use nix::sys::eventfd::EventFd;
+
 use super::channel_wait::WaitingThreads;
-use super::event_signal::EventSignal;
-use super::faults::{
-    Call, CallFaults, DeviceFaultCounters, DeviceFaults, Fault, FaultCount, Injector, ObjectFault,
-};
+use super::eventfd::eventfd;
+use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
@@ -144,7 +144,7 @@ pub(super) struct Handle {
     device: Arc<Inner>,
     /// Reader for the asynchronous events of this context's objects and of the port.
     pub reader: EventReader,
-    pub events: Arc<EventSignal>,
+    pub events: Arc<EventFd>,
     /// Faults on calls of this context and its objects.
     pub calls: Injector,
 }
@@ -187,8 +187,7 @@ pub(super) struct Inner {
     pub next_cq: AtomicU32,
     /// I/O virtual address of the next region whose memory the crate allocates.
     next_iova: AtomicU64,
-    /// Number of bytes of device memory allocated.
-    pub dm_used: AtomicU64,
+    pub device_memory: Quota,
     /// Number of values drawn so far from the context's pseudorandom sequence.
     random_draws: AtomicU64,
     pub waiting_threads: WaitingThreads,
@@ -335,7 +334,7 @@ impl Context {
             },
             seed,
         };
-        let events = Arc::new(EventSignal::new()?);
+        let events = Arc::new(eventfd()?);
         let new_nic = |(mailbox, link): (&ShardMailbox, &mut Box<dyn Link>)| {
             let mut nic = Nic::shard(config.clone(), mailbox.id());
             if let Some(records) = link.shared_address().and_then(|shared| shared.last_acks()) {
@@ -370,14 +369,14 @@ impl Context {
             mtu,
             partition,
             seed,
-            qps: Quota::new("QPs", limits.max_qp),
-            srqs: Quota::new("SRQs", limits.max_srq),
-            pds: Quota::new("PDs", limits.max_pd),
-            cqs: Quota::new("CQs", limits.max_cq),
+            qps: Quota::new("QPs", limits.max_qp.into()),
+            srqs: Quota::new("SRQs", limits.max_srq.into()),
+            pds: Quota::new("PDs", limits.max_pd.into()),
+            cqs: Quota::new("CQs", limits.max_cq.into()),
             next_pd: AtomicU32::new(1),
             next_cq: AtomicU32::new(1),
             next_iova: AtomicU64::new(FIRST_IOVA),
-            dm_used: AtomicU64::new(0),
+            device_memory: Quota::new("bytes of device memory", limits.max_dm_size),
             random_draws: AtomicU64::new(0),
             waiting_threads: WaitingThreads::default(),
             asynchronous,
@@ -407,7 +406,7 @@ impl Context {
     }
 
     fn of(device: Arc<Inner>, calls: Injector) -> Result<Context, OpenError> {
-        let events = Arc::new(EventSignal::new()?);
+        let events = Arc::new(eventfd()?);
         let reader = device.asynchronous.add_reader(events.clone());
         Ok(Context(Arc::new(Handle { device, reader, events, calls })))
     }
@@ -438,10 +437,10 @@ impl Context {
         self.0.faults.counts()
     }
 
-    /// Returns a handle to the counters of the device's faults, which does not keep the device open.
+    /// Returns the faults of the device with their counters, which do not keep the device open.
     #[doc(hidden)]
-    pub fn fault_counters(&self) -> DeviceFaultCounters {
-        DeviceFaultCounters::new(self.0.faults.clone())
+    pub fn device_faults(&self) -> Arc<DeviceFaults> {
+        self.0.faults.clone()
     }
 
     /// Applies the faults on a call.

@@ -192,7 +192,7 @@ impl Cq {
         CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
         let id = CqId(context.0.next_cq.fetch_add(1, Ordering::Relaxed));
         let queue = CompletionQueue::new(id, capacity);
-        context.0.cqs.acquire()?;
+        context.0.cqs.acquire(1)?;
         context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
@@ -464,7 +464,7 @@ impl Cq {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.context.0.asynchronous.forget(EventSubject::Cq(self.queue.id()));
-        self.context.0.cqs.release();
+        self.context.0.cqs.release(1);
         if let Some(channel) = &self.signal.channel {
             channel.drop_stale_events();
         }

@@ -21,7 +21,7 @@ mod dm;
 mod errno;
 pub mod errors;
 mod event;
-mod event_signal;
+mod eventfd;
 pub mod explain;
 pub mod faults;
 mod gsi;

@@ -11,15 +11,15 @@ use super::context::Inner;
 use super::cq::CqUse;
 use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
-use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
+use crate::driver::{EventSubject, Shard};
 use crate::memory::Access;
-use crate::nic::{MulticastError, TooManyQps};
+use crate::nic::{CqHandle, MulticastError, Nic};
 use crate::sys::setters::setters;
 use crate::transport::service::{Connected, Datagrams, Untyped};
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, AttachCounterError, CompCounter, CountedOps, ModifyError, PostError, PostListError,
-    QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
+    QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -155,9 +155,6 @@ pub enum ListPolicy {
     /// Nothing (`ibv_wr_complete`).
     AllOrNone,
 }
-
-/// Shared reference to a completion queue, as the driver stores it.
-type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair; outstanding
 /// work requests then end without completions.
@@ -299,23 +296,18 @@ impl Qp {
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(&send_cq.0.users),
         };
-        Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
-            let created = state.create_qp(send, recv, |nic, send, recv| nic.create_qp(init, send, recv));
-            created.map_err(|TooManyQps(max)| CreateError::Exhausted { kind: "QPs", max })
+        Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |nic, init, send, recv| {
+            let max = nic.max_qp();
+            nic.create_qp(init, send, recv).ok_or(CreateError::Exhausted { kind: "QPs", max })
         })
     }
 
     /// Creates QP1, the general services queue pair that carries management datagrams; a device has only one.
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
-        Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
-            // The management port posts unsignaled sends only, so no polled completion would ever free a slot.
-            let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
-            let init = QpInit { quirks, ..*init };
-            state.create_qp(send, recv, |nic, send, recv| {
-                let created = nic.create_gsi(&init, send, recv);
-                created.ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
-            })
+        Qp::make(pd, shard, (cq, cq), None, options, |nic, init, send, recv| {
+            let in_use = CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 };
+            nic.create_gsi(init, send, recv).ok_or(in_use)
         })
     }
 
@@ -327,7 +319,7 @@ impl Qp {
         (send_cq, recv_cq): (&Cq, &Cq),
         domain: Option<XrcdId>,
         options: &QpOptions,
-        create: impl FnOnce(&mut ShardState, &QpInit, &Queue, &Queue) -> Result<Qpn, CreateError>,
+        create: impl FnOnce(&mut Nic, &QpInit, CqHandle, CqHandle) -> Result<Qpn, CreateError>,
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
         context.check_device()?;
@@ -361,12 +353,13 @@ impl Qp {
             port_mtu,
             quirks: context.0.quirks,
         };
-        context.0.qps.acquire()?;
+        context.0.qps.acquire(1)?;
         let created = shard.with_state(|state, _| {
-            let created = create(state, &init, &send_cq.0.queue, &recv_cq.0.queue);
+            let create = |nic: &mut Nic, send, recv| create(nic, &init, send, recv);
+            let created = state.create_qp(&send_cq.0.queue, &recv_cq.0.queue, create);
             created.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
-        let qpn = created.inspect_err(|_| context.0.qps.release())?;
+        let qpn = created.inspect_err(|_| context.0.qps.release(1))?;
         let psn = Psn::new(context.next_random() as u32);
         let cq_uses = [if signal_all { send.max_wr } else { 0 }, recv.max_wr].map(CqUse::of);
         [send_cq, recv_cq].into_iter().for_each(|cq| cq.0.users.add(shard));
@@ -747,7 +740,7 @@ impl Drop for QpInner {
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         *is_alive = false;
         drop(is_alive);
-        context.0.qps.release();
+        context.0.qps.release(1);
         self.purge();
         for (cq, cq_use) in [&self.send_cq, &self.recv_cq].into_iter().zip(&self.cq_uses) {
             cq.0.users.remove(&self.shard);

@@ -121,7 +121,7 @@ impl Srq {
         let l = context.0.limits;
         CreateError::check("max_wr", caps.max_wr.into(), 1..=l.max_srq_wr.into())?;
         CreateError::check("max_sge", caps.max_sge.into(), 0..=l.max_srq_sge.into())?;
-        context.0.srqs.acquire()?;
+        context.0.srqs.acquire(1)?;
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
@@ -133,7 +133,7 @@ impl Srq {
             made.inspect(|id| context.0.asynchronous.own(EventSubject::Srq(*id), context.0.reader))
         });
         let Some(id) = made else {
-            context.0.srqs.release();
+            context.0.srqs.release(1);
             return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
         };
         if let Some((_, cq)) = &xrc {
@@ -216,7 +216,7 @@ impl Drop for SrqInner {
             cq.0.users.remove(&self.shard);
         }
         self.shard.with_state(|state, _| state.destroy_srq(self.id));
-        self.pd.context().0.srqs.release();
+        self.pd.context().0.srqs.release(1);
     }
 }
 

@@ -487,7 +487,7 @@ impl Recovery {
 
     /// Returns the round-trip time statistics; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
-        self.rtt.round_trip()
+        self.rtt.measured
     }
 }
 

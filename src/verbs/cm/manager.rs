@@ -1,7 +1,6 @@
 //! Connection managers: their devices, and the background thread that processes their messages and events.
 
 use std::fmt;
-use std::io;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::os::unix::thread::JoinHandleExt;
@@ -11,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 use nix::sys::pthread::pthread_self;
 use nix::sys::time::TimeSpec;
 use parking_lot::{Mutex, MutexGuard};
@@ -24,6 +23,7 @@ use crate::fabric::{Driver, Fabric};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 use crate::transport::QpType;
+use crate::verbs::eventfd::eventfd;
 use crate::verbs::faults::{Call, Injector};
 use crate::verbs::{Context, ManagementPort};
 
@@ -40,8 +40,7 @@ impl ConnectionManager {
     /// [`IdError::System`], or the errors of [`add_device`](Self::add_device).
     pub fn new(devices: Vec<Context>) -> Result<ConnectionManager, IdError> {
         let sleep = Sleep {
-            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-                .map_err(io::Error::from)?,
+            wake: eventfd()?,
             ports: Mutex::default(),
             until: Mutex::default(),
             stopping: AtomicBool::new(false),
