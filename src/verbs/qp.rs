@@ -14,6 +14,7 @@ use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xr
 use crate::driver::{EventSubject, Shard};
 use crate::memory::Access;
 use crate::nic::{CqHandle, MulticastError, Nic};
+use crate::sys::options::options;
 use crate::sys::setters::setters;
 use crate::transport::service::{Connected, Datagrams, Untyped};
 use crate::transport::state::accepted_attrs;
@@ -82,68 +83,43 @@ pub struct Endpoint {
     pub psn: Psn,
 }
 
-/// Attributes for connecting a queue pair to a peer ([`Qp::connect`]). Both sides should use the same `mtu`,
-/// and neither side's `max_rd_atomic` may exceed the other's `max_dest_rd_atomic`.
-///
-/// ```
-/// # use urxe::verbs::*;
-/// let options = ConnectOptions::default().mtu(Mtu::Mtu1024).access(Access::REMOTE_READ);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// Operations that the peer may perform on local memory, provided that the memory region permits them
-    /// too.
-    pub access: Access,
-    /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
-    pub mtu: Option<Mtu>,
-    /// Index of the local GID. `None` selects the one that [best suits the
-    /// peer](super::Context::gid_towards).
-    pub sgid_index: Option<u8>,
-    /// Traffic class (ToS).
-    pub traffic_class: u8,
-    /// Local ACK timeout.
-    pub timeout: AckTimeout,
-    /// Number of retries after an ACK timeout, 0..=7.
-    pub retry_cnt: u8,
-    /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
-    pub rnr_retry: u8,
-    /// Minimum time that the peer waits before it retries after an RNR NAK from this queue pair.
-    pub min_rnr_timer: RnrTimer,
-    /// Maximum number of RDMA READs and atomics in flight to the peer.
-    pub max_rd_atomic: u8,
-    /// Maximum number of RDMA READs and atomics in flight from the peer.
-    pub max_dest_rd_atomic: u8,
-}
-
-setters!(ConnectOptions {
-    access: Access,
-    traffic_class: u8,
-    timeout: AckTimeout,
-    retry_cnt: u8,
-    rnr_retry: u8,
-    min_rnr_timer: RnrTimer,
-    max_rd_atomic: u8,
-    max_dest_rd_atomic: u8,
-} optional { mtu: Mtu, sgid_index: u8 });
-
-impl Default for ConnectOptions {
-    /// Returns options that permit every kind of local and remote access, with a 67 ms ACK timeout, 7
-    /// retries, unlimited RNR retries, a 0.64 ms RNR timer, and up to 16 READs and atomics in flight in
-    /// either direction.
-    fn default() -> Self {
-        ConnectOptions {
-            access: Access::ALL,
-            mtu: None,
-            sgid_index: None,
-            traffic_class: 0,
-            timeout: AckTimeout::new(14),
-            retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: RnrTimer::new(12),
-            max_rd_atomic: 16,
-            max_dest_rd_atomic: 16,
-        }
+options! {
+    /// Attributes for connecting a queue pair to a peer ([`Qp::connect`]). Both sides should use the same `mtu`,
+    /// and neither side's `max_rd_atomic` may exceed the other's `max_dest_rd_atomic`.
+    ///
+    /// The defaults permit every kind of local and remote access, with a 67 ms ACK timeout, 7 retries, unlimited RNR retries, a
+    /// 0.64 ms RNR timer, and up to 16 READs and atomics in flight in either direction.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let options = ConnectOptions::default().mtu(Mtu::Mtu1024).access(Access::REMOTE_READ);
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct ConnectOptions {
+        /// Operations that the peer may perform on local memory, provided that the memory region permits them
+        /// too.
+        pub access: Access = Access::ALL,
+        /// Traffic class (ToS).
+        pub traffic_class: u8 = 0,
+        /// Local ACK timeout.
+        pub timeout: AckTimeout = AckTimeout::new(14),
+        /// Number of retries after an ACK timeout, 0..=7.
+        pub retry_cnt: u8 = 7,
+        /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
+        pub rnr_retry: u8 = 7,
+        /// Minimum time that the peer waits before it retries after an RNR NAK from this queue pair.
+        pub min_rnr_timer: RnrTimer = RnrTimer::new(12),
+        /// Maximum number of RDMA READs and atomics in flight to the peer.
+        pub max_rd_atomic: u8 = 16,
+        /// Maximum number of RDMA READs and atomics in flight from the peer.
+        pub max_dest_rd_atomic: u8 = 16,
+        optional
+        /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
+        pub mtu: Option<Mtu>,
+        /// Index of the local GID. `None` selects the one that [best suits the
+        /// peer](super::Context::gid_towards).
+        pub sgid_index: Option<u8>,
     }
 }
 

@@ -45,9 +45,9 @@ impl Responder {
     /// packets of a message must name the same queue.
     fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
-        let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
+        let named = env.srq.as_ref().filter(|s| s.id.0 == number && s.domain == conn.domain());
         let goes_on = !packet.row().position.starts();
-        let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id()));
+        let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id));
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 

@@ -272,7 +272,7 @@ impl Responder {
         let verdict = self.check(packet, ahead, conn, env);
         match verdict.and_then(|named| self.execute(packet, named, conn, env)) {
             Ok(()) => {
-                self.message_srq = env.srq.as_ref().map(|s| s.id());
+                self.message_srq = env.srq.as_ref().map(|s| s.id);
                 self.nak_outstanding = NakOutstanding::No;
                 Ok(())
             }
@@ -426,7 +426,7 @@ fn contains(r: &Resource, psn: Psn, conn: &Connection) -> bool {
 /// packet, with that of the shared receive queue named in the packet.
 fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     match (conn.qp_type, &env.srq) {
-        (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd(), ..conn.accessor() },
+        (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd, ..conn.accessor() },
         _ => conn.accessor(),
     }
 }
