@@ -128,7 +128,7 @@ impl Recovery {
         Recovery {
             retries: Retries::new(conn),
             sends_probes: conn.quirks().tail_loss_probes,
-            ack_requested: conn.sq_psn.prev(),
+            ack_requested: conn.attr.sq_psn.prev(),
             ..Recovery::default()
         }
     }
@@ -154,7 +154,7 @@ impl Recovery {
     fn start_unrequested_timers(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         if !self.awaits_ack_request() {
             let silence = match self.sends_probes {
-                true => ack_silence(conn.timeout, tuning),
+                true => ack_silence(conn.attr.timeout, tuning),
                 // Sending may stop before the packet that is to carry AckReq, in SQD for example.
                 false => self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence),
             };
@@ -219,7 +219,7 @@ impl Recovery {
 
     /// Returns the local ACK timeout with backoff; `None` if it is infinite.
     pub fn ack_timeout(&self, conn: &Connection, tuning: &Tuning) -> Option<Duration> {
-        conn.timeout.duration().map(|t| self.retries.back_off(t.max(tuning.min_timeout)))
+        conn.attr.timeout.duration().map(|t| self.retries.back_off(t.max(tuning.min_timeout)))
     }
 
     /// Returns the time at which the local ACK timer was started, if it is running: that of the last advance
