@@ -646,7 +646,7 @@ impl Nic {
         if let Some(entry) = self.table.get(qpn) {
             entry.qp.record_injected_failure(cause, now);
         }
-        let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        let to_err = QpAttr::new(QpState::Err);
         // Every state has this transition, so it cannot be rejected; the queue pairs of a failed device are in ERR already.
         let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }

@@ -457,15 +457,7 @@ impl<S: Connected> Qp<S> {
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RESET and `access` is valid.
     pub fn enter_init(&self, access: Access) -> Result<(), ConnectError> {
-        let (pkey_index, port) = (Some(0), Some(1));
-        let attr = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index,
-            port,
-            access: Some(access),
-            ..QpAttr::default()
-        };
-        Ok(self.modify(&attr)?)
+        Ok(self.modify(&QpAttr::new(QpState::Init).pkey_index(0).port(1).access(access))?)
     }
 
     /// Moves the queue pair from INIT to RTR, in which it responds to the peer.
@@ -487,16 +479,13 @@ impl<S: Connected> Qp<S> {
         };
         let av =
             AddressVector { sgid_index, traffic_class: options.traffic_class, ..AddressVector::to(peer.gid) };
-        let attr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(av),
-            path_mtu: Some(mtu),
-            dest_qpn: Some(peer.qpn),
-            rq_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
-            min_rnr_timer: Some(options.min_rnr_timer),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rtr)
+            .av(av)
+            .path_mtu(mtu)
+            .dest_qpn(peer.qpn)
+            .rq_psn(peer.psn)
+            .max_dest_rd_atomic(options.max_dest_rd_atomic)
+            .min_rnr_timer(options.min_rnr_timer);
         Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
@@ -505,15 +494,12 @@ impl<S: Connected> Qp<S> {
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
     pub fn enter_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(self.0.psn),
-            timeout: Some(options.timeout),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rts)
+            .sq_psn(self.0.psn)
+            .timeout(options.timeout)
+            .retry_cnt(options.retry_cnt)
+            .rnr_retry(options.rnr_retry)
+            .max_rd_atomic(options.max_rd_atomic);
         Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 }
@@ -525,11 +511,9 @@ impl<S: Datagrams> Qp<S> {
     /// # Errors
     /// [`ConnectError`], also if the queue pair is of a connected service.
     pub fn activate(&self, qkey: QKey) -> Result<(), ConnectError> {
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        let (pkey_index, port) = (Some(0), Some(1));
-        self.modify(&QpAttr { pkey_index, port, qkey: Some(qkey), ..to(QpState::Init) })?;
-        self.modify(&to(QpState::Rtr))?;
-        Ok(self.modify(&QpAttr { sq_psn: Some(self.0.psn), ..to(QpState::Rts) })?)
+        self.modify(&QpAttr::new(QpState::Init).pkey_index(0).port(1).qkey(qkey))?;
+        self.modify(&QpAttr::new(QpState::Rtr))?;
+        Ok(self.modify(&QpAttr::new(QpState::Rts).sq_psn(self.0.psn))?)
     }
 
     /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): either an IPv6 group in
