@@ -159,7 +159,7 @@ impl Recovery {
                 false => self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence),
             };
             self.prober.overdue = Some(now + silence / 2);
-            self.timers.arm(Timer::AckSilence, now + silence);
+            self.timers.set(Timer::AckSilence, Some(now + silence));
         }
         if self.sends_probes {
             self.start_ack_timer(conn, now, tuning);
@@ -196,10 +196,8 @@ impl Recovery {
 
     /// Restarts the probe timer, or stops it if there is no RTT sample yet.
     fn restart_probe_timer(&mut self, now: Instant, tuning: &Tuning) {
-        match self.rtt.probe_timeout(tuning) {
-            Some(timeout) => self.timers.arm(Timer::ProbeTimeout, now + self.prober.back_off(timeout)),
-            None => self.timers.stop(Timer::ProbeTimeout),
-        }
+        let timeout = self.rtt.probe_timeout(tuning);
+        self.timers.set(Timer::ProbeTimeout, timeout.map(|timeout| now + self.prober.back_off(timeout)));
     }
 
     /// Starts the local ACK timer if it is not running. Called only after a packet was sent, so never during
@@ -211,10 +209,8 @@ impl Recovery {
     }
 
     fn restart_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
-        match self.ack_timeout(conn, tuning) {
-            Some(timeout) => self.timers.arm(Timer::LocalAck, now + timeout),
-            None => self.timers.stop(Timer::LocalAck),
-        }
+        let timeout = self.ack_timeout(conn, tuning);
+        self.timers.set(Timer::LocalAck, timeout.map(|timeout| now + timeout));
     }
 
     /// Returns the local ACK timeout with backoff; `None` if it is infinite.
@@ -338,7 +334,7 @@ impl Recovery {
         self.rnr_nakked = Some(psn);
         self.state = State::RnrWait { end: psn, wqe };
         self.timers.stop(Timer::LocalAck);
-        self.timers.arm(Timer::RnrWait, now + wait);
+        self.timers.set(Timer::RnrWait, Some(now + wait));
         Action::GoBackN
     }
 
