@@ -522,7 +522,7 @@ impl DrivenNic {
             },
             port_mtu: Mtu::Mtu4096,
         };
-        let qpn = nic.create_qp(&init, CqHandle(0), CqHandle(0))?;
+        let qpn = nic.create_qp(&init, CqHandle(0), CqHandle(0)).ok_or("all QPs are in use")?;
         let all = QpAttr::default()
             .access(Access::ALL)
             .pkey_index(0)

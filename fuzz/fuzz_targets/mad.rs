@@ -156,9 +156,9 @@ impl World {
                 let _ = cm.accept(now, id, &rep, 0);
             }
             (5, Some(id)) => drop(cm.reject(now, id, RejReason::Consumer, &data[..data.len().min(80)], data)),
-            (6 | 7, Some(id)) => drop(cm.ready(now, id, data)),
-            (9, Some(id)) => drop(cm.establish(now, id)),
-            (10, Some(id)) => drop(cm.disconnect(now, id, data)),
+            (6 | 7, Some(id)) => drop(cm.ready(id)),
+            (9, Some(id)) => drop(cm.establish(id)),
+            (10, Some(id)) => drop(cm.disconnect(now, id)),
             (11, Some(id)) => cm.release(now, id),
             (12, Some(id)) => drop(cm.load_alternate(now, id, &path)),
             (13, Some(id)) => drop(cm.respond_to_alternate(id, AprStatus::Loaded)),

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::io::ErrorKind;
 use std::mem::offset_of;
 use std::path::PathBuf;
-use std::sync::{Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use nix::net::if_::if_nametoindex;
@@ -16,7 +16,7 @@ use urxe::middleware::capture::{CaptureError, CaptureFile};
 use urxe::middleware::faults::FaultCounters;
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
-use urxe::verbs::faults::{DeviceFaultCounters, Fault, FaultCount};
+use urxe::verbs::faults::{DeviceFaults, Fault, FaultCount};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Personality, WeakContext};
 
 use crate::abi::ibv_device;
@@ -67,7 +67,7 @@ struct FaultStats {
     process: u32,
     counters: Vec<FaultCounters>,
     /// Counters of faults on objects, of each NIC opened so far.
-    objects: Vec<DeviceFaultCounters>,
+    objects: Vec<Arc<DeviceFaults>>,
     /// Number of retransmissions by NICs already closed; `current` is that of the open NIC, as of the last
     /// time one of its contexts was closed.
     closed: Retransmissions,
@@ -192,7 +192,7 @@ fn report_faults() {
                 fault_stats.current = now.into();
             }
             counters.extend(fault_stats.counters.iter().cloned());
-            objects.extend(fault_stats.objects.iter().flat_map(DeviceFaultCounters::counts));
+            objects.extend(fault_stats.objects.iter().flat_map(|faults| faults.counts()));
             retransmitted += fault_stats.closed;
             retransmitted += fault_stats.current;
         }
@@ -352,7 +352,7 @@ impl Device {
             nic.on_warning(|warning| warn(&format!("warning: {warning}")));
         }
         if !options.faults.is_empty() {
-            self.fault_stats.lock().objects.push(nic.fault_counters());
+            self.fault_stats.lock().objects.push(nic.device_faults());
         }
         Ok(nic)
     }

@@ -83,7 +83,7 @@ impl Cm {
         };
         let packet_life = AckTimeout::new(lap.ack_timeout.code().saturating_sub(1));
         let path = Path { av, packet_life, ..conn.qp_params.path };
-        self.push_event(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
+        self.push_event(id, Event::AlternateOffered(path));
     }
 
     /// Responds to the peer's offer of an alternate path (APR).
@@ -110,6 +110,6 @@ impl Cm {
             _ => return self.counters.unexpected += 1,
         }
         self.stop_retransmission(id);
-        self.push_event(id, Event::AlternateResponse(Box::new(*apr)));
+        self.push_event(id, Event::AlternateResponse(apr.status));
     }
 }

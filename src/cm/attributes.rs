@@ -28,18 +28,15 @@ impl Cm {
     pub fn rtr(&self, id: ConnId) -> Result<QpAttr, CmError> {
         let conn = self.conn_with_known_qp(id, "move the queue pair to RTR")?;
         let qp_params = &conn.qp_params;
-        let attr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(qp_params.path.av),
-            path_mtu: Some(qp_params.path.mtu),
-            dest_qpn: Some(qp_params.remote_qpn),
-            rq_psn: qp_params.qp.map(|qp| qp.psn),
-            max_dest_rd_atomic: Some(qp_params.responder_resources),
+        let attr = QpAttr::new(QpState::Rtr)
+            .av(qp_params.path.av)
+            .path_mtu(qp_params.path.mtu)
+            .dest_qpn(qp_params.remote_qpn)
+            .rq_psn(qp_params.qp.map(|qp| qp.psn))
+            .max_dest_rd_atomic(qp_params.responder_resources)
             // Code 0 is the longest RNR NAK delay, and the value that rdma_cm uses.
-            min_rnr_timer: Some(RnrTimer::new(0)),
-            alt_path: self.alternate_path(conn),
-            ..QpAttr::default()
-        };
+            .min_rnr_timer(RnrTimer::new(0))
+            .alt_path(self.alternate_path(conn));
         Ok(attr.only(accepted_attrs(qp_params.qp_type, QpState::Init, QpState::Rtr)))
     }
 
@@ -50,16 +47,13 @@ impl Cm {
     pub fn rts(&self, id: ConnId) -> Result<QpAttr, CmError> {
         let conn = self.conn_with_known_qp(id, "move the queue pair to RTS")?;
         let qp_params = &conn.qp_params;
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(qp_params.remote_psn),
-            timeout: Some(qp_params.ack_timeout),
-            retry_cnt: Some(qp_params.retry_count),
-            rnr_retry: Some(qp_params.rnr_retry_count),
-            max_rd_atomic: Some(qp_params.initiator_depth),
-            path_mig_state: qp_params.alternate.map(|_| MigrationState::Rearm),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rts)
+            .sq_psn(qp_params.remote_psn)
+            .timeout(qp_params.ack_timeout)
+            .retry_cnt(qp_params.retry_count)
+            .rnr_retry(qp_params.rnr_retry_count)
+            .max_rd_atomic(qp_params.initiator_depth)
+            .path_mig_state(qp_params.alternate.map(|_| MigrationState::Rearm));
         Ok(attr.only(accepted_attrs(qp_params.qp_type, QpState::Rtr, QpState::Rts)))
     }
 

@@ -180,13 +180,12 @@ impl Cm {
     /// Sends an RTU, which tells the server that our queue pair is in RTS and that data may flow.
     ///
     /// # Errors
-    /// [`CmError`], in a state other than REP received, or if the data do not fit a message.
-    pub fn ready(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
-        let private_data = padded(private_data)?;
+    /// [`CmError`], in a state other than REP received.
+    pub fn ready(&mut self, id: ConnId) -> Result<(), CmError> {
         let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "send RTU")?;
         conn.enter(id.0, State::Established);
         let (transaction, remote) = (conn.transaction, conn.remote);
-        let rtu = Rtu { local: id.0, remote, private_data };
+        let rtu = Rtu { local: id.0, remote, private_data: [0; 224] };
         self.send_cached_response(id.0, MessageKind::Rep, transaction, rtu);
         Ok(())
     }

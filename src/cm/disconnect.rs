@@ -21,29 +21,29 @@ impl Cm {
     /// A second call has no effect.
     ///
     /// # Errors
-    /// [`CmError`], in a state without a connection, or if the data do not fit a message.
-    pub fn disconnect(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
+    /// [`CmError`], in a state without a connection.
+    pub fn disconnect(&mut self, now: Instant, id: ConnId) -> Result<(), CmError> {
         use State as S;
         match self.live_conn(id)?.state {
-            S::Established => self.send_dreq(now, id.0, padded(private_data)?),
-            S::DreqRcvd => self.send_drep(now, id.0, padded(private_data)?),
+            S::Established => self.send_dreq(now, id.0),
+            S::DreqRcvd => self.send_drep(now, id.0),
             S::DreqSent | S::TimeWait => {}
             S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep => {
                 self.send_rej(now, id.0, RejReason::Consumer, &[], &[])?;
-                self.push_event(id.0, Event::Disconnected { private_data: None });
+                self.push_event(id.0, Event::Disconnected);
             }
             state => return Err(CmError::State { connection: id, state, action: "disconnect" }),
         }
         Ok(())
     }
 
-    pub(super) fn send_dreq(&mut self, now: Instant, id: CommId, private_data: [u8; 220]) {
+    pub(super) fn send_dreq(&mut self, now: Instant, id: CommId) {
         let transaction = self.new_transaction(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
         conn.enter(id, State::DreqSent);
         conn.offer = Offer::None;
-        let dreq =
-            Dreq { local: id, remote: conn.remote, remote_qpn: conn.qp_params.remote_qpn, private_data };
+        let remote_qpn = conn.qp_params.remote_qpn;
+        let dreq = Dreq { local: id, remote: conn.remote, remote_qpn, private_data: [0; 220] };
         self.stop_retransmission(id);
         self.send_request(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
     }
@@ -69,16 +69,16 @@ impl Cm {
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
         if probe.is_some_and(|probe| probe.transaction == transaction) {
-            self.finish_disconnect(now, id, None);
+            self.finish_disconnect(now, id);
         } else {
             self.counters.unexpected += 1;
         }
     }
 
-    fn send_drep(&mut self, now: Instant, id: CommId, private_data: [u8; 224]) {
+    fn send_drep(&mut self, now: Instant, id: CommId) {
         let Some(conn) = self.connections.get(&id) else { return };
         let (transaction, remote) = (conn.transaction, conn.remote);
-        let drep = Drep { local: id, remote, private_data };
+        let drep = Drep { local: id, remote, private_data: [0; 224] };
         self.send_cached_response(id, MessageKind::Dreq, transaction, drep);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
@@ -96,22 +96,17 @@ impl Cm {
         self.stop_retransmission(id);
         // The peer may use its queue pair for another connection from now on.
         self.unlink_qp(id);
-        self.push_event(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
+        self.push_event(id, Event::DisconnectRequested);
     }
 
     /// Ends a connection after the peer has confirmed the disconnect, has rejected the connection, or has
     /// failed to respond.
-    pub(super) fn finish_disconnect(
-        &mut self,
-        now: Instant,
-        id: CommId,
-        private_data: Option<Box<[u8; 224]>>,
-    ) {
+    pub(super) fn finish_disconnect(&mut self, now: Instant, id: CommId) {
         if let Some(conn) = self.connections.get_mut(&id) {
             // The cached response belongs to the connection that has ended.
             conn.cached_response = None;
         }
-        self.push_event(id, Event::Disconnected { private_data });
+        self.push_event(id, Event::Disconnected);
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
@@ -188,8 +183,8 @@ impl Cm {
                 // Without private data the message always fits.
                 let _ = self.send_rej(now, id.0, RejReason::Consumer, &[], &[]);
             }
-            S::Established => self.send_dreq(now, id.0, [0; 220]),
-            S::DreqRcvd => self.send_drep(now, id.0, [0; 224]),
+            S::Established => self.send_dreq(now, id.0),
+            S::DreqRcvd => self.send_drep(now, id.0),
             S::DreqSent | S::TimeWait => {}
             S::SidrReqSent => self.remove_connection(id.0),
             S::SidrReqRcvd => {

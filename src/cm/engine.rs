@@ -1,5 +1,6 @@
 //! Building blocks of the exchanges: requests with retransmission, cached responses, events, time-wait.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rand_pcg::rand_core::Rng;
@@ -133,15 +134,15 @@ impl Cm {
         self.unlink_qp(id);
         let Some(conn) = self.connections.remove(&id) else { return };
         trace_event!(DEBUG, "urxe::cm", "connection closed", id = ?id, state = %conn.state);
-        self.by_remote.remove_if_mapped_to((conn.peer(), conn.remote), id);
-        self.by_sidr_request.remove_if_mapped_to((conn.to.dgid, conn.remote), id);
+        remove_entry(&mut self.by_remote, &(conn.peer(), conn.remote), id);
+        remove_entry(&mut self.by_sidr_request, &(conn.to.dgid, conn.remote), id);
         self.peer_to_peer.remove(&(conn.service, conn.to.dgid, id));
     }
 
     /// Unregisters the peer's queue pair, so that another connection may use it.
     pub(super) fn unlink_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id) {
-            self.by_qpn.remove_if_mapped_to((conn.peer(), conn.qp_params.remote_qpn), id);
+            remove_entry(&mut self.by_qpn, &(conn.peer(), conn.qp_params.remote_qpn), id);
         }
     }
 
@@ -215,16 +216,9 @@ impl Cm {
     }
 }
 
-/// A map from keys to connections in which a newer connection may have taken over an older one's key.
-pub(super) trait RemoveIfMappedTo<K> {
-    /// Removes a key if it still maps to `id`.
-    fn remove_if_mapped_to(&mut self, key: K, id: CommId);
-}
-
-impl<K: Ord> RemoveIfMappedTo<K> for std::collections::BTreeMap<K, CommId> {
-    fn remove_if_mapped_to(&mut self, key: K, id: CommId) {
-        if self.get(&key) == Some(&id) {
-            self.remove(&key);
-        }
+/// Removes `key` from an index of the connections, unless it refers to another connection than `id`.
+fn remove_entry<K: Ord>(index: &mut BTreeMap<K, CommId>, key: &K, id: CommId) {
+    if index.get(key) == Some(&id) {
+        index.remove(key);
     }
 }

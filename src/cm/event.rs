@@ -3,7 +3,7 @@
 use super::Path;
 use crate::transport::QpType;
 use crate::wire::Qpn;
-use crate::wire::mad::{Apr, Ece, Mra, Rej, ServiceId, SidrRep};
+use crate::wire::mad::{AprStatus, Ece, Mra, Rej, ServiceId, SidrRep};
 
 /// An event on a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,8 +19,8 @@ pub enum Event {
         /// Vendor options for enhanced connection establishment (ECE).
         ece: Ece,
     },
-    /// The client is ready and the connection is established. Carries the private data from the RTU.
-    Established(Box<[u8; 224]>),
+    /// The client is ready and the connection is established.
+    Established,
     /// The peer has rejected the connection or given up. This is the connection's last event.
     Rejected(Box<Rej>),
     /// The peer has failed to respond in time, despite all retransmissions. This is the connection's last
@@ -29,26 +29,19 @@ pub enum Event {
     /// The peer has received our message and requests more time to respond.
     Delayed(Box<Mra>),
     /// The peer requests a disconnect. The program moves the queue pair to ERR, and confirms with
-    /// `disconnect`. Carries the private data from the DREQ.
-    DisconnectRequested(Box<[u8; 220]>),
+    /// `disconnect`.
+    DisconnectRequested,
     /// The connection has ended and is in time-wait: the peer has confirmed our disconnect, has not responded
     /// to it, or has itself ended or lost the connection.
-    Disconnected {
-        /// Private data from the DREP; `None` if no DREP was received.
-        private_data: Option<Box<[u8; 224]>>,
-    },
+    Disconnected,
     /// Time-wait is over: no packets of the connection are in flight any longer, and the queue pair may be
     /// reused.
     TimeWaitOver,
-    /// The peer offers an alternate path (LAP). The program responds with `respond_to_alternate`.
-    AlternateOffered {
-        /// The offered path, as seen from our side.
-        path: Path,
-        /// Private data from the LAP.
-        private_data: Box<[u8; 168]>,
-    },
+    /// The peer offers an alternate path (LAP), given as seen from our side. The program responds with
+    /// `respond_to_alternate`.
+    AlternateOffered(Path),
     /// The peer has responded to the alternate path that we offered.
-    AlternateResponse(Box<Apr>),
+    AlternateResponse(AprStatus),
     /// The peer has not responded to the alternate path that we offered; the connection persists.
     AlternateTimeout,
     /// The peer has responded to our service ID resolution. This is the resolution's last event.

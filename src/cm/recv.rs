@@ -112,7 +112,7 @@ impl Cm {
             | (S::Established, M::Req(_) | M::Rep(_))
             | (S::TimeWait, M::Req(_) | M::Rep(_) | M::Dreq(_) | M::SidrReq(_))
             | (S::SidrReqRcvd, M::SidrReq(_)) => self.on_duplicate(id, mad.transaction, &mad.message),
-            (S::RepSent | S::RepDelayed, M::Rtu(rtu)) => self.on_rtu(id, rtu),
+            (S::RepSent | S::RepDelayed, M::Rtu(_)) => self.on_rtu(id),
 
             // Also before the RTU, which may be lost: a client that disconnects was ready.
             (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq(dreq)) => {
@@ -122,13 +122,12 @@ impl Cm {
             (S::DreqSent, M::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
                 self.send_uncached_response(*source, mad.transaction, drep);
-                self.finish_disconnect(now, id, None);
-            }
-            (S::DreqSent, M::Drep(drep)) => {
-                self.finish_disconnect(now, id, Some(Box::new(drep.private_data)))
+                self.finish_disconnect(now, id);
             }
             (S::Established, M::Drep(_)) => self.on_probe_answered(now, id, mad.transaction),
-            (S::Established | S::DreqSent, M::Rej(_)) => self.finish_disconnect(now, id, None),
+            (S::DreqSent, M::Drep(_)) | (S::Established | S::DreqSent, M::Rej(_)) => {
+                self.finish_disconnect(now, id)
+            }
 
             (S::Established, M::Lap(lap)) => self.on_lap(id, source, mad.transaction, lap),
             (S::Established, M::Apr(apr)) => self.on_apr(id, mad.transaction, apr),

@@ -5,8 +5,7 @@ use super::engine::information;
 use super::{Cm, CmError, ConnId, ConnectionInfo, Event, LocalQp, Path, Requested, State};
 use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{
-    CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
-    TransportService,
+    CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, ServiceId, TransportService,
 };
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
@@ -132,7 +131,7 @@ impl Cm {
         match self.connections.get(&old).map(|c| c.state) {
             // The reuse of the queue pair shows that the peer has ended the connection, as our DREQ requests.
             Some(State::DreqSent) => {
-                self.finish_disconnect(now, old, None);
+                self.finish_disconnect(now, old);
                 return false;
             }
             Some(State::Established) => self.probe(now, old),
@@ -281,12 +280,12 @@ impl Cm {
     }
 
     /// Handles an RTU: the client's queue pair is in RTS, so the connection is established.
-    pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
+    pub(super) fn on_rtu(&mut self, id: CommId) {
         self.stop_retransmission(id);
         if let Some(conn) = self.connections.get_mut(&id) {
             conn.enter(id, State::Established);
         }
-        self.push_event(id, Event::Established(Box::new(rtu.private_data)));
+        self.push_event(id, Event::Established);
     }
 
     /// Establishes the connection because data has arrived at the server's queue pair, which is equivalent to
@@ -295,7 +294,7 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError`], in a state other than REP sent or established.
-    pub fn establish(&mut self, _now: Instant, id: ConnId) -> Result<bool, CmError> {
+    pub fn establish(&mut self, id: ConnId) -> Result<bool, CmError> {
         let states = [State::RepSent, State::RepDelayed, State::Established];
         let conn = self.conn(id, &states, "establish the connection on received data")?;
         let new = conn.state != State::Established;

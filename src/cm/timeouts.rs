@@ -56,7 +56,7 @@ impl Cm {
                 self.close_connection(id, Event::Unreachable);
             }
             State::SidrReqSent => self.close_connection(id, Event::Unreachable),
-            State::DreqSent => self.finish_disconnect(now, id, None),
+            State::DreqSent => self.finish_disconnect(now, id),
             State::Established => {
                 conn.offer = Offer::None;
                 self.push_event(id, Event::AlternateTimeout);

@@ -34,7 +34,7 @@ impl Shard {
     /// Returns the record of a queue pair's failure, with the packet rules that may explain it.
     pub fn failure(&self, qpn: Qpn) -> Option<(Failure, Vec<AppliedRule>)> {
         self.with_state(|state, _| {
-            let failure = state.nic.failure(qpn)?;
+            let failure = state.nic.qp(qpn)?.failure()?;
             let observer = state.link().and_then(|link| link.nic_observer());
             let rules = match (FailedPackets::of(&failure), observer) {
                 (Some(packets), Some(observer)) => observer.applied_rules(&packets),

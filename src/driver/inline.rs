@@ -23,7 +23,7 @@ impl Shard {
         let mut state = self.lock();
         let result = f(&mut state.nic);
         state.deliver(now);
-        if self.policy == Policy::Adaptive && state.nic.may_batch(qpn) {
+        if self.policy == Policy::Adaptive && state.nic.qp(qpn).is_some_and(|qp| qp.may_batch()) {
             self.wake_for_deadline(&state, now);
             drop(state);
             self.drive_remaining(false);

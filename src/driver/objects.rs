@@ -31,7 +31,7 @@ impl ShardState {
         let made = create(&mut self.nic, cqs[0], cqs[1]);
         match made {
             Ok(qpn) => {
-                if let Some(polled) = self.nic.polled_sends(qpn) {
+                if let Some(polled) = self.nic.qp(qpn).and_then(|qp| qp.polled_sends()) {
                     send_cq.count_polled_sends(qpn, polled.clone());
                 }
             }

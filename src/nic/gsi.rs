@@ -4,14 +4,17 @@
 
 use super::table::Entry;
 use super::{CqHandle, Nic};
-use crate::transport::{Counters, QpInit, QueuePair};
+use crate::transport::{Counters, QpInit, QueuePair, Quirks};
 use crate::wire::mad::MAD_LEN;
 use crate::wire::{PKey, Packet, Qpn};
 
 impl Nic {
-    /// Creates QP1 in RESET, as a UD queue pair. Returns `None` if it already exists.
+    /// Creates QP1 in RESET, as a UD queue pair for unsignaled sends. Returns `None` if it already exists.
     pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
-        let entry = Entry::new(QueuePair::new(Qpn::GSI, init), send_cq, recv_cq, init.srq);
+        // Its sends are unsignaled, so no polled completion would ever free a slot.
+        let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
+        let qp = QueuePair::new(Qpn::GSI, &QpInit { quirks, ..*init });
+        let entry = Entry::new(qp, send_cq, recv_cq, init.srq);
         let made = self.table.insert_gsi(entry);
         self.schedule.reserve(self.table.slots());
         made.then_some(Qpn::GSI)

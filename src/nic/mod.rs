@@ -22,7 +22,7 @@
 //!
 //! Calls of the application ([`Nic::create_qp`], [`Nic::modify_qp`], [`Nic::post_send_list`],
 //! [`Nic::post_recv`], ...) may be made between two turns. Afterwards, a turn must follow from step 3 on if
-//! [`Nic::wants_to_transmit`]; the driver may delay it while [`Nic::may_batch`].
+//! [`Nic::wants_to_transmit`]; the driver may delay it while [`QueuePair::may_batch`].
 //!
 //! Every call may leave completions and events in the output queue. The driver takes them with
 //! [`Nic::poll_output`], in this order and until it returns `None`, best after each step of a turn and each
@@ -69,10 +69,9 @@ use crate::burst::TxQueue;
 use crate::memory::{PdId, Table};
 use crate::transport::state::check_ranges;
 use crate::transport::{
-    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, Failure, FailureCause,
-    Instant, LastAcks, ModifyError, Output, PeerChange, PolledSends, PostError, PostListError, QpAttr,
-    QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning,
-    XrcdId,
+    AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, FailureCause, Instant,
+    LastAcks, ModifyError, Output, PeerChange, PostError, PostListError, QpAttr, QpInit, QpState, QueuePair,
+    RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -138,11 +137,6 @@ pub struct PKeyTableSize {
     /// Limit of the personality.
     pub max: usize,
 }
-
-/// Error for creating a queue pair when the maximum number already exists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("all {0} QPs are in use")]
-pub struct TooManyQps(pub u32);
 
 impl Nic {
     /// Creates a NIC without queue pairs.
@@ -236,21 +230,13 @@ impl Nic {
         self.state.last_acks = Some(records);
     }
 
-    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`.
-    ///
-    /// # Errors
-    /// [`TooManyQps`] if the NIC has the maximum number of queue pairs.
-    pub fn create_qp(
-        &mut self,
-        init: &QpInit,
-        send_cq: CqHandle,
-        recv_cq: CqHandle,
-    ) -> Result<Qpn, TooManyQps> {
-        let limit = self.table.max();
+    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`. Returns `None` if the NIC has the
+    /// maximum number of queue pairs.
+    pub fn create_qp(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
-        let qpn = self.table.insert(make).ok_or(TooManyQps(limit))?;
+        let qpn = self.table.insert(make)?;
         self.schedule.reserve(self.table.slots());
-        Ok(qpn)
+        Some(qpn)
     }
 
     /// Destroys a queue pair. Its outstanding work requests end without completions, as in verbs; outputs not
@@ -317,14 +303,9 @@ impl Nic {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
     }
 
-    /// Returns a queue pair's counter of polled completions, if they free the slots of its send queue.
-    pub fn polled_sends(&self, qpn: Qpn) -> Option<&PolledSends> {
-        self.table.get(qpn)?.qp.polled_sends()
-    }
-
-    /// Returns the record of a queue pair's failure; `None` if it has not failed or does not exist.
-    pub fn failure(&self, qpn: Qpn) -> Option<Failure> {
-        self.table.get(qpn)?.qp.failure()
+    /// Returns a queue pair.
+    pub fn qp(&self, qpn: Qpn) -> Option<&QueuePair> {
+        self.table.get(qpn).map(|entry| &entry.qp)
     }
 
     /// Returns a queue pair that had to refuse a message because no receive has ever been posted to it.
@@ -393,12 +374,6 @@ impl Nic {
         self.outputs.add(&mut self.state, entry, &self.srqs);
         self.schedule.schedule_pending(entry);
         Ok(result)
-    }
-
-    /// Reports whether the sends posted to a queue pair may be held back for batching without losing
-    /// throughput.
-    pub fn may_batch(&self, qpn: Qpn) -> bool {
-        self.table.get(qpn).is_some_and(|entry| entry.qp.may_batch())
     }
 
     /// Posts a receive work request.
@@ -659,7 +634,7 @@ impl Nic {
         if let Some(entry) = self.table.get(qpn) {
             entry.qp.record_injected_failure(cause, now);
         }
-        let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        let to_err = QpAttr::new(QpState::Err);
         // Every state has this transition, so it cannot be rejected; the queue pairs of a failed device are in ERR already.
         let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }

@@ -7,50 +7,65 @@ use crate::sys::setters::setters;
 use crate::transport::{AckRequests, CnpScope, EarlySends, Quirks};
 use crate::wire::NakCode;
 
-setters! {
-    /// Limits of a NIC.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    #[non_exhaustive]
-    pub struct Limits {
-        /// Maximum number of queue pairs.
-        pub max_qp: u32,
-        /// Maximum number of work requests per queue.
-        pub max_qp_wr: u32,
-        /// Maximum number of scatter/gather elements per work request.
-        pub max_sge: u32,
-        /// Maximum number of inline bytes per work request.
-        pub max_inline: u32,
-        /// Maximum number of shared receive queues.
-        pub max_srq: u32,
-        /// Maximum number of receives per shared receive queue.
-        pub max_srq_wr: u32,
-        /// Maximum number of scatter/gather elements per receive in a shared receive queue.
-        pub max_srq_sge: u32,
-        /// Maximum number of completion queues.
-        pub max_cq: u32,
-        /// Maximum number of entries per completion queue.
-        pub max_cqe: u32,
-        /// Number of completion vectors: threads that deliver completion queue events.
-        pub num_comp_vectors: u32,
-        /// Maximum number of memory regions and windows in total.
-        pub max_mr: u32,
-        /// Maximum length of a memory region in bytes.
-        pub max_mr_size: u64,
-        /// Size of the device memory in bytes.
-        pub max_dm_size: u64,
-        /// Maximum number of protection domains.
-        pub max_pd: u32,
-        /// Maximum number of partition keys per port.
-        pub max_pkeys: u16,
-        /// Maximum number of multicast groups that queue pairs can be attached to at a time.
-        pub max_mcast_grp: u32,
-        /// Maximum number of queue pairs attached to one multicast group.
-        pub max_mcast_qp_attach: u32,
-        /// Maximum number of attachments of queue pairs to multicast groups, across all groups.
-        pub max_total_mcast_qp_attach: u32,
-        /// Maximum number of READs and atomics in flight per queue pair, in each direction.
-        pub max_qp_rd_atom: u32,
-    }
+/// Defines the limits by a table of their values in the personalities STRICT, RXE and MLX5.
+macro_rules! limits {
+    ($($(#[$doc:meta])* $limit:ident: $type:ty = [$strict:expr, $rxe:expr, $mlx5:expr];)*) => {
+        setters! {
+            /// Limits of a NIC.
+            #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+            #[non_exhaustive]
+            pub struct Limits {
+                $($(#[$doc])* pub $limit: $type,)*
+            }
+        }
+
+        impl Limits {
+            const STRICT: Limits = Limits { $($limit: $strict),* };
+            const RXE: Limits = Limits { $($limit: $rxe),* };
+            const MLX5: Limits = Limits { $($limit: $mlx5),* };
+        }
+    };
+}
+
+limits! {
+    /// Maximum number of queue pairs.
+    max_qp: u32 = [65_536, (1 << 20) - 16, 1 << 17];
+    /// Maximum number of work requests per queue.
+    max_qp_wr: u32 = [32_768, 1 << 20, 32_768];
+    /// Maximum number of scatter/gather elements per work request.
+    max_sge: u32 = [32, 32, 30];
+    /// Maximum number of inline bytes per work request.
+    max_inline: u32 = [1024, 512, 988];
+    /// Maximum number of shared receive queues.
+    max_srq: u32 = [65_536, 65_536, 65_536];
+    /// Maximum number of receives per shared receive queue.
+    max_srq_wr: u32 = [32_768, 32_767, 32_767];
+    /// Maximum number of scatter/gather elements per receive in a shared receive queue.
+    max_srq_sge: u32 = [32, 27, 31];
+    /// Maximum number of completion queues.
+    max_cq: u32 = [65_536, 1 << 20, 1 << 24];
+    /// Maximum number of entries per completion queue.
+    max_cqe: u32 = [1 << 22, 32_767, (1 << 22) - 1];
+    /// Number of completion vectors: threads that deliver completion queue events.
+    num_comp_vectors: u32 = [1, 1, 1];
+    /// Maximum number of memory regions and windows in total.
+    max_mr: u32 = [1 << 20, 1 << 19, (1 << 24) - 1];
+    /// Maximum length of a memory region in bytes.
+    max_mr_size: u64 = [1 << 47, u64::MAX, u64::MAX];
+    /// Size of the device memory in bytes.
+    max_dm_size: u64 = [256 << 10, 0, 128 << 10];
+    /// Maximum number of protection domains.
+    max_pd: u32 = [32_768, 1 << 20, 1 << 23];
+    /// Maximum number of partition keys per port.
+    max_pkeys: u16 = [128, 1, 128];
+    /// Maximum number of multicast groups that queue pairs can be attached to at a time.
+    max_mcast_grp: u32 = [8192, 8192, 1 << 21];
+    /// Maximum number of queue pairs attached to one multicast group.
+    max_mcast_qp_attach: u32 = [1024, 56, 240];
+    /// Maximum number of attachments of queue pairs to multicast groups, across all groups.
+    max_total_mcast_qp_attach: u32 = [1 << 20, 8192 * 56, 240 << 21];
+    /// Maximum number of READs and atomics in flight per queue pair, in each direction.
+    max_qp_rd_atom: u32 = [128, 128, 16];
 }
 
 setters! {
@@ -95,27 +110,7 @@ impl Personality {
     /// Strict conformance to the specification, with generous limits.
     pub const STRICT: Personality = Personality {
         name: "strict",
-        limits: Limits {
-            max_qp: 65_536,
-            max_qp_wr: 32_768,
-            max_sge: 32,
-            max_inline: 1024,
-            max_srq: 65_536,
-            max_srq_wr: 32_768,
-            max_srq_sge: 32,
-            max_cq: 65_536,
-            max_cqe: 1 << 22,
-            num_comp_vectors: 1,
-            max_mr: 1 << 20,
-            max_mr_size: 1 << 47,
-            max_dm_size: 256 << 10,
-            max_pd: 32_768,
-            max_pkeys: 128,
-            max_mcast_grp: 8192,
-            max_mcast_qp_attach: 1024,
-            max_total_mcast_qp_attach: 1 << 20,
-            max_qp_rd_atom: 128,
-        },
+        limits: Limits::STRICT,
         // UCX compares the speed with the rate of its own copies, up to 12 GB/s. At 100 Gb/s Open MPI sends messages of up to
         // 300 KiB as copied SENDs of 8 KiB, at 200 Gb/s their receiver READs those of 40 KiB and more. Two ranks on two
         // cores, medians of three: 64 KiB in shared memory 59.6 Gb/s instead of 25.8, over sockets 27.1 instead of 16.0; SENDs
@@ -129,27 +124,7 @@ impl Personality {
     /// The Linux kernel's Soft-RoCE (rxe), as of Linux 6.1.
     pub const RXE: Personality = Personality {
         name: "rxe",
-        limits: Limits {
-            max_qp: (1 << 20) - 16,
-            max_qp_wr: 1 << 20,
-            max_sge: 32,
-            max_inline: 512,
-            max_srq: 65_536,
-            max_srq_wr: 32_767,
-            max_srq_sge: 27,
-            max_cq: 1 << 20,
-            max_cqe: 32_767,
-            num_comp_vectors: 1,
-            max_mr: 1 << 19,
-            max_mr_size: u64::MAX,
-            max_dm_size: 0,
-            max_pd: 1 << 20,
-            max_pkeys: 1,
-            max_mcast_grp: 8192,
-            max_mcast_qp_attach: 56,
-            max_total_mcast_qp_attach: 8192 * 56,
-            max_qp_rd_atom: 128,
-        },
+        limits: Limits::RXE,
         port_speed: PortSpeed::GBPS_100,
         min_timeout: Duration::ZERO,
         quirks: Quirks {
@@ -174,27 +149,7 @@ impl Personality {
     /// ConnectX-5 and later devices (mlx5).
     pub const MLX5: Personality = Personality {
         name: "mlx5",
-        limits: Limits {
-            max_qp: 1 << 17,
-            max_qp_wr: 32_768,
-            max_sge: 30,
-            max_inline: 988,
-            max_srq: 65_536,
-            max_srq_wr: 32_767,
-            max_srq_sge: 31,
-            max_cq: 1 << 24,
-            max_cqe: (1 << 22) - 1,
-            num_comp_vectors: 1,
-            max_mr: (1 << 24) - 1,
-            max_mr_size: u64::MAX,
-            max_dm_size: 128 << 10,
-            max_pd: 1 << 23,
-            max_pkeys: 128,
-            max_mcast_grp: 1 << 21,
-            max_mcast_qp_attach: 240,
-            max_total_mcast_qp_attach: 240 << 21,
-            max_qp_rd_atom: 16,
-        },
+        limits: Limits::MLX5,
         port_speed: PortSpeed::GBPS_100,
         // Measured by others: the device does not retransmit before half a second, whatever the configured
         // timeout.

@@ -62,12 +62,12 @@ impl SrqTable {
     }
 
     pub fn get(&self, id: SrqId) -> Option<&SharedReceives> {
-        self.slots.get(self.index(id))?.queue.as_ref().filter(|q| q.id() == id)
+        self.slots.get(self.index(id))?.queue.as_ref().filter(|q| q.id == id)
     }
 
     pub fn get_mut(&mut self, id: SrqId) -> Option<&mut SharedReceives> {
         let index = self.index(id);
-        self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id() == id)
+        self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id == id)
     }
 
     /// Returns the completion queue for receives, if `id` is an XRC shared receive queue.

@@ -2,7 +2,7 @@
 //! signals, registered memory, limits of the process, and memory for other processes.
 //!
 //! Memory, links and the driver use it; it depends on no other component. Also macros that define setters,
-//! counters and enums with names, which every component uses, and the generator of reproducible random
+//! options, counters and enums with names, which every component uses, and the generator of reproducible random
 //! numbers.
 
 pub(crate) mod cgroup;
@@ -11,6 +11,7 @@ pub mod fork;
 pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod named;
+pub(crate) mod options;
 pub mod pinned;
 pub(crate) mod quota;
 pub(crate) mod rng;

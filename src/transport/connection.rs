@@ -3,14 +3,14 @@
 use super::comp_counter::OpCounters;
 use super::history::History;
 use super::slow_event::EventKind;
+use super::state::KeptAttrs;
 use super::{
     AlternatePath, Completion, Instant, MigrationState, QpInit, QpState, QpType, Quirks, WcOpcode, WcStatus,
     XrcdId,
 };
-use crate::memory::{Access, Accessor, PdId};
+use crate::memory::{Accessor, PdId};
 use crate::wire::{
-    AckTimeout, Bth, Ecn, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
-    RnrTimer, Transport,
+    Bth, Ecn, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, Qpn, Transport,
 };
 
 /// Identity and attributes of a queue pair, shared by its requester and responder.
@@ -27,11 +27,8 @@ pub(super) struct Connection {
     pub history: History,
     /// Completion counters, which stay attached until the queue pair is destroyed.
     pub op_counters: OpCounters,
-    pub access: Access,
+    pub attr: KeptAttrs,
     pub pkey: PKey,
-    pub pkey_index: u16,
-    pub port: u8,
-    pub qkey: QKey,
     pub av: Option<super::AddressVector>,
     /// Path to the peer; `None` before RTR and for unconnected services.
     pub flow: Option<Flow>,
@@ -41,16 +38,6 @@ pub(super) struct Connection {
     pub uses_marks: bool,
     pub migration: MigrationState,
     pub alternate: Option<Alternate>,
-    pub mtu: Mtu,
-    pub dest_qpn: Qpn,
-    pub rq_psn: Psn,
-    pub sq_psn: Psn,
-    pub timeout: AckTimeout,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub min_rnr_timer: RnrTimer,
-    pub max_rd_atomic: u8,
-    pub max_dest_rd_atomic: u8,
 }
 
 impl Connection {
@@ -68,6 +55,7 @@ impl Connection {
     }
 
     pub fn new(init: &QpInit, qpn: Qpn) -> Connection {
+        let mtu = if init.qp_type.is_connected() { Mtu::Mtu1024 } else { init.port_mtu };
         Connection {
             qp_type: init.qp_type,
             qpn,
@@ -77,27 +65,14 @@ impl Connection {
             made_with: *init,
             history: History::default(),
             op_counters: OpCounters::default(),
-            access: Access::LOCAL_READ,
+            attr: KeptAttrs { mtu, ..KeptAttrs::default() },
             pkey: PKey::DEFAULT,
-            pkey_index: 0,
-            port: 1,
-            qkey: QKey::default(),
             av: None,
             flow: None,
             data_flow: None,
             uses_marks: false,
             migration: MigrationState::Migrated,
             alternate: None,
-            mtu: if init.qp_type.is_connected() { Mtu::Mtu1024 } else { init.port_mtu },
-            dest_qpn: Qpn::default(),
-            rq_psn: Psn::default(),
-            sq_psn: Psn::default(),
-            timeout: AckTimeout::default(),
-            retry_cnt: 0,
-            rnr_retry: 0,
-            min_rnr_timer: RnrTimer::default(),
-            max_rd_atomic: 0,
-            max_dest_rd_atomic: 0,
         }
     }
 
@@ -110,7 +85,7 @@ impl Connection {
     /// Returns a SEND completion with the given status and no data, as a template for other completions.
     pub fn completion(&self, wr_id: u64, status: WcStatus) -> Completion {
         let completion = Completion::new(wr_id, self.qpn, WcOpcode::Send, status);
-        Completion { src_qpn: self.dest_qpn, solicited: true, ..completion }
+        Completion { src_qpn: self.attr.dest_qpn, solicited: true, ..completion }
     }
 
     /// Sets the path to the peer.
@@ -149,7 +124,7 @@ impl Connection {
             opcode,
             mig_req: self.quirks().mig_req && self.migration == MigrationState::Migrated,
             pkey: self.pkey,
-            dest_qp: self.dest_qpn,
+            dest_qp: self.attr.dest_qpn,
             psn,
             ..Bth::default()
         }

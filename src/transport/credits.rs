@@ -1,15 +1,9 @@
 //! End-to-end credits: a responder advertises how many receives are available (IBA 9.7.7.2).
 
-/// Credit limit advertised by the peer (limit sequence number, LSN).
+/// Credit limit advertised by the peer (limit sequence number, LSN): the last message number for which the peer has a
+/// receive, if the message needs one. `None` if the peer has not advertised credits, or does not use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum CreditLimit {
-    /// No limit: the peer has not advertised credits, or does not use them.
-    #[default]
-    Unknown,
-    /// Last message number covered by the peer's credits: the peer has a receive for every message up to this
-    /// one that needs a receive.
-    Upto(u32),
-}
+pub(super) struct CreditLimit(Option<u32>);
 
 /// Number of receives that each credit code advertises (IBA 9.7.7.2); code 31 means that credits are not
 /// used.
@@ -29,19 +23,15 @@ pub(super) fn code(receives: usize) -> u8 {
 impl CreditLimit {
     /// Computes the limit from an acknowledgement's MSN and credit code.
     pub fn new(msn: u32, code: u8) -> CreditLimit {
-        match VALUES.get(usize::from(code)) {
-            Some(receives) => CreditLimit::Upto(msn.wrapping_add(*receives) & 0xff_ffff),
-            None => CreditLimit::Unknown,
-        }
+        let receives = VALUES.get(usize::from(code));
+        CreditLimit(receives.map(|receives| msn.wrapping_add(*receives) & 0xff_ffff))
     }
 
     /// Reports whether message `number` is beyond the limit. Message numbers are 24 bits wide and wrap
     /// around.
     pub fn excludes(self, number: u32) -> bool {
-        match self {
-            CreditLimit::Unknown => false,
-            CreditLimit::Upto(last) => (number.wrapping_sub(last) & 0xff_ffff).wrapping_sub(1) < 1 << 23,
-        }
+        let beyond = |last| (number.wrapping_sub(last) & 0xff_ffff).wrapping_sub(1) < 1 << 23;
+        self.0.is_some_and(beyond)
     }
 }
 
@@ -63,12 +53,12 @@ mod tests {
     #[test]
     fn credit_limit_wraps_at_24_bits() {
         let limit = CreditLimit::new(0xff_fffe, 3);
-        assert_eq!(limit, CreditLimit::Upto(1));
+        assert_eq!(limit, CreditLimit(Some(1)));
         assert!(!limit.excludes(0xff_ffff) && !limit.excludes(0) && !limit.excludes(1));
         assert!(limit.excludes(2) && limit.excludes(100));
         // Half of the number space is beyond the limit.
         assert!(limit.excludes(1 + (1 << 23)) && !limit.excludes(2 + (1 << 23)));
-        assert_eq!(CreditLimit::new(5, NONE), CreditLimit::Unknown);
-        assert!(!CreditLimit::Unknown.excludes(9));
+        assert_eq!(CreditLimit::new(5, NONE), CreditLimit(None));
+        assert!(!CreditLimit(None).excludes(9));
     }
 }

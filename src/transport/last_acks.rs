@@ -150,7 +150,7 @@ mod tests {
         let mut conn = Connection::new(&QpInit::rc(), Qpn::new(0x12_3456));
         let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 50_000);
         conn.set_flow(Flow { traffic_class: 0x68, hop_limit: 7, flow_label: 0xf_0001, ..flow });
-        (conn.dest_qpn, conn.pkey) = (Qpn::new(0xab_cdef), PKey(0x8001));
+        (conn.attr.dest_qpn, conn.pkey) = (Qpn::new(0xab_cdef), PKey(0x8001));
         conn
     }
 

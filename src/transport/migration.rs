@@ -34,17 +34,17 @@ impl QueuePair {
 
     /// Returns the partition key indices of the primary path and, if one is loaded, of the alternate path.
     pub fn pkey_indices(&self) -> (u16, Option<u16>) {
-        (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
+        (self.conn.attr.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }
 
     /// Switches to another of the port's partitions for one packet: QP1 is a member of all of them.
     pub fn enter_partition(&mut self, index: u16, key: PKey) {
-        (self.conn.pkey_index, self.conn.pkey) = (index, key);
+        (self.conn.attr.pkey_index, self.conn.pkey) = (index, key);
     }
 
     /// Updates both paths' partition keys after a change to the port's partition key table.
     pub fn set_pkeys(&mut self, key: impl Fn(u16) -> PKey) {
-        self.conn.pkey = key(self.conn.pkey_index);
+        self.conn.pkey = key(self.conn.attr.pkey_index);
         if let Some(a) = &mut self.conn.alternate {
             a.pkey = key(a.path.pkey_index);
         }
@@ -77,7 +77,7 @@ impl QueuePair {
         let conn = &mut self.conn;
         conn.set_flow(flow);
         conn.av = Some(path.av);
-        (conn.pkey_index, conn.pkey, conn.timeout) = (path.pkey_index, pkey, path.timeout);
+        (conn.attr.pkey_index, conn.pkey, conn.attr.timeout) = (path.pkey_index, pkey, path.timeout);
         conn.migration = MigrationState::Migrated;
         env.out.push(Output::Event(AsyncEvent::PathMigrated(conn.qpn)));
         self.requester.restart_on_alternate_path(&self.conn, env);

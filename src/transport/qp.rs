@@ -106,12 +106,12 @@ impl QueuePair {
 
     /// Returns the number of the connected peer's queue pair; 0 before RTR and for unconnected services.
     pub fn dest_qpn(&self) -> Qpn {
-        self.conn.dest_qpn
+        self.conn.attr.dest_qpn
     }
 
     /// Returns the flight cost of all packets sent but not yet acknowledged; 0 for an unreliable service.
     pub fn in_flight(&self) -> u64 {
-        if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
+        if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.attr.mtu) } else { 0 }
     }
 
     /// Reports whether posted sends may wait to be batched with later ones.
@@ -119,7 +119,7 @@ impl QueuePair {
         self.conn.state == QpState::Rts
             && self.conn.qp_type.is_reliable()
             && !self.responder.has_urgent_replies()
-            && self.requester.may_batch(self.conn.mtu)
+            && self.requester.may_batch(self.conn.attr.mtu)
     }
 
     /// Reports whether the per-peer window blocked the last turn.
@@ -141,7 +141,7 @@ impl QueuePair {
         let from = self.conn.state;
         let to = state::check(self.conn.qp_type, from, attr)?;
         self.check_migration(attr)?;
-        let dest = attr.dest_qpn.unwrap_or(self.conn.dest_qpn);
+        let dest = attr.dest_qpn.unwrap_or(self.conn.attr.dest_qpn);
         let flow = |av: &AddressVector| port.flow(av, self.conn.qpn, dest).map_err(ModifyError::Address);
         let primary = attr.av.as_ref().map(flow).transpose()?;
         let alternate = attr.alt_path.as_ref().map(|alt| flow(&alt.av)).transpose()?;
@@ -156,20 +156,7 @@ impl QueuePair {
             self.conn.alternate = Some(Alternate { path, flow, pkey: self.conn.pkey });
         }
         let conn = &mut self.conn;
-        conn.retry_cnt = attr.retry_cnt.unwrap_or(conn.retry_cnt);
-        conn.rnr_retry = attr.rnr_retry.unwrap_or(conn.rnr_retry);
-        conn.max_rd_atomic = attr.max_rd_atomic.unwrap_or(conn.max_rd_atomic);
-        conn.max_dest_rd_atomic = attr.max_dest_rd_atomic.unwrap_or(conn.max_dest_rd_atomic);
-        conn.port = attr.port.unwrap_or(conn.port);
-        conn.qkey = attr.qkey.unwrap_or(conn.qkey);
-        conn.access = attr.access.unwrap_or(conn.access);
-        conn.pkey_index = attr.pkey_index.unwrap_or(conn.pkey_index);
-        conn.mtu = attr.path_mtu.unwrap_or(conn.mtu);
-        conn.dest_qpn = dest;
-        conn.rq_psn = attr.rq_psn.unwrap_or(conn.rq_psn);
-        conn.sq_psn = attr.sq_psn.unwrap_or(conn.sq_psn);
-        conn.timeout = attr.timeout.unwrap_or(conn.timeout);
-        conn.min_rnr_timer = attr.min_rnr_timer.unwrap_or(conn.min_rnr_timer);
+        conn.attr.update(attr);
         if matches!(to, QpState::Reset | QpState::Err) {
             self.responder.flush_pending_acks(conn, env);
         }
@@ -262,26 +249,14 @@ impl QueuePair {
         let c = &self.conn;
         QpAttr {
             state: Some(c.state),
-            sqd_notify: None,
             cur_state: Some(c.state),
-            access: Some(c.access),
-            pkey_index: Some(c.pkey_index),
-            port: Some(c.port),
-            qkey: Some(c.qkey),
             av: c.av,
             alt_path: c.alternate.map(|a| a.path),
             path_mig_state: Some(c.migration),
             rate_limit: Some(self.pacer.limit()),
-            path_mtu: Some(c.mtu),
-            timeout: Some(c.timeout),
-            retry_cnt: Some(c.retry_cnt),
-            rnr_retry: Some(c.rnr_retry),
             rq_psn: Some(self.responder.expected),
-            max_rd_atomic: Some(c.max_rd_atomic),
-            min_rnr_timer: Some(c.min_rnr_timer),
             sq_psn: Some(self.requester.next_psn()),
-            max_dest_rd_atomic: Some(c.max_dest_rd_atomic),
-            dest_qpn: Some(c.dest_qpn),
+            ..c.attr.query()
         }
     }
 
@@ -485,7 +460,9 @@ impl QueuePair {
     /// Returns how many packets may be sent at `rate` now.
     #[inline]
     fn allowed(&mut self, rate: Option<Rate>, env: &Env<'_>) -> usize {
-        rate.map_or(usize::MAX, |rate| self.pacer.allows(rate, env.now, self.conn.mtu, &env.tuning.pacing))
+        rate.map_or(usize::MAX, |rate| {
+            self.pacer.allows(rate, env.now, self.conn.attr.mtu, &env.tuning.pacing)
+        })
     }
 
     /// Charges the pacer and congestion control with the data sent at a rate of congestion control since the
@@ -502,7 +479,7 @@ impl QueuePair {
     fn transmit_replies(&mut self, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
         let rate = self.requester.congestion.response_rate(env.now, &env.tuning.congestion);
         let part = match self.responder.has_lone_read() {
-            true => (RESPONSE_PART / self.conn.mtu.bytes()).max(1),
+            true => (RESPONSE_PART / self.conn.attr.mtu.bytes()).max(1),
             false => usize::MAX,
         };
         if rate.is_none() || !self.responder.has_read_replies() {

@@ -2,71 +2,85 @@
 
 use crate::wire::NakCode;
 
-/// Quirks of a device class: behaviour that the specification leaves open, or in which devices deviate from
-/// it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Quirks {
+/// Defines the quirks by a table of their values in [`Quirks::STRICT`].
+macro_rules! quirks {
+    ($($(#[$doc:meta])* $quirk:ident: $type:ty = $strict:expr;)*) => {
+        /// Quirks of a device class: behaviour that the specification leaves open, or in which devices deviate from
+        /// it.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct Quirks {
+            $($(#[$doc])* pub $quirk: $type,)*
+        }
+
+        impl Quirks {
+            /// Strict conformance to the specification.
+            pub const STRICT: Quirks = Quirks { $($quirk: $strict),* };
+        }
+    };
+}
+
+quirks! {
     /// Whether end-to-end credits are used: acknowledgements advertise them, and the requester respects them
     /// (IBA 9.7.7.2).
-    pub credits: bool,
+    credits: bool = true;
     /// Whether packets carry MigReq while the path migration state is MIGRATED.
-    pub mig_req: bool,
+    mig_req: bool = true;
     /// Whether acknowledgements are coalesced, so that one may cover several requests that carry AckReq.
-    pub coalesces_acks: bool,
+    coalesces_acks: bool = true;
     /// NAK code for a message longer than the receive that it consumes.
-    pub too_long: NakCode,
+    too_long: NakCode = NakCode::InvalidRequest;
     /// Whether the responder checks that the First or Only packet of a SEND has the required length.
-    pub checks_send_length: bool,
+    checks_send_length: bool = true;
     /// Whether the responder rejects READs and atomics in excess of max_dest_rd_atomic.
-    pub checks_depth: bool,
+    checks_depth: bool = true;
     /// Whether the ICRC of a FLUSH covers the transport headers twice, as in rxe from Linux 6.2 to at
     /// least 6.12. If so, FLUSHes are sent with such an ICRC, and accepted with either that or the
     /// specified one.
-    pub flush_icrc_twice: bool,
+    flush_icrc_twice: bool = false;
     /// Whether all receive completions report a routing header (`IBV_WC_GRH`), rather than only those of
     /// datagrams.
-    pub grh_on_every_receive: bool,
+    grh_on_every_receive: bool = false;
     /// Whether arming a completion queue immediately raises an event if a completion arrived earlier without
     /// raising one.
-    pub reports_missed_completions: bool,
+    reports_missed_completions: bool = true;
     /// Whether a zero-length region may begin at a page boundary. The kernel refuses to register such a
     /// region because it would pin no page (in `ib_umem_get`, hence also for rxe and mlx5), but registers a
     /// zero-length region that begins within a page.
-    pub empty_regions_at_page_boundaries: bool,
+    empty_regions_at_page_boundaries: bool = true;
     /// Whether the scatter/gather elements of an atomic may be longer than 8 bytes; the original value is
     /// stored in the first 8. rxe rejects only `length < 8`; the mlx5 provider passes a length of 8 to the
     /// device, regardless of the element's length.
-    pub long_atomics: bool,
+    long_atomics: bool = false;
     /// Whether a work request that the service does not support, or whose address handle is from another
     /// protection domain, is queued and completes with LOC_QP_OP_ERR in its turn instead of being rejected
     /// when posted. (mlx5 cannot check the protection domain of an address handle; this is not imitated.)
-    pub late_refusals: bool,
+    late_refusals: bool = false;
     /// Treatment of send work requests posted in RESET, INIT or RTR.
-    pub early_sends: EarlySends,
+    early_sends: EarlySends = EarlySends::Refused;
     /// Whether receives may be posted in RESET; they are used from RTR on.
-    pub early_receives: bool,
+    early_receives: bool = false;
     /// Whether a failed UC or UD send moves only the send queue to its error state (SQE, IBA 10.3.1.7)
     /// instead of the whole QP to ERR.
-    pub send_queue_errors: bool,
+    send_queue_errors: bool = true;
     /// Scope within which congestion notification packets (CNPs) keep their minimum interval; `None` if the
     /// device sends none.
-    pub cnp_scope: Option<CnpScope>,
+    cnp_scope: Option<CnpScope> = Some(CnpScope::Qp);
     /// Whether packets of long messages have equal lengths, so that the kernel can segment and coalesce more of them: a
     /// reliable WRITE without immediate is sent as a train of WRITE Only packets, and a READ of up to 8 packets as
     /// requests of two packets each. To the responder, each is a message of its own, whose access it checks by itself.
-    pub equal_packets: bool,
+    equal_packets: bool = false;
     /// Whether RC recovers from a loss by selective repeat: the responder keeps requests behind a gap until the missing one
     /// arrives, and the requester retransmits only the packet that a sequence error NAK reports. It goes back to everything
     /// in flight if the peer turns out to keep nothing.
-    pub selective_repeat: bool,
+    selective_repeat: bool = false;
     /// Packets of reliable services that carry AckReq.
-    pub ack_requests: AckRequests,
+    ack_requests: AckRequests = AckRequests::Messages;
     /// Whether the requester sends tail loss probes. Without them, a loss that no later packet reveals is repaired after the
     /// local ACK timeout.
-    pub tail_loss_probes: bool,
+    tail_loss_probes: bool = false;
     /// Whether a work request occupies its slot of the send queue until its completion, or that of a later one, is polled
     /// (IBA 10.7.3.1). Otherwise until it is acknowledged.
-    pub send_slots_until_polled: bool,
+    send_slots_until_polled: bool = true;
 }
 
 /// Packets of reliable services that carry AckReq, in addition to READs, atomics and those that fill the congestion window.
@@ -107,31 +121,6 @@ pub enum EarlySends {
 }
 
 impl Quirks {
-    /// Strict conformance to the specification.
-    pub const STRICT: Quirks = Quirks {
-        credits: true,
-        mig_req: true,
-        coalesces_acks: true,
-        too_long: NakCode::InvalidRequest,
-        checks_send_length: true,
-        checks_depth: true,
-        flush_icrc_twice: false,
-        grh_on_every_receive: false,
-        reports_missed_completions: true,
-        empty_regions_at_page_boundaries: true,
-        long_atomics: false,
-        late_refusals: false,
-        early_sends: EarlySends::Refused,
-        early_receives: false,
-        send_queue_errors: true,
-        cnp_scope: Some(CnpScope::Qp),
-        equal_packets: false,
-        selective_repeat: false,
-        ack_requests: AckRequests::Messages,
-        tail_loss_probes: false,
-        send_slots_until_polled: true,
-    };
-
     /// Conformance to the specification, except that posted work requests are checked as leniently as on
     /// devices.
     pub const LENIENT: Quirks = Quirks { long_atomics: true, late_refusals: true, ..Quirks::STRICT };

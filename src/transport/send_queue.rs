@@ -221,7 +221,7 @@ impl SendQueue {
     /// request.
     #[inline]
     fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, conn: &Connection) -> Place {
-        let mtu = conn.mtu;
+        let mtu = conn.attr.mtu;
         // A datagram has one packet; a longer one fails.
         let packets = match op {
             op if op.is_local() || fails => 0,
@@ -241,12 +241,12 @@ impl SendQueue {
     /// Assigns message numbers, PSNs and flight costs to the work requests posted before RTS, when the
     /// connection begins. Returns the flight cost of everything posted before them.
     pub fn begin(&mut self, conn: &Connection) -> u64 {
-        (self.next_psn, self.messages) = (conn.sq_psn, 0);
+        (self.next_psn, self.messages) = (conn.attr.sq_psn, 0);
         self.cost = self.wqes.front().map_or(self.cost, |wqe| wqe.cost_before);
         let before = self.cost;
         let mut wqes = std::mem::take(&mut self.wqes);
         for wqe in wqes.iter_mut() {
-            wqe.fails |= wqe.op.awaits_response() && conn.max_rd_atomic == 0;
+            wqe.fails |= wqe.op.awaits_response() && conn.attr.max_rd_atomic == 0;
             let place = self.place(&wqe.op, wqe.len, wqe.is_datagram(), wqe.fails, conn);
             (wqe.number, wqe.first_psn) = (place.number, place.first_psn);
             (wqe.packets, wqe.cost_before) = (place.packets, place.cost_before);

@@ -7,10 +7,12 @@ use crate::memory::PdId;
 /// Shared receive queue (SRQ): receives shared by several queue pairs. Each message consumes the oldest one.
 #[derive(Debug)]
 pub struct SharedReceives {
-    id: SrqId,
-    pd: PdId,
+    /// Handle of the queue.
+    pub id: SrqId,
+    /// Protection domain to which the keys in the queue's receives belong.
+    pub pd: PdId,
     /// XRC domain whose queue pairs use the queue; `None` if it is not an XRC queue.
-    domain: Option<XrcdId>,
+    pub domain: Option<XrcdId>,
     queue: RecvQueue,
     /// Number of receives below which the limit event is raised once; 0 if it is not armed (IBA 10.2.9.3).
     limit: u32,
@@ -20,21 +22,6 @@ impl SharedReceives {
     /// Creates an empty queue.
     pub fn new(id: SrqId, pd: PdId, domain: Option<XrcdId>, caps: RecvCaps) -> SharedReceives {
         SharedReceives { id, pd, domain, queue: RecvQueue::new(caps), limit: 0 }
-    }
-
-    /// Returns the queue's handle.
-    pub fn id(&self) -> SrqId {
-        self.id
-    }
-
-    /// Returns the queue's XRC domain; `None` if it is not an XRC queue.
-    pub fn domain(&self) -> Option<XrcdId> {
-        self.domain
-    }
-
-    /// Returns the protection domain to which the keys in the queue's receives belong.
-    pub fn pd(&self) -> PdId {
-        self.pd
     }
 
     /// Returns the queue's limits.

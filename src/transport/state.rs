@@ -118,8 +118,13 @@ pub enum MigrationState {
     Armed = 2,
 }
 
+/// Defines the attributes by a table of their fields, flags and names. A queue pair keeps some as they are given, with an
+/// initial value.
 macro_rules! attributes {
-    ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
+    ($(
+        $(#[$doc:meta])*
+        $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal $(, kept as $kept:ident = $initial:expr)?;
+    )*) => {
         /// Attributes of a queue pair. [`modify`](crate::verbs::Qp::modify) sets those that are not `None`;
         /// [`query`](crate::verbs::Qp::query) returns all of them.
         ///
@@ -160,6 +165,31 @@ macro_rules! attributes {
             }
         }
 
+        /// Attributes that a queue pair keeps as they are given.
+        #[derive(Debug)]
+        pub(super) struct KeptAttrs {
+            $($(pub $kept: $ty,)?)*
+        }
+
+        impl Default for KeptAttrs {
+            /// Returns the attributes in RESET.
+            fn default() -> KeptAttrs {
+                KeptAttrs { $($($kept: $initial,)?)* }
+            }
+        }
+
+        impl KeptAttrs {
+            /// Replaces the attributes that are not `None` in `attr`.
+            pub fn update(&mut self, attr: &QpAttr) {
+                $($(self.$kept = attr.$field.unwrap_or(self.$kept);)?)*
+            }
+
+            /// Returns the kept attributes.
+            pub fn query(&self) -> QpAttr {
+                QpAttr { $($($field: Some(self.$kept),)?)* ..QpAttr::default() }
+            }
+        }
+
         bitflags! {
             /// Set of attributes, with the bit values of `enum ibv_qp_attr_mask`.
             #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -182,39 +212,39 @@ attributes! {
     /// Whether [`crate::transport::AsyncEvent::SqDrained`] is raised once the send queue has drained.
     sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";
     /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
-    access: Access, ACCESS_FLAGS = 3, "access";
+    access: Access, ACCESS_FLAGS = 3, "access", kept as access = Access::LOCAL_READ;
     /// Index into the partition key table.
-    pkey_index: u16, PKEY_INDEX = 4, "pkey_index";
+    pkey_index: u16, PKEY_INDEX = 4, "pkey_index", kept as pkey_index = 0;
     /// Port number, always 1.
-    port: u8, PORT = 5, "port";
+    port: u8, PORT = 5, "port", kept as port = 1;
     /// Queue key that datagrams to this QP must carry.
-    qkey: QKey, QKEY = 6, "qkey";
+    qkey: QKey, QKEY = 6, "qkey", kept as qkey = QKey::default();
     /// Path of the packets.
     av: AddressVector, AV = 7, "av";
     /// Path MTU: the maximum payload of a packet.
-    path_mtu: Mtu, PATH_MTU = 8, "path_mtu";
+    path_mtu: Mtu, PATH_MTU = 8, "path_mtu", kept as mtu = Mtu::Mtu1024;
     /// Local ACK timeout.
-    timeout: AckTimeout, TIMEOUT = 9, "timeout";
+    timeout: AckTimeout, TIMEOUT = 9, "timeout", kept as timeout = AckTimeout::default();
     /// Number of retries after a timeout or a sequence error, 0..=7.
-    retry_cnt: u8, RETRY_CNT = 10, "retry_cnt";
+    retry_cnt: u8, RETRY_CNT = 10, "retry_cnt", kept as retry_cnt = 0;
     /// Number of retries after an RNR NAK, 0..=7; 7 means unlimited.
-    rnr_retry: u8, RNR_RETRY = 11, "rnr_retry";
+    rnr_retry: u8, RNR_RETRY = 11, "rnr_retry", kept as rnr_retry = 0;
     /// First PSN that the peer sends.
-    rq_psn: Psn, RQ_PSN = 12, "rq_psn";
+    rq_psn: Psn, RQ_PSN = 12, "rq_psn", kept as rq_psn = Psn::default();
     /// Maximum number of this QP's READs and atomics in flight.
-    max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic";
+    max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic", kept as max_rd_atomic = 0;
     /// Alternate path, used after migration.
     alt_path: AlternatePath, ALT_PATH = 14, "alt_path";
     /// RNR timer: the time that the peer waits after an RNR NAK from this QP.
-    min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer";
+    min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer", kept as min_rnr_timer = RnrTimer::default();
     /// First PSN that this QP sends.
-    sq_psn: Psn, SQ_PSN = 16, "sq_psn";
+    sq_psn: Psn, SQ_PSN = 16, "sq_psn", kept as sq_psn = Psn::default();
     /// Maximum number of the peer's READs and atomics in flight.
-    max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
+    max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic", kept as max_dest_rd_atomic = 0;
     /// Path migration state: REARM arms the alternate path, MIGRATED migrates to it immediately.
     path_mig_state: MigrationState, PATH_MIG_STATE = 18, "path_mig_state";
     /// QP number of the peer.
-    dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
+    dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn", kept as dest_qpn = Qpn::default();
     /// Rate limit for requests in kbit/s, headers included; 0 for no limit.
     rate_limit: u32, RATE_LIMIT = 25, "rate_limit";
 }

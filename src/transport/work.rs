@@ -297,9 +297,11 @@ pub struct PostListError {
 
 codes! {
     /// Completion status, with the values of `enum ibv_wc_status`.
+    #[derive(Default)]
     #[non_exhaustive]
     WcStatus {
         /// Success.
+        #[default]
         Success = 0, "success";
         /// Message longer than the receive's buffers.
         LocLenErr = 1, "local length error";
@@ -333,9 +335,11 @@ impl std::error::Error for WcStatus {}
 codes! {
     /// Kind of a completed work request, with the values of `enum ibv_wc_opcode` except for
     /// [`RegMr`](Self::RegMr).
+    #[derive(Default)]
     #[non_exhaustive]
     WcOpcode {
         /// A SEND.
+        #[default]
         Send = 0, "SEND";
         /// An RDMA WRITE.
         RdmaWrite = 1, "RDMA WRITE";
@@ -371,7 +375,7 @@ impl WcOpcode {
 }
 
 /// A work completion.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Completion {
     /// Identifier of the work request.
@@ -408,21 +412,7 @@ pub struct Completion {
 impl Completion {
     /// Returns a completion without data, for testing code that handles completions.
     pub fn new(wr_id: u64, qpn: Qpn, opcode: WcOpcode, status: WcStatus) -> Completion {
-        Completion {
-            wr_id,
-            status,
-            opcode,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            qpn,
-            src_qpn: Qpn::default(),
-            vendor_err: 0,
-            solicited: false,
-            grh: false,
-            over_ipv4: false,
-            pkey_index: 0,
-        }
+        Completion { wr_id, status, opcode, qpn, ..Completion::default() }
     }
 }
 

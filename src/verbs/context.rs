@@ -12,9 +12,7 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 
 use super::channel_wait::WaitingThreads;
-use super::faults::{
-    Call, CallFaults, DeviceFaultCounters, DeviceFaults, Fault, FaultCount, Injector, ObjectFault,
-};
+use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
@@ -188,8 +186,7 @@ pub(super) struct Inner {
     pub next_cq: AtomicU32,
     /// I/O virtual address of the next region whose memory the crate allocates.
     next_iova: AtomicU64,
-    /// Number of bytes of device memory allocated.
-    pub dm_used: AtomicU64,
+    pub device_memory: Quota,
     /// Number of values drawn so far from the context's pseudorandom sequence.
     random_draws: AtomicU64,
     pub waiting_threads: WaitingThreads,
@@ -370,14 +367,14 @@ impl Context {
             mtu,
             partition,
             seed,
-            qps: Quota::new("QPs", limits.max_qp),
-            srqs: Quota::new("SRQs", limits.max_srq),
-            pds: Quota::new("PDs", limits.max_pd),
-            cqs: Quota::new("CQs", limits.max_cq),
+            qps: Quota::new("QPs", limits.max_qp.into()),
+            srqs: Quota::new("SRQs", limits.max_srq.into()),
+            pds: Quota::new("PDs", limits.max_pd.into()),
+            cqs: Quota::new("CQs", limits.max_cq.into()),
             next_pd: AtomicU32::new(1),
             next_cq: AtomicU32::new(1),
             next_iova: AtomicU64::new(FIRST_IOVA),
-            dm_used: AtomicU64::new(0),
+            device_memory: Quota::new("bytes of device memory", limits.max_dm_size),
             random_draws: AtomicU64::new(0),
             waiting_threads: WaitingThreads::default(),
             asynchronous,
@@ -437,10 +434,10 @@ impl Context {
         self.0.faults.counts()
     }
 
-    /// Returns a handle to the counters of the device's faults, which does not keep the device open.
+    /// Returns the faults of the device with their counters, which do not keep the device open.
     #[doc(hidden)]
-    pub fn fault_counters(&self) -> DeviceFaultCounters {
-        DeviceFaultCounters::new(self.0.faults.clone())
+    pub fn device_faults(&self) -> Arc<DeviceFaults> {
+        self.0.faults.clone()
     }
 
     /// Applies the faults on a call.

@@ -155,7 +155,7 @@ struct Signal {
     changed: Condvar,
     channel: Option<CompletionChannel>,
     /// Completion queue to report in the channel's events.
-    cq: Mutex<Weak<CqInner>>,
+    cq: Weak<CqInner>,
 }
 
 impl CqListener for Signal {
@@ -163,7 +163,7 @@ impl CqListener for Signal {
         *self.raised.lock() = true;
         self.changed.notify_all();
         if let Some(channel) = &self.channel {
-            channel.push(self.cq.lock().clone());
+            channel.push(self.cq.clone());
         }
     }
 }
@@ -175,38 +175,33 @@ impl Context {
     /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
     /// the channel belongs to another context; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn create_cq(&self, options: impl Into<CqOptions>) -> Result<Cq, CreateError> {
-        Cq::new(self.clone(), options.into())
+        let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options.into();
+        self.inject(Call::ibv_create_cq)?;
+        self.check_device()?;
+        let limits = &self.0.limits;
+        CreateError::check("CQ size", capacity as u64, 1..=limits.max_cqe.into())?;
+        if channel.as_ref().is_some_and(|c| !c.context().is(self)) {
+            return Err(CreateError::OtherContext("completion channel"));
+        }
+        CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
+        let id = CqId(self.0.next_cq.fetch_add(1, Ordering::Relaxed));
+        self.0.cqs.acquire(1)?;
+        self.0.asynchronous.own(EventSubject::Cq(id), self.0.reader);
+        let (context, calls) = (self.clone(), self.0.calls.clone());
+        Ok(Cq(Arc::new_cyclic(|cq| {
+            let (raised, changed) = (Mutex::new(false), Condvar::new());
+            let signal = Arc::new(Signal { raised, changed, channel, cq: cq.clone() });
+            let mut queue = CompletionQueue::new(id, capacity);
+            queue.overwrites = ignore_overrun;
+            queue.listener = Some(signal.clone());
+            let (queue, users, acks) = (Arc::new(queue), CqUsers::new(), EventAcks::default());
+            let (work_requests, wall_offset) = (AtomicU64::new(0), AtomicU64::new(0));
+            CqInner { context, queue, signal, users, work_requests, acks, wall_offset, calls }
+        })))
     }
 }
 
 impl Cq {
-    pub(super) fn new(context: Context, options: CqOptions) -> Result<Cq, CreateError> {
-        let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options;
-        context.inject(Call::ibv_create_cq)?;
-        context.check_device()?;
-        let limits = &context.0.limits;
-        CreateError::check("CQ size", capacity as u64, 1..=limits.max_cqe.into())?;
-        if channel.as_ref().is_some_and(|c| !c.context().is(&context)) {
-            return Err(CreateError::OtherContext("completion channel"));
-        }
-        CreateError::check("comp_vector", comp_vector.into(), 0..=u64::from(limits.num_comp_vectors) - 1)?;
-        let id = CqId(context.0.next_cq.fetch_add(1, Ordering::Relaxed));
-        context.0.cqs.acquire()?;
-        context.0.asynchronous.own(EventSubject::Cq(id), context.0.reader);
-        let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
-        let signal = Arc::new(Signal { raised, changed, channel, cq });
-        let mut queue = CompletionQueue::new(id, capacity);
-        queue.overwrites = ignore_overrun;
-        queue.listener = Some(signal.clone());
-        let queue = Arc::new(queue);
-        let (users, acks) = (CqUsers::new(), EventAcks::default());
-        let (work_requests, wall_offset) = (AtomicU64::new(0), AtomicU64::new(0));
-        let calls = context.0.calls.clone();
-        let cq = Arc::new(CqInner { context, queue, signal, users, work_requests, acks, wall_offset, calls });
-        *cq.signal.cq.lock() = Arc::downgrade(&cq);
-        Ok(Cq(cq))
-    }
-
     /// Returns the context on which the queue was created.
     pub fn context(&self) -> &Context {
         &self.0.context
@@ -465,7 +460,7 @@ impl Cq {
 impl Drop for CqInner {
     fn drop(&mut self) {
         self.context.0.asynchronous.forget(EventSubject::Cq(self.queue.id()));
-        self.context.0.cqs.release();
+        self.context.0.cqs.release(1);
         if let Some(channel) = &self.signal.channel {
             channel.drop_stale_events();
         }

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::faults::Call;
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
@@ -35,13 +34,8 @@ impl Context {
     pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
         self.inject(Call::ibv_alloc_dm)?;
         self.check_device()?;
-        let max = self.0.limits.max_dm_size;
-        CreateError::check("length of device memory", len as u64, 1..=max)?;
-        let reserve = |used: u64| used.checked_add(len as u64).filter(|sum| *sum <= max);
-        self.0
-            .dm_used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve)
-            .map_err(|_| CreateError::Exhausted { kind: "bytes of device memory", max: max as u32 })?;
+        CreateError::check("length of device memory", len as u64, 1..=self.0.limits.max_dm_size)?;
+        self.0.device_memory.acquire(len as u64)?;
         Ok(Dm(Arc::new(DmInner { context: self.clone(), buffer: Buffer::zeroed(len) })))
     }
 }
@@ -76,7 +70,7 @@ impl Dm {
 
 impl Drop for DmInner {
     fn drop(&mut self) {
-        self.context.0.dm_used.fetch_sub(self.buffer.len() as u64, Ordering::Relaxed);
+        self.context.0.device_memory.release(self.buffer.len() as u64);
     }
 }
 

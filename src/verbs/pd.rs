@@ -30,7 +30,7 @@ struct PdInner {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.context.0.pds.release();
+        self.context.0.pds.release(1);
     }
 }
 
@@ -42,7 +42,7 @@ impl Context {
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         self.inject(Call::ibv_alloc_pd)?;
         self.check_device()?;
-        self.0.pds.acquire()?;
+        self.0.pds.acquire(1)?;
         let id = PdId(self.0.next_pd.fetch_add(1, Ordering::Relaxed));
         Ok(Pd(Arc::new(PdInner { context: self.clone(), id })))
     }

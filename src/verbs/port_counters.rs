@@ -11,14 +11,9 @@ const HW: &str = "hw_counters";
 /// Interval in milliseconds between publications of a process's counters, the `lifespan` of mlx5.
 pub const PUBLISHING_INTERVAL_MS: u64 = 200;
 
-/// Port counters of the InfiniBand specification, each with the NIC and link counters that it sums. An empty sum
-/// means that the event cannot occur, because there are no virtual lanes, no physical layer and no switch.
-const PORT_SUMS: [(&str, &[&str]); 17] = [
-    ("VL15_dropped", &[]),
+/// Port counters of the InfiniBand specification, each with the NIC and link counters that it sums.
+const PORT_SUMS: [(&str, &[&str]); 8] = [
     ("excessive_buffer_overrun_errors", &["link_rx_overflow"]),
-    ("link_downed", &[]),
-    ("link_error_recovery", &[]),
-    ("local_link_integrity_errors", &[]),
     ("multicast_rcv_packets", &["rcvd_mcast_pkts"]),
     ("multicast_xmit_packets", &["sent_mcast_pkts"]),
     ("port_rcv_constraint_errors", &["rx_pkey_violation"]),
@@ -37,9 +32,6 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("port_rcv_packets", &["rcvd_pkts"]),
-    ("port_rcv_remote_physical_errors", &[]),
-    ("port_rcv_switch_relay_errors", &[]),
-    ("port_xmit_constraint_errors", &[]),
     (
         "port_xmit_discards",
         &[
@@ -51,28 +43,27 @@ const PORT_SUMS: [(&str, &[&str]); 17] = [
         ],
     ),
     ("port_xmit_packets", &["sent_pkts"]),
-    ("port_xmit_wait", &[]),
-    ("symbol_error", &[]),
 ];
 
 /// Counters that the kernel's drivers name differently, each with the NIC and link counters that it sums.
-const HW_SUMS: [(&str, &[&str]); 15] = [
-    ("ack_deferred", &[]),
+const HW_SUMS: [(&str, &[&str]); 8] = [
     ("completer_retry_err", &["requester_retry"]),
-    ("link_downed", &[]),
     ("out_of_buffer", &["send_rnr_err", "rx_no_receive"]),
     ("out_of_sequence", &["out_of_seq_request"]),
     ("packet_seq_err", &["rcvd_seq_err"]),
     ("resp_remote_access_errors", &["resp_remote_access_err"]),
     ("rnr_nak_retry_err", &["rcvd_rnr_err"]),
-    ("roce_adp_retrans", &[]),
-    ("roce_adp_retrans_to", &[]),
-    ("roce_slow_restart", &[]),
-    ("roce_slow_restart_cnps", &[]),
-    ("roce_slow_restart_trans", &[]),
     ("rx_icrc_encapsulated", &["rx_icrc_err"]),
     ("send_err", &["link_tx_dropped"]),
 ];
+
+/// Counters of events that cannot occur, because there are no virtual lanes, no physical layer and no switch.
+const PORT_ZEROS: &str = "VL15_dropped link_downed link_error_recovery local_link_integrity_errors \
+    port_rcv_remote_physical_errors port_rcv_switch_relay_errors port_xmit_constraint_errors \
+    port_xmit_wait symbol_error";
+/// Counters of the kernel's drivers for events that cannot occur either.
+const HW_ZEROS: &str = "ack_deferred link_downed roce_adp_retrans roce_adp_retrans_to roce_slow_restart \
+    roce_slow_restart_cnps roce_slow_restart_trans";
 
 /// Returns the paths of the counter files, relative to the port's directory in sysfs, and their values. `total`
 /// returns a counter by its name in [`Counters::iter`] or [`LinkCounters::iter`].
@@ -81,6 +72,8 @@ pub fn port_counter_files(total: impl Fn(&str) -> u64) -> Vec<(String, u64)> {
     let mut files: Vec<(String, u64)> = Vec::new();
     let mut add =
         |directory: &str, name: &str, value: u64| files.push((format!("{directory}/{name}"), value));
+    PORT_ZEROS.split(' ').for_each(|name| add(PORT, name, 0));
+    HW_ZEROS.split(' ').for_each(|name| add(HW, name, 0));
     PORT_SUMS.iter().for_each(|(name, of)| add(PORT, name, sum(of)));
     // The InfiniBand specification counts data in units of 4 bytes.
     add(PORT, "port_xmit_data", total("sent_bytes") / 4);

@@ -11,15 +11,16 @@ use super::context::Inner;
 use super::cq::CqUse;
 use super::faults::{Call, Injector};
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, Srq, WeakContext, Xrcd};
-use crate::driver::{CompletionQueue, EventSubject, Shard, ShardState};
+use crate::driver::{EventSubject, Shard};
 use crate::memory::Access;
-use crate::nic::{MulticastError, TooManyQps};
+use crate::nic::{CqHandle, MulticastError, Nic};
+use crate::sys::options::options;
 use crate::sys::setters::setters;
 use crate::transport::service::{Connected, Datagrams, Untyped};
 use crate::transport::state::accepted_attrs;
 use crate::transport::{
     AddressVector, AttachCounterError, CompCounter, CountedOps, ModifyError, PostError, PostListError,
-    QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
+    QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendWr, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -82,68 +83,43 @@ pub struct Endpoint {
     pub psn: Psn,
 }
 
-/// Attributes for connecting a queue pair to a peer ([`Qp::connect`]). Both sides should use the same `mtu`,
-/// and neither side's `max_rd_atomic` may exceed the other's `max_dest_rd_atomic`.
-///
-/// ```
-/// # use urxe::verbs::*;
-/// let options = ConnectOptions::default().mtu(Mtu::Mtu1024).access(Access::REMOTE_READ);
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// Operations that the peer may perform on local memory, provided that the memory region permits them
-    /// too.
-    pub access: Access,
-    /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
-    pub mtu: Option<Mtu>,
-    /// Index of the local GID. `None` selects the one that [best suits the
-    /// peer](super::Context::gid_towards).
-    pub sgid_index: Option<u8>,
-    /// Traffic class (ToS).
-    pub traffic_class: u8,
-    /// Local ACK timeout.
-    pub timeout: AckTimeout,
-    /// Number of retries after an ACK timeout, 0..=7.
-    pub retry_cnt: u8,
-    /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
-    pub rnr_retry: u8,
-    /// Minimum time that the peer waits before it retries after an RNR NAK from this queue pair.
-    pub min_rnr_timer: RnrTimer,
-    /// Maximum number of RDMA READs and atomics in flight to the peer.
-    pub max_rd_atomic: u8,
-    /// Maximum number of RDMA READs and atomics in flight from the peer.
-    pub max_dest_rd_atomic: u8,
-}
-
-setters!(ConnectOptions {
-    access: Access,
-    traffic_class: u8,
-    timeout: AckTimeout,
-    retry_cnt: u8,
-    rnr_retry: u8,
-    min_rnr_timer: RnrTimer,
-    max_rd_atomic: u8,
-    max_dest_rd_atomic: u8,
-} optional { mtu: Mtu, sgid_index: u8 });
-
-impl Default for ConnectOptions {
-    /// Returns options that permit every kind of local and remote access, with a 67 ms ACK timeout, 7
-    /// retries, unlimited RNR retries, a 0.64 ms RNR timer, and up to 16 READs and atomics in flight in
-    /// either direction.
-    fn default() -> Self {
-        ConnectOptions {
-            access: Access::ALL,
-            mtu: None,
-            sgid_index: None,
-            traffic_class: 0,
-            timeout: AckTimeout::new(14),
-            retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: RnrTimer::new(12),
-            max_rd_atomic: 16,
-            max_dest_rd_atomic: 16,
-        }
+options! {
+    /// Attributes for connecting a queue pair to a peer ([`Qp::connect`]). Both sides should use the same `mtu`,
+    /// and neither side's `max_rd_atomic` may exceed the other's `max_dest_rd_atomic`.
+    ///
+    /// The defaults permit every kind of local and remote access, with a 67 ms ACK timeout, 7 retries, unlimited RNR retries, a
+    /// 0.64 ms RNR timer, and up to 16 READs and atomics in flight in either direction.
+    ///
+    /// ```
+    /// # use urxe::verbs::*;
+    /// let options = ConnectOptions::default().mtu(Mtu::Mtu1024).access(Access::REMOTE_READ);
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct ConnectOptions {
+        /// Operations that the peer may perform on local memory, provided that the memory region permits them
+        /// too.
+        pub access: Access = Access::ALL,
+        /// Traffic class (ToS).
+        pub traffic_class: u8 = 0,
+        /// Local ACK timeout.
+        pub timeout: AckTimeout = AckTimeout::new(14),
+        /// Number of retries after an ACK timeout, 0..=7.
+        pub retry_cnt: u8 = 7,
+        /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
+        pub rnr_retry: u8 = 7,
+        /// Minimum time that the peer waits before it retries after an RNR NAK from this queue pair.
+        pub min_rnr_timer: RnrTimer = RnrTimer::new(12),
+        /// Maximum number of RDMA READs and atomics in flight to the peer.
+        pub max_rd_atomic: u8 = 16,
+        /// Maximum number of RDMA READs and atomics in flight from the peer.
+        pub max_dest_rd_atomic: u8 = 16,
+        optional
+        /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
+        pub mtu: Option<Mtu>,
+        /// Index of the local GID. `None` selects the one that [best suits the
+        /// peer](super::Context::gid_towards).
+        pub sgid_index: Option<u8>,
     }
 }
 
@@ -155,9 +131,6 @@ pub enum ListPolicy {
     /// Nothing (`ibv_wr_complete`).
     AllOrNone,
 }
-
-/// Shared reference to a completion queue, as the driver stores it.
-type Queue = Arc<CompletionQueue>;
 
 /// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair; outstanding
 /// work requests then end without completions.
@@ -299,23 +272,18 @@ impl Qp {
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(&send_cq.0.users),
         };
-        Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |state, init, send, recv| {
-            let created = state.create_qp(send, recv, |nic, send, recv| nic.create_qp(init, send, recv));
-            created.map_err(|TooManyQps(max)| CreateError::Exhausted { kind: "QPs", max })
+        Qp::make(pd, shard, (send_cq, recv_cq), domain, options, |nic, init, send, recv| {
+            let max = nic.max_qp();
+            nic.create_qp(init, send, recv).ok_or(CreateError::Exhausted { kind: "QPs", max })
         })
     }
 
     /// Creates QP1, the general services queue pair that carries management datagrams; a device has only one.
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
-        Qp::make(pd, shard, (cq, cq), None, options, |state, init, send, recv| {
-            // The management port posts unsignaled sends only, so no polled completion would ever free a slot.
-            let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
-            let init = QpInit { quirks, ..*init };
-            state.create_qp(send, recv, |nic, send, recv| {
-                let created = nic.create_gsi(&init, send, recv);
-                created.ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
-            })
+        Qp::make(pd, shard, (cq, cq), None, options, |nic, init, send, recv| {
+            let in_use = CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 };
+            nic.create_gsi(init, send, recv).ok_or(in_use)
         })
     }
 
@@ -327,7 +295,7 @@ impl Qp {
         (send_cq, recv_cq): (&Cq, &Cq),
         domain: Option<XrcdId>,
         options: &QpOptions,
-        create: impl FnOnce(&mut ShardState, &QpInit, &Queue, &Queue) -> Result<Qpn, CreateError>,
+        create: impl FnOnce(&mut Nic, &QpInit, CqHandle, CqHandle) -> Result<Qpn, CreateError>,
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
         context.check_device()?;
@@ -361,12 +329,13 @@ impl Qp {
             port_mtu,
             quirks: context.0.quirks,
         };
-        context.0.qps.acquire()?;
+        context.0.qps.acquire(1)?;
         let created = shard.with_state(|state, _| {
-            let created = create(state, &init, &send_cq.0.queue, &recv_cq.0.queue);
+            let create = |nic: &mut Nic, send, recv| create(nic, &init, send, recv);
+            let created = state.create_qp(&send_cq.0.queue, &recv_cq.0.queue, create);
             created.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
-        let qpn = created.inspect_err(|_| context.0.qps.release())?;
+        let qpn = created.inspect_err(|_| context.0.qps.release(1))?;
         let psn = Psn::new(context.next_random() as u32);
         let cq_uses = [if signal_all { send.max_wr } else { 0 }, recv.max_wr].map(CqUse::of);
         [send_cq, recv_cq].into_iter().for_each(|cq| cq.0.users.add(shard));
@@ -488,15 +457,7 @@ impl<S: Connected> Qp<S> {
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RESET and `access` is valid.
     pub fn enter_init(&self, access: Access) -> Result<(), ConnectError> {
-        let (pkey_index, port) = (Some(0), Some(1));
-        let attr = QpAttr {
-            state: Some(QpState::Init),
-            pkey_index,
-            port,
-            access: Some(access),
-            ..QpAttr::default()
-        };
-        Ok(self.modify(&attr)?)
+        Ok(self.modify(&QpAttr::new(QpState::Init).pkey_index(0).port(1).access(access))?)
     }
 
     /// Moves the queue pair from INIT to RTR, in which it responds to the peer.
@@ -518,16 +479,13 @@ impl<S: Connected> Qp<S> {
         };
         let av =
             AddressVector { sgid_index, traffic_class: options.traffic_class, ..AddressVector::to(peer.gid) };
-        let attr = QpAttr {
-            state: Some(QpState::Rtr),
-            av: Some(av),
-            path_mtu: Some(mtu),
-            dest_qpn: Some(peer.qpn),
-            rq_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
-            min_rnr_timer: Some(options.min_rnr_timer),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rtr)
+            .av(av)
+            .path_mtu(mtu)
+            .dest_qpn(peer.qpn)
+            .rq_psn(peer.psn)
+            .max_dest_rd_atomic(options.max_dest_rd_atomic)
+            .min_rnr_timer(options.min_rnr_timer);
         Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
@@ -536,15 +494,12 @@ impl<S: Connected> Qp<S> {
     /// # Errors
     /// [`ConnectError::Modify`] unless the queue pair is in RTR and the device supports the options.
     pub fn enter_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let attr = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(self.0.psn),
-            timeout: Some(options.timeout),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic),
-            ..QpAttr::default()
-        };
+        let attr = QpAttr::new(QpState::Rts)
+            .sq_psn(self.0.psn)
+            .timeout(options.timeout)
+            .retry_cnt(options.retry_cnt)
+            .rnr_retry(options.rnr_retry)
+            .max_rd_atomic(options.max_rd_atomic);
         Ok(self.modify(&attr.only(accepted_attrs(self.0.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 }
@@ -556,11 +511,9 @@ impl<S: Datagrams> Qp<S> {
     /// # Errors
     /// [`ConnectError`], also if the queue pair is of a connected service.
     pub fn activate(&self, qkey: QKey) -> Result<(), ConnectError> {
-        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-        let (pkey_index, port) = (Some(0), Some(1));
-        self.modify(&QpAttr { pkey_index, port, qkey: Some(qkey), ..to(QpState::Init) })?;
-        self.modify(&to(QpState::Rtr))?;
-        Ok(self.modify(&QpAttr { sq_psn: Some(self.0.psn), ..to(QpState::Rts) })?)
+        self.modify(&QpAttr::new(QpState::Init).pkey_index(0).port(1).qkey(qkey))?;
+        self.modify(&QpAttr::new(QpState::Rtr))?;
+        Ok(self.modify(&QpAttr::new(QpState::Rts).sq_psn(self.0.psn))?)
     }
 
     /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): either an IPv6 group in
@@ -747,7 +700,7 @@ impl Drop for QpInner {
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         *is_alive = false;
         drop(is_alive);
-        context.0.qps.release();
+        context.0.qps.release(1);
         self.purge();
         for (cq, cq_use) in [&self.send_cq, &self.recv_cq].into_iter().zip(&self.cq_uses) {
             cq.0.users.remove(&self.shard);

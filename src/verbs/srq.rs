@@ -7,7 +7,7 @@ use super::faults::{Call, Injector};
 use super::{Cq, CreateError, Pd, Xrcd};
 use crate::driver::{EventSubject, Shard};
 use crate::sys::setters::setters;
-use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
+use crate::transport::{Output, PostError, RecvCaps, RecvWr, SharedReceives, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
 ///
@@ -106,14 +106,8 @@ impl Pd {
     /// [`CreateError::Value`] for a limit above the device's; [`CreateError::OtherContext`];
     /// [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
     pub fn create_srq(&self, options: impl Into<SrqOptions>) -> Result<Srq, CreateError> {
-        self.context().inject(Call::ibv_create_srq)?;
-        Srq::new(self, options.into())
-    }
-}
-
-impl Srq {
-    fn new(pd: &Pd, SrqOptions { caps, xrc }: SrqOptions) -> Result<Srq, CreateError> {
-        let context = pd.context();
+        let (context, SrqOptions { caps, xrc }) = (self.context(), options.into());
+        context.inject(Call::ibv_create_srq)?;
         context.check_device()?;
         if xrc.as_ref().is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
             return Err(CreateError::OtherContext("XRC domain or completion queue"));
@@ -121,28 +115,30 @@ impl Srq {
         let l = context.0.limits;
         CreateError::check("max_wr", caps.max_wr.into(), 1..=l.max_srq_wr.into())?;
         CreateError::check("max_sge", caps.max_sge.into(), 0..=l.max_srq_sge.into())?;
-        context.0.srqs.acquire()?;
+        context.0.srqs.acquire(1)?;
         // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
         // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
         let made = shard.with_state(|state, _| {
             let made = match &xrc {
-                Some((xrcd, cq)) => state.create_xrc_srq(pd.id(), xrcd.id(), &cq.0.queue, caps),
-                None => state.nic.create_srq(pd.id(), caps),
+                Some((xrcd, cq)) => state.create_xrc_srq(self.id(), xrcd.id(), &cq.0.queue, caps),
+                None => state.nic.create_srq(self.id(), caps),
             };
             made.inspect(|id| context.0.asynchronous.own(EventSubject::Srq(*id), context.0.reader))
         });
         let Some(id) = made else {
-            context.0.srqs.release();
+            context.0.srqs.release(1);
             return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
         };
         if let Some((_, cq)) = &xrc {
             cq.0.users.add(shard);
         }
         let calls = context.0.calls.clone();
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc, calls })))
+        Ok(Srq(Arc::new(SrqInner { pd: self.clone(), shard: shard.clone(), id, xrc, calls })))
     }
+}
 
+impl Srq {
     /// Returns the XRC domain and the completion queue for receives, or `None` if this is not an XRC shared
     /// receive queue.
     pub fn xrc(&self) -> Option<(&Xrcd, &Cq)> {
@@ -201,10 +197,7 @@ impl Srq {
         self.with(|queue, _| SrqAttr { caps: queue.caps(), limit: queue.limit(), len: queue.len() })
     }
 
-    fn with<R>(
-        &self,
-        f: impl FnOnce(&mut crate::transport::SharedReceives, &mut Vec<crate::transport::Output>) -> R,
-    ) -> R {
+    fn with<R>(&self, f: impl FnOnce(&mut SharedReceives, &mut Vec<Output>) -> R) -> R {
         let result = self.0.shard.with_nic(|nic| nic.with_srq(self.0.id, f));
         result.expect("the NIC has the queue as long as its handle")
     }
@@ -216,7 +209,7 @@ impl Drop for SrqInner {
             cq.0.users.remove(&self.shard);
         }
         self.shard.with_state(|state, _| state.destroy_srq(self.id));
-        self.pd.context().0.srqs.release();
+        self.pd.context().0.srqs.release(1);
     }
 }
 

@@ -147,12 +147,7 @@ impl Icrc {
     /// reflected operands.
     #[cfg(all(target_arch = "x86_64", not(any(miri, urxe_plain_access))))]
     pub(crate) const fn power(exponent: usize) -> u64 {
-        let (mut remainder, mut i) = (1 << 31, 0);
-        while i < exponent {
-            remainder = remainder >> 1 ^ short::POLY & 0u32.wrapping_sub(remainder & 1);
-            i += 1;
-        }
-        (remainder as u64) << 1
+        (icrc_ident::power(icrc_ident::X, exponent) as u64) << 1
     }
 
     /// Returns the ICRC of the bytes so far. On the wire, it is stored in little-endian order.

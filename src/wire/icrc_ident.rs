@@ -15,6 +15,8 @@ use super::crc_short::POLY;
 
 /// Polynomial 1.
 const ONE: u32 = 1 << 31;
+/// Polynomial x.
+pub(super) const X: u32 = ONE >> 1;
 /// Polynomial `x^-1`, the multiplicative inverse of x.
 const INV_X: u32 = (ONE ^ POLY) << 1 | 1;
 
@@ -42,33 +44,26 @@ const fn powers(base: u32) -> [u32; 257] {
     table
 }
 
-const fn inverse_of_byte() -> u32 {
-    let mut p = ONE;
-    let mut i = 0;
-    while i < 8 {
-        p = mul(p, INV_X);
+/// Computes `base^exponent`.
+pub(super) const fn power(base: u32, exponent: usize) -> u32 {
+    let (mut power, mut i) = (ONE, 0);
+    while i < exponent {
+        power = mul(power, base);
         i += 1;
     }
-    p
+    power
 }
 
 /// `STEP[i]` is `x^(-8i)`.
-static STEP: [u32; 257] = powers(inverse_of_byte());
+static STEP: [u32; 257] = powers(power(INV_X, 8));
 /// `STRIDE[i]` is `x^(-8 * 256 * i)`.
-static STRIDE: [u32; 257] = powers(powers(inverse_of_byte())[256]);
+static STRIDE: [u32; 257] = powers(power(INV_X, 8 * 256));
 
 /// Number of bytes that the ICRC covers from the identification to the end of the UDP header.
 const TO_BTH: usize = 16 + 8;
 
 /// `x^(8 * TO_BTH)`.
-const REACH: u32 = {
-    let (mut p, mut i) = (ONE, 0);
-    while i < 8 * TO_BTH {
-        p = mul(p, ONE >> 1);
-        i += 1;
-    }
-    p
-};
+const REACH: u32 = power(X, 8 * TO_BTH);
 
 /// Changes to the CRC of the bytes before the BTH: `EFFECT[0]` is indexed by the identification's high byte,
 /// and `EFFECT[1]` by its low byte.

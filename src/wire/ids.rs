@@ -1,7 +1,7 @@
 //! Identifiers and encoded values of the InfiniBand transport: queue pairs, keys, GIDs, MTUs and timers.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use super::numbers::hexadecimal;
@@ -120,24 +120,12 @@ impl Gid {
     }
 }
 
-impl From<IpAddr> for Gid {
-    fn from(ip: IpAddr) -> Self {
-        match ip {
-            IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => v6.into(),
-        }
-    }
-}
-
-impl From<Ipv4Addr> for Gid {
-    fn from(ip: Ipv4Addr) -> Self {
-        Gid(ip.to_ipv6_mapped().octets())
-    }
-}
-
-impl From<Ipv6Addr> for Gid {
-    fn from(ip: Ipv6Addr) -> Self {
-        Gid(ip.octets())
+impl<T: Into<IpAddr>> From<T> for Gid {
+    fn from(ip: T) -> Self {
+        Gid(match ip.into() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        })
     }
 }
 

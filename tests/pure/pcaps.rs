@@ -278,8 +278,8 @@ fn replay_cm(
             continue;
         }
         match mad.message {
-            Message::Rtu(_) => cm.ready(Instant(0), id, &[]).unwrap(),
-            Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id, &[]).unwrap(),
+            Message::Rtu(_) => cm.ready(id).unwrap(),
+            Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id).unwrap(),
             _ => {}
         }
         let (_, sent) =

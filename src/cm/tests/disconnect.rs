@@ -22,17 +22,13 @@ const TIME_WAIT: Duration = Duration::from_nanos(4096 << 19);
 fn disconnecting_side_receives_drep_and_enters_time_wait() {
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.disconnect(bench.now, id, b"bye").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     let sent = bench.sent_mads();
     let Message::Dreq(dreq) = sent[0].message else { panic!() };
     assert_eq!((dreq.local, dreq.remote, dreq.remote_qpn), (id.0, PEER_ID, PEER_QPN));
-    assert_eq!(&dreq.private_data[..3], b"bye");
-    bench.cm.disconnect(bench.now, id, b"again").unwrap();
-    let mut response = drep(id);
-    response.private_data[0] = 7;
-    bench.inject(response);
-    let (_, Event::Disconnected { private_data: Some(data) }) = bench.event() else { panic!() };
-    assert_eq!(data[0], 7);
+    bench.cm.disconnect(bench.now, id).unwrap();
+    bench.inject(drep(id));
+    assert_eq!(bench.event(), (id, Event::Disconnected));
     assert_eq!(bench.cm.connection_counts(), (1, 1));
     bench.advance(TIME_WAIT - Duration::from_nanos(1));
     bench.assert_quiet();
@@ -46,14 +42,14 @@ fn each_duplicate_dreq_gets_the_same_drep() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject_as(&source(), 0x99, dreq(id));
-    assert!(matches!(bench.event(), (of, Event::DisconnectRequested(_)) if of == id));
+    assert!(matches!(bench.event(), (of, Event::DisconnectRequested) if of == id));
     // The program has not confirmed yet.
     bench.inject_as(&source(), 0x99, dreq(id));
     bench.assert_quiet();
-    bench.cm.disconnect(bench.now, id, b"bye").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     let sent = bench.sent_mads();
     let Message::Drep(drep) = sent[0].message else { panic!() };
-    assert_eq!((sent[0].transaction, drep.remote, &drep.private_data[..3]), (0x99, PEER_ID, &b"bye"[..]));
+    assert_eq!((sent[0].transaction, drep.remote), (0x99, PEER_ID));
     bench.inject_as(&source(), 0x99, dreq(id));
     assert_eq!(bench.sent_mads(), sent);
     bench.advance(TIME_WAIT);
@@ -69,12 +65,12 @@ fn each_duplicate_dreq_gets_the_same_drep() {
 fn simultaneous_disconnect_ends_the_connection() {
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     bench.sent_one();
     bench.inject(dreq(id));
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
     // The peer's DREQ counts as the response to ours, which may never arrive if the peer has ended since.
-    assert!(matches!(bench.event(), (_, Event::Disconnected { private_data: None })));
+    assert!(matches!(bench.event(), (_, Event::Disconnected)));
     assert_eq!(bench.cm.state(id), Some(State::TimeWait));
     bench.inject(drep(id));
     bench.assert_quiet();
@@ -87,7 +83,7 @@ fn simultaneous_disconnect_ends_the_connection() {
 fn duplicate_handshake_messages_after_disconnect_create_no_connection() {
     let mut bench = Bench::listening();
     let id = bench.server();
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     bench.inject(drep(id));
     bench.sent();
     bench.inject(req());
@@ -95,7 +91,7 @@ fn duplicate_handshake_messages_after_disconnect_create_no_connection() {
 
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     bench.inject(drep(id));
     bench.sent();
     bench.events();
@@ -108,8 +104,8 @@ fn dreq_before_rtu_is_accepted() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.inject(dreq(id));
-    assert!(matches!(bench.event(), (_, Event::DisconnectRequested(_))));
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    assert!(matches!(bench.event(), (_, Event::DisconnectRequested)));
+    bench.cm.disconnect(bench.now, id).unwrap();
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
 }
 
@@ -134,7 +130,7 @@ fn rejection_ends_an_established_connection() {
     bench.inject(Rej { remote: id.0, reason: RejReason::NoResources, ..Rej::default() });
     bench.assert_quiet();
     bench.inject(Rej { local: PEER_ID, remote: id.0, message: Rejected::None, ..Rej::default() });
-    assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
+    assert_eq!(bench.event(), (id, Event::Disconnected));
     assert_eq!(bench.cm.state(id), Some(State::TimeWait));
 }
 
@@ -142,12 +138,12 @@ fn rejection_ends_an_established_connection() {
 fn disconnect_before_the_connection_is_established_sends_a_rej() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     assert_eq!(bench.sent_rej().reason, RejReason::Consumer);
-    assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
+    assert_eq!(bench.event(), (id, Event::Disconnected));
     let mut bench = Bench::new();
     let id = bench.req_sent();
-    assert!(bench.cm.disconnect(bench.now, id, b"").is_err());
+    assert!(bench.cm.disconnect(bench.now, id).is_err());
 }
 
 /// Releasing a connection sends the peer the messages that the connection's state calls for. No events
@@ -187,7 +183,7 @@ fn release_notifies_the_peer_in_each_state() {
             false,
             |b| {
                 let id = b.client();
-                b.cm.disconnect(b.now, id, b"").unwrap();
+                b.cm.disconnect(b.now, id).unwrap();
                 b.sent_one();
                 id
             },
@@ -198,7 +194,7 @@ fn release_notifies_the_peer_in_each_state() {
             false,
             |b| {
                 let id = b.client();
-                b.cm.disconnect(b.now, id, b"").unwrap();
+                b.cm.disconnect(b.now, id).unwrap();
                 b.sent_one();
                 b.inject(drep(id));
                 id
@@ -262,8 +258,8 @@ fn time_wait_ends_early_for_connections_beyond_the_maximum() {
         let id = bench.req_sent();
         let local = CommId(1000 + i);
         bench.inject(Rep { local, qpn: Qpn::new(0x1000 + i), ..rep(id) });
-        bench.cm.ready(bench.now, id, b"").unwrap();
-        bench.cm.disconnect(bench.now, id, b"").unwrap();
+        bench.cm.ready(id).unwrap();
+        bench.cm.disconnect(bench.now, id).unwrap();
         bench.inject(Drep { local, ..drep(id) });
         bench.sent();
     }

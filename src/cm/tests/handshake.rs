@@ -43,10 +43,10 @@ fn client_sends_req_and_answers_rep_with_rtu() {
     other.inject(Rep { target_ack_delay: AckTimeout::new(21), ..super::bench::rep(slow) });
     assert_eq!(other.cm.rts(slow).unwrap().timeout, Some(AckTimeout::new(21)));
 
-    bench.cm.ready(bench.now, id, b"ready").unwrap();
+    bench.cm.ready(id).unwrap();
     let ready = bench.sent_mads();
     let Message::Rtu(rtu) = ready[0].message else { panic!() };
-    assert_eq!((rtu.local, rtu.remote, &rtu.private_data[..5]), (id.0, PEER_ID, &b"ready"[..]));
+    assert_eq!((rtu.local, rtu.remote), (id.0, PEER_ID));
     assert_eq!(ready[0].transaction, requests[0].transaction);
     assert_eq!(bench.cm.state(id), Some(State::Established));
     assert_eq!(bench.cm.poll_timeout(), None, "no response is pending");
@@ -79,11 +79,8 @@ fn server_answers_req_with_rep_and_is_established_by_rtu() {
     let rts = bench.cm.rts(id).unwrap();
     assert_eq!((rts.max_rd_atomic, rts.retry_cnt, rts.rnr_retry), (Some(4), Some(6), Some(4)));
 
-    let mut rtu = Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() };
-    rtu.private_data[0] = 1;
-    bench.inject(rtu);
-    let (_, Event::Established(data)) = bench.event() else { panic!() };
-    assert_eq!(data[0], 1);
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    assert_eq!(bench.event(), (id, Event::Established));
     assert_eq!((bench.cm.state(id), bench.cm.poll_timeout()), (Some(State::Established), None));
 }
 
@@ -115,7 +112,7 @@ fn duplicate_handshake_messages_get_the_same_response() {
     bench.inject(super::bench::rep(id));
     let Message::Mra(mra) = bench.sent_one() else { panic!() };
     assert_eq!(mra.message, Acknowledged::Rep);
-    bench.cm.ready(bench.now, id, b"x").unwrap();
+    bench.cm.ready(id).unwrap();
     let rtu = bench.sent_one();
     bench.inject(super::bench::rep(id));
     assert_eq!(bench.sent_one(), rtu);
@@ -178,8 +175,8 @@ fn duplicate_of_a_rejected_message_gets_the_same_rej() {
 fn data_before_rtu_establishes_the_connection() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
-    assert_eq!(bench.cm.establish(bench.now, id), Ok(true));
-    assert_eq!(bench.cm.establish(bench.now, id), Ok(false));
+    assert_eq!(bench.cm.establish(id), Ok(true));
+    assert_eq!(bench.cm.establish(id), Ok(false));
     assert_eq!(bench.cm.poll_timeout(), None);
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
     bench.assert_quiet();
@@ -215,7 +212,7 @@ fn second_mra_does_not_extend_the_wait() {
     assert!(matches!(bench.event(), (_, Event::Delayed(_))));
     assert_eq!(bench.cm.state(id), Some(State::RepDelayed));
     bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
-    assert!(matches!(bench.event(), (_, Event::Established(_))));
+    assert!(matches!(bench.event(), (_, Event::Established)));
 }
 
 #[test]
@@ -252,7 +249,7 @@ fn invalid_parameters_are_rejected_and_change_nothing() {
     );
     assert_eq!(padded::<196>(&too_long), Err(CmError::PrivateData { len: 217, max: 196 }));
     assert_eq!(bench.cm.reject(bench.now, id, RejReason::Consumer, &[0; 73], b""), Err(CmError::Info(73)));
-    assert!(matches!(bench.cm.ready(bench.now, id, b""), Err(CmError::State { state: State::ReqRcvd, .. })));
+    assert!(matches!(bench.cm.ready(id), Err(CmError::State { state: State::ReqRcvd, .. })));
     assert_eq!(bench.cm.state(id), Some(State::ReqRcvd));
     bench.assert_quiet();
 }

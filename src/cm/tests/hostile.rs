@@ -161,7 +161,7 @@ fn request_for_a_queue_pair_that_has_a_connection_is_rejected_as_stale() {
     bench.inject(Req { local: CommId(0x8888), ..req() });
     let transaction = sent_probe(&mut bench, old);
     bench.inject_as(&source(), transaction, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
-    assert!(matches!(bench.event(), (of, Event::Disconnected { .. }) if of == old));
+    assert!(matches!(bench.event(), (of, Event::Disconnected) if of == old));
     // The peer's next attempt finds the queue pair free.
     bench.inject(Req { local: CommId(0x8889), ..req() });
     assert_eq!(bench.events().len(), 1);
@@ -189,13 +189,10 @@ fn request_for_a_queue_pair_that_has_a_connection_is_rejected_as_stale() {
     // A connection that waits for a DREP ends at the new request.
     let mut bench = Bench::listening();
     let old = bench.server();
-    bench.cm.disconnect(bench.now, old, b"").unwrap();
+    bench.cm.disconnect(bench.now, old).unwrap();
     bench.inject(Req { local: CommId(0x8888), ..req() });
     let events = bench.events();
-    assert!(
-        matches!(events[..], [Event::Disconnected { private_data: None }, Event::Requested(_)]),
-        "{events:?}"
-    );
+    assert!(matches!(events[..], [Event::Disconnected, Event::Requested(_)]), "{events:?}");
     assert_eq!(bench.cm.state(old), Some(State::TimeWait));
 
     // A reply with the queue pair of another connection is stale, too.

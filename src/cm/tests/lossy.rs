@@ -162,17 +162,17 @@ impl World {
             Event::Accepted { info, .. } => {
                 assert_eq!(&info.private_data[..7], b"granted");
                 progress.established = true;
-                self.cms[side].ready(now, id, b"").unwrap();
+                self.cms[side].ready(id).unwrap();
                 self.schedule_disconnect(side, id);
             }
-            Event::Established(_) => {
+            Event::Established => {
                 progress.established = true;
                 self.schedule_disconnect(side, id);
             }
             Event::Rejected(_) => progress.ended = Some("rejected"),
             Event::Unreachable => progress.ended = Some("unreachable"),
-            Event::DisconnectRequested(_) => self.cms[side].disconnect(now, id, b"").unwrap(),
-            Event::Disconnected { .. } => {}
+            Event::DisconnectRequested => self.cms[side].disconnect(now, id).unwrap(),
+            Event::Disconnected => {}
             Event::TimeWaitOver => progress.ended = Some("time-wait"),
             other => panic!("{other:?}"),
         }
@@ -199,7 +199,7 @@ impl World {
             } else if next[1] == Some(at) {
                 let (_, (side, id)) = self.disconnects.pop_first().unwrap();
                 if self.cms[side].state(id).is_some() {
-                    self.cms[side].disconnect(self.now, id, b"bye").unwrap();
+                    self.cms[side].disconnect(self.now, id).unwrap();
                 }
             } else {
                 self.cms.iter_mut().for_each(|cm| cm.handle_timeout(at));

@@ -88,10 +88,10 @@ fn response_timeout_requested_by_the_client_is_limited() {
 fn connection_enters_time_wait_if_its_dreq_is_not_answered() {
     let mut bench = Bench::new();
     let id = bench.client();
-    bench.cm.disconnect(bench.now, id, b"").unwrap();
+    bench.cm.disconnect(bench.now, id).unwrap();
     bench.sent_one();
     assert_retransmitted(&mut bench, MessageKind::Dreq, 15, &[]);
-    assert_eq!(bench.event(), (id, Event::Disconnected { private_data: None }));
+    assert_eq!(bench.event(), (id, Event::Disconnected));
     bench.advance(Duration::from_secs(3));
     assert_eq!(bench.event(), (id, Event::TimeWaitOver));
     bench.assert_empty();
@@ -173,7 +173,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
         S::Established => bench.client(),
         S::DreqSent | S::TimeWait => {
             let id = bench.client();
-            bench.cm.disconnect(bench.now, id, b"").unwrap();
+            bench.cm.disconnect(bench.now, id).unwrap();
             if state == S::TimeWait {
                 bench.inject(Drep { local: PEER_ID, remote: id.0, ..Drep::default() });
             }
@@ -200,7 +200,7 @@ fn in_state(state: State) -> (Bench, ConnId) {
 fn name(event: &Event) -> &'static str {
     match event {
         Event::Unreachable => "unreachable",
-        Event::Disconnected { private_data: None } => "disconnected",
+        Event::Disconnected => "disconnected",
         Event::TimeWaitOver => "time-wait over",
         other => panic!("{other:?}"),
     }
@@ -213,11 +213,11 @@ fn exchange_with_an_unresponsive_peer_ends_in_time_in_any_state() {
     use State as S;
     /// Action that the program takes, if the exchange waits for the program in this state.
     type Act = Option<fn(&mut Bench, ConnId)>;
-    let disconnect: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
+    let disconnect: Act = Some(|b, id| b.cm.disconnect(b.now, id).unwrap());
     let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b""), 0).unwrap());
     let ready: Act = Some(|b, id| {
-        b.cm.ready(b.now, id, b"").unwrap();
-        b.cm.disconnect(b.now, id, b"").unwrap();
+        b.cm.ready(id).unwrap();
+        b.cm.disconnect(b.now, id).unwrap();
     });
     let sidr_reply: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::sidr_reply(b""), 0).unwrap());
     let all = [

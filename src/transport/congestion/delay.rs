@@ -120,7 +120,7 @@ mod tests {
 
     /// Returns the path state at `micros`, with a queueing delay in microseconds.
     fn path(micros: u64, queueing: u64) -> PathState<'static> {
-        let rtt = RoundTrip { smoothed: MIN, min: MIN, latest: MIN + 1000 * queueing };
+        let rtt = RoundTrip { smoothed: MIN, deviation: 0, min: MIN, latest: MIN + 1000 * queueing };
         PathState {
             peer_window: LINK,
             mtu: Mtu::Mtu4096,

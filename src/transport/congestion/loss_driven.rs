@@ -102,8 +102,10 @@ mod tests {
         config: &CongestionConfig::DEFAULT,
     };
     /// Path without queueing: the smoothed RTT equals the minimum RTT.
-    const LONG_PATH: PathState<'static> =
-        PathState { rtt: Some(RoundTrip { smoothed: 1_000_000, min: 1_000_000, latest: 1_000_000 }), ..PATH };
+    const LONG_PATH: PathState<'static> = PathState {
+        rtt: Some(RoundTrip { smoothed: 1_000_000, deviation: 0, min: 1_000_000, latest: 1_000_000 }),
+        ..PATH
+    };
 
     /// Returns the steady-state window, in packets, if one packet is lost after every `packets` delivered.
     fn settled(packets: u64) -> u64 {

@@ -57,6 +57,8 @@ pub struct PathState<'a> {
 pub struct RoundTrip {
     /// Smoothed round-trip time (SRTT).
     pub smoothed: u64,
+    /// Smoothed mean deviation of the samples from it (RTTVAR).
+    pub deviation: u64,
     /// Minimum of all samples.
     pub min: u64,
     /// Latest sample.
@@ -88,7 +90,8 @@ mod tests {
         };
         assert_eq!(path(None).bandwidth_delay_product(1000), 0);
         assert_eq!(
-            path(Some(RoundTrip { smoothed: 150, min: 100, latest: 150 })).bandwidth_delay_product(1500),
+            path(Some(RoundTrip { smoothed: 150, deviation: 0, min: 100, latest: 150 }))
+                .bandwidth_delay_product(1500),
             1000
         );
     }

@@ -128,7 +128,7 @@ impl Recovery {
         Recovery {
             retries: Retries::new(conn),
             sends_probes: conn.quirks().tail_loss_probes,
-            ack_requested: conn.sq_psn.prev(),
+            ack_requested: conn.attr.sq_psn.prev(),
             ..Recovery::default()
         }
     }
@@ -154,12 +154,12 @@ impl Recovery {
     fn start_unrequested_timers(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
         if !self.awaits_ack_request() {
             let silence = match self.sends_probes {
-                true => ack_silence(conn.timeout, tuning),
+                true => ack_silence(conn.attr.timeout, tuning),
                 // Sending may stop before the packet that is to carry AckReq, in SQD for example.
                 false => self.ack_timeout(conn, tuning).unwrap_or(tuning.max_ack_silence),
             };
             self.prober.overdue = Some(now + silence / 2);
-            self.timers.arm(Timer::AckSilence, now + silence);
+            self.timers.set(Timer::AckSilence, Some(now + silence));
         }
         if self.sends_probes {
             self.start_ack_timer(conn, now, tuning);
@@ -196,10 +196,8 @@ impl Recovery {
 
     /// Restarts the probe timer, or stops it if there is no RTT sample yet.
     fn restart_probe_timer(&mut self, now: Instant, tuning: &Tuning) {
-        match self.rtt.probe_timeout(tuning) {
-            Some(timeout) => self.timers.arm(Timer::ProbeTimeout, now + self.prober.back_off(timeout)),
-            None => self.timers.stop(Timer::ProbeTimeout),
-        }
+        let timeout = self.rtt.probe_timeout(tuning);
+        self.timers.set(Timer::ProbeTimeout, timeout.map(|timeout| now + self.prober.back_off(timeout)));
     }
 
     /// Starts the local ACK timer if it is not running. Called only after a packet was sent, so never during
@@ -211,15 +209,13 @@ impl Recovery {
     }
 
     fn restart_ack_timer(&mut self, conn: &Connection, now: Instant, tuning: &Tuning) {
-        match self.ack_timeout(conn, tuning) {
-            Some(timeout) => self.timers.arm(Timer::LocalAck, now + timeout),
-            None => self.timers.stop(Timer::LocalAck),
-        }
+        let timeout = self.ack_timeout(conn, tuning);
+        self.timers.set(Timer::LocalAck, timeout.map(|timeout| now + timeout));
     }
 
     /// Returns the local ACK timeout with backoff; `None` if it is infinite.
     pub fn ack_timeout(&self, conn: &Connection, tuning: &Tuning) -> Option<Duration> {
-        conn.timeout.duration().map(|t| self.retries.back_off(t.max(tuning.min_timeout)))
+        conn.attr.timeout.duration().map(|t| self.retries.back_off(t.max(tuning.min_timeout)))
     }
 
     /// Returns the time at which the local ACK timer was started, if it is running: that of the last advance
@@ -338,7 +334,7 @@ impl Recovery {
         self.rnr_nakked = Some(psn);
         self.state = State::RnrWait { end: psn, wqe };
         self.timers.stop(Timer::LocalAck);
-        self.timers.arm(Timer::RnrWait, now + wait);
+        self.timers.set(Timer::RnrWait, Some(now + wait));
         Action::GoBackN
     }
 
@@ -487,7 +483,7 @@ impl Recovery {
 
     /// Returns the round-trip time statistics; `None` before the first sample.
     pub fn round_trip(&self) -> Option<RoundTrip> {
-        self.rtt.round_trip()
+        self.rtt.measured
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Retries {
 
 impl Retries {
     pub fn new(conn: &Connection) -> Retries {
-        Retries { transport: conn.retry_cnt, rnr: conn.rnr_retry, ack_timeouts: 0 }
+        Retries { transport: conn.attr.retry_cnt, rnr: conn.attr.rnr_retry, ack_timeouts: 0 }
     }
 
     /// Restores the transport retries but not the RNR retries, because an RNR NAK shows that the packet has
@@ -34,7 +34,7 @@ impl Retries {
 
     /// Uses up one RNR retry, and returns false if none was left.
     pub fn take_rnr(&mut self, conn: &Connection) -> bool {
-        conn.rnr_retry == INFINITE_RNR_RETRIES || take(&mut self.rnr)
+        conn.attr.rnr_retry == INFINITE_RNR_RETRIES || take(&mut self.rnr)
     }
 
     /// Returns the local ACK timeout with backoff: 1.5 times `timeout` after an expiry (IBA 9.7.6.1.3 allows

@@ -13,18 +13,9 @@ const MAX_SAMPLE: u64 = 1 << 60;
 /// Round-trip time estimator, which times one packet at a time.
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
-    measured: Option<Smoothed>,
+    /// Statistics of the samples; `None` before the first.
+    pub measured: Option<RoundTrip>,
     timing: Option<(Psn, Instant)>,
-}
-
-/// RTT statistics in nanoseconds: smoothed RTT, mean deviation, minimum and latest sample.
-#[derive(Debug, Clone, Copy)]
-struct Smoothed {
-    /// Smoothed RTT (SRTT). `rttvar` is the samples' smoothed mean deviation from it (RTTVAR).
-    srtt: u64,
-    rttvar: u64,
-    min_rtt: u64,
-    latest: u64,
 }
 
 impl RttEstimator {
@@ -39,11 +30,11 @@ impl RttEstimator {
         let Some((_, at)) = self.timing.take_if(|(psn, _)| psn.is_before(snd_una)) else { return };
         let sample = (now.since(at).as_nanos() as u64).min(MAX_SAMPLE);
         self.measured = Some(match self.measured {
-            None => Smoothed { srtt: sample, rttvar: sample / 2, min_rtt: sample, latest: sample },
-            Some(Smoothed { srtt, rttvar, min_rtt, .. }) => Smoothed {
-                srtt: (7 * srtt + sample) / 8,
-                rttvar: (3 * rttvar + srtt.abs_diff(sample)) / 4,
-                min_rtt: min_rtt.min(sample),
+            None => RoundTrip { smoothed: sample, deviation: sample / 2, min: sample, latest: sample },
+            Some(RoundTrip { smoothed, deviation, min, .. }) => RoundTrip {
+                smoothed: (7 * smoothed + sample) / 8,
+                deviation: (3 * deviation + smoothed.abs_diff(sample)) / 4,
+                min: min.min(sample),
                 latest: sample,
             },
         });
@@ -66,13 +57,8 @@ impl RttEstimator {
     /// Returns the retransmission/probe timeout (RTO/PTO): SRTT + 4 * RTTVAR, at least
     /// [`Tuning::min_probe_timeout`]. `None` before the first RTT sample.
     pub fn probe_timeout(&self, tuning: &Tuning) -> Option<Duration> {
-        let Smoothed { srtt, rttvar, .. } = self.measured?;
-        Some(Duration::from_nanos(srtt + 4 * rttvar).max(tuning.min_probe_timeout))
-    }
-
-    /// Returns the smoothed, the minimum and the latest RTT; `None` before the first sample.
-    pub fn round_trip(&self) -> Option<RoundTrip> {
-        self.measured.map(|m| RoundTrip { smoothed: m.srtt, min: m.min_rtt, latest: m.latest })
+        let RoundTrip { smoothed, deviation, .. } = self.measured?;
+        Some(Duration::from_nanos(smoothed + 4 * deviation).max(tuning.min_probe_timeout))
     }
 }
 
@@ -91,7 +77,7 @@ mod tests {
             now = now + Duration::from_micros(micros);
             rtt.on_ack(Psn::new(6), now);
         };
-        let round_trip = |rtt: &RttEstimator| rtt.round_trip().map(|r| (r.smoothed / 1000, r.min / 1000));
+        let round_trip = |rtt: &RttEstimator| rtt.measured.map(|r| (r.smoothed / 1000, r.min / 1000));
         assert_eq!((rtt.probe_timeout(&tuning), round_trip(&rtt)), (None, None));
         sample(&mut rtt, 100);
         assert_eq!(rtt.probe_timeout(&tuning), Some(Duration::from_micros(300)));

@@ -10,7 +10,7 @@ const MS: Duration = Duration::from_millis(1);
 fn conn() -> Connection {
     let init = QpInit { quirks: Quirks { tail_loss_probes: true, ..Quirks::STRICT }, ..QpInit::rc() };
     let mut conn = Connection::new(&init, Qpn::new(2));
-    (conn.retry_cnt, conn.rnr_retry, conn.timeout) = (2, 1, AckTimeout::new(14));
+    (conn.attr.retry_cnt, conn.attr.rnr_retry, conn.attr.timeout) = (2, 1, AckTimeout::new(14));
     conn
 }
 
@@ -46,7 +46,7 @@ fn retries_are_used_up_by_losses_and_restored_by_progress() {
 fn path_fails_when_retries_are_exhausted_if_an_alternate_path_is_armed() {
     let (mut conn, now) = (conn(), Instant(1 << 40));
     let mut recovery = in_flight(now, &conn);
-    (conn.retry_cnt, conn.migration) = (0, MigrationState::Armed);
+    (conn.attr.retry_cnt, conn.migration) = (0, MigrationState::Armed);
     assert!(recovery.round_trip().is_some());
     recovery.on_new_path(&conn);
     assert!(recovery.round_trip().is_none(), "that of the old path");
@@ -113,7 +113,7 @@ fn rnr_nak_starts_a_wait_after_which_only_its_work_request_is_sent() {
 #[test]
 fn rnr_retry_count_of_7_is_infinite() {
     let (mut conn, now) = (conn(), Instant(1 << 40));
-    conn.rnr_retry = 7;
+    conn.attr.rnr_retry = 7;
     let (psn, mut recovery) = (Psn::new(3), in_flight(now, &conn));
     for _ in 0..100 {
         assert_eq!(recovery.on_rnr_nak(psn, 3, MS, &conn, now), Action::GoBackN);
@@ -166,7 +166,7 @@ fn probe_timeout_behind_a_packet_retransmitted_alone_causes_go_back_n() {
     let (conn, mut now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
     let mut recovery = in_flight(now, &conn);
     now = now + MS;
-    let local_ack = now + conn.timeout.duration().unwrap();
+    let local_ack = now + conn.attr.timeout.duration().unwrap();
     assert_eq!(recovery.on_sequence_nak(Psn::new(3), true, &flight(3, 10, 10)), Some(Loss::Single));
     assert_eq!(recovery.on_loss(Loss::Single, &conn), Action::Repair);
     recovery.on_repair(&conn, now, &tuning);
@@ -198,7 +198,7 @@ fn probe_of_a_packet_without_ackreq_is_scheduled_after_the_probe_interval() {
 #[test]
 fn local_ack_timeout_is_1_5_times_as_long_after_an_expiry() {
     let (conn, now, tuning) = (conn(), Instant(1 << 40), Tuning::default());
-    let (timeout, mut recovery) = (conn.timeout.duration().unwrap(), in_flight(now, &conn));
+    let (timeout, mut recovery) = (conn.attr.timeout.duration().unwrap(), in_flight(now, &conn));
     let local_ack = |recovery: &Recovery| recovery.timers.earliest(&[Timer::LocalAck]);
     assert_eq!(local_ack(&recovery), Some(now + timeout));
     assert!(recovery.take_expired(Timer::LocalAck, now + timeout));

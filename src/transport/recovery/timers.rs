@@ -39,8 +39,9 @@ impl Default for TimerTable {
 }
 
 impl TimerTable {
-    pub fn arm(&mut self, timer: Timer, expiry: Instant) {
-        self.expiry[timer as usize] = expiry;
+    /// Arms a timer, or stops it if `expiry` is `None`.
+    pub fn set(&mut self, timer: Timer, expiry: Option<Instant>) {
+        self.expiry[timer as usize] = expiry.unwrap_or(NEVER);
     }
 
     pub fn stop(&mut self, timer: Timer) {

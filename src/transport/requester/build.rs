@@ -112,7 +112,7 @@ impl Requester {
             || self.failed.is_some()
             || fresh && conn.state == QpState::Sqd
             || fresh && wqe.flags.fence && !self.reads.is_empty()
-            || wqe.op.awaits_response() && self.reads.len() >= conn.max_rd_atomic as usize
+            || wqe.op.awaits_response() && self.reads.len() >= conn.attr.max_rd_atomic as usize
         {
             return Err(Blocked::Idle);
         }
@@ -126,10 +126,10 @@ impl Requester {
             return Err(if self.recovery.awaits_ack_request() { Blocked::Probe } else { Blocked::Idle });
         }
 
-        let mtu = conn.mtu.bytes() as u32;
+        let mtu = conn.attr.mtu.bytes() as u32;
         let psns = psns_at(wqe, packet, conn, env.tuning);
-        let start_cost = wqe.cost_at(packet, conn.mtu);
-        let end_cost = wqe.cost_at(packet + psns, conn.mtu);
+        let start_cost = wqe.cost_at(packet, conn.attr.mtu);
+        let end_cost = wqe.cost_at(packet + psns, conn.attr.mtu);
         let (window, whole) = (self.congestion.window(env.window as u64), env.window as u64);
         let (begins, flight) = (start_cost <= self.acked_cost, end_cost - self.acked_cost);
         if !begins && flight > window || psn.since(self.snd_una) as u32 + psns > MAX_PSNS {
@@ -146,7 +146,8 @@ impl Requester {
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
         let position = ack_request::PacketPosition { start_cost, packet, psn };
-        let marked = closes || conn.quirks().ack_requests.is_marked(position, end_cost, env.window, conn.mtu);
+        let marked =
+            closes || conn.quirks().ack_requests.is_marked(position, end_cost, env.window, conn.attr.mtu);
         let ack_request = self.requests_ack(wqe, packet + psns, index, conn)
             || marked
             || limited && packet == 0
@@ -182,7 +183,7 @@ impl Requester {
         if packet == 0 && conn.state == QpState::Sqd {
             return Err(Blocked::Idle);
         }
-        if wqe.is_datagram() && wqe.len > conn.mtu.bytes() as u32 {
+        if wqe.is_datagram() && wqe.len > conn.attr.mtu.bytes() as u32 {
             return Err(Blocked::Failed(WcStatus::LocLenErr));
         }
         self.push(wqe, packet..packet + 1, false, conn, env)?;
@@ -269,7 +270,7 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Blocked> {
-        let mtu = conn.mtu.bytes() as u32;
+        let mtu = conn.attr.mtu.bytes() as u32;
         let offset = (part.start as u64 * mtu as u64) as u32;
         let len = (wqe.len - offset).min((part.end - part.start) * mtu);
         let position = match wqe.op {
@@ -319,7 +320,7 @@ impl Requester {
 fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u32 {
     match wqe.op {
         WrOp::Read { .. } => {
-            let longest = (tuning.read_chunk / conn.mtu.bytes() as u32).clamp(1, MAX_PSNS);
+            let longest = (tuning.read_chunk / conn.attr.mtu.bytes() as u32).clamp(1, MAX_PSNS);
             let is_paired = conn.quirks().equal_packets && wqe.packets <= MAX_PAIRED_PACKETS;
             let part = if is_paired { longest.min(2) } else { longest };
             (wqe.packets - packet).min(part - packet % part)

@@ -31,8 +31,8 @@ impl Requester {
         {
             return None;
         }
-        let mtu = conn.mtu.bytes();
-        let (start, each) = (wqe.cost_at(packet, conn.mtu), packet_cost(mtu as u64));
+        let mtu = conn.attr.mtu.bytes();
+        let (start, each) = (wqe.cost_at(packet, conn.attr.mtu), packet_cost(mtu as u64));
         let flight = start.checked_sub(self.acked_cost)?;
         // The packet that closes the congestion window and the one that ends a part of it carry AckReq.
         let others = env.others_in_flight;
@@ -41,7 +41,7 @@ impl Requester {
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
         let position = ack_request::PacketPosition { start_cost: start, packet, psn };
         let until_marked =
-            conn.quirks().ack_requests.packets_until_mark(position, each, env.window, conn.mtu);
+            conn.quirks().ack_requests.packets_until_mark(position, each, env.window, conn.attr.mtu);
         let middle = wqe.packets.saturating_sub(packet + 1);
         let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.snd_una) as u32));
         let count = until_closed.min(until_marked).min(middle.into()).min(budget as u64);

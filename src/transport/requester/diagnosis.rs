@@ -54,11 +54,11 @@ impl Requester {
         }
         let (left, rnr_left) = recovery.retries();
         failure.retries = RetryLimits {
-            ack_timeout: conn.timeout.duration().map(|t| t.max(env.tuning.min_timeout)),
-            retry_cnt: conn.retry_cnt,
-            retries_used: conn.retry_cnt.saturating_sub(left),
-            rnr_retry: conn.rnr_retry,
-            rnr_retries_used: conn.rnr_retry.saturating_sub(rnr_left),
+            ack_timeout: conn.attr.timeout.duration().map(|t| t.max(env.tuning.min_timeout)),
+            retry_cnt: conn.attr.retry_cnt,
+            retries_used: conn.attr.retry_cnt.saturating_sub(left),
+            rnr_retry: conn.attr.rnr_retry,
+            rnr_retries_used: conn.attr.rnr_retry.saturating_sub(rnr_left),
         };
         conn.history.set_failure(failure);
     }
@@ -97,7 +97,7 @@ impl Requester {
 
     /// Repeats the checks of a work request, and returns the one that fails.
     fn local_check(&self, wqe: &SendWqe, conn: &Connection, env: &Env<'_>) -> LocalCheck {
-        let mtu = conn.mtu.bytes() as u32;
+        let mtu = conn.attr.mtu.bytes() as u32;
         if wqe.is_datagram() && wqe.len > mtu {
             return LocalCheck::TooLong { len: wqe.len, mtu };
         }
@@ -135,7 +135,7 @@ impl Connection {
             at: now.0,
             qpn: self.qpn,
             qp_type: self.qp_type,
-            peer: self.flow.map(|flow| (flow.dst, self.dest_qpn)),
+            peer: self.flow.map(|flow| (flow.dst, self.attr.dest_qpn)),
             cause,
             request: None,
             transmissions: Vec::new(),

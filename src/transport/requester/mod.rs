@@ -77,12 +77,12 @@ impl Requester {
         Requester { queue: SendQueue::new(caps, quirks), ..Requester::default() }
     }
 
-    /// Starts sending with PSN `conn.sq_psn` (transition to RTS).
+    /// Starts sending with PSN `conn.attr.sq_psn` (transition to RTS).
     pub fn start(&mut self, conn: &Connection) {
         self.acked_cost = self.queue.begin(conn);
         self.credit = CreditLimit::default();
-        self.snd_una = conn.sq_psn;
-        self.snd_max = conn.sq_psn;
+        self.snd_una = conn.attr.sq_psn;
+        self.snd_max = conn.attr.sq_psn;
         self.recovery = Recovery::new(conn);
     }
 
@@ -96,14 +96,14 @@ impl Requester {
     #[inline(always)]
     pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
         if wr.op.awaits_response()
-            && conn.max_rd_atomic == 0
+            && conn.attr.max_rd_atomic == 0
             && matches!(conn.state, QpState::Rts | QpState::Sqd)
         {
             return Err(PostError::NoReadResources);
         }
         let to = match (wr.to, flow) {
             (Some(Destination::Qp { qpn, qkey, .. }), Some(flow)) => {
-                let qkey = if qkey.0 >> 31 == 1 { conn.qkey } else { qkey };
+                let qkey = if qkey.0 >> 31 == 1 { conn.attr.qkey } else { qkey };
                 Some(Datagram { flow, qpn, qkey })
             }
             _ => None,
@@ -155,7 +155,7 @@ impl Requester {
     fn path_state<'e>(&self, conn: &Connection, env: &Env<'e>) -> PathState<'e> {
         PathState {
             peer_window: env.window as u64,
-            mtu: conn.mtu,
+            mtu: conn.attr.mtu,
             rtt: self.recovery.round_trip(),
             now: env.now,
             config: &env.tuning.congestion,

@@ -149,7 +149,7 @@ impl Requester {
         self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
         self.recovery.on_progress(&self.flight(), self.queue.start(), conn, env.now, env.tuning);
         let acked = match self.queue.front() {
-            Some(wqe) => wqe.cost_at(self.snd_una.since(wqe.first_psn).max(0) as u32, conn.mtu),
+            Some(wqe) => wqe.cost_at(self.snd_una.since(wqe.first_psn).max(0) as u32, conn.attr.mtu),
             None => self.queue.cost,
         };
         self.congestion.on_ack(acked - self.acked_cost, &self.path_state(conn, env));
@@ -194,7 +194,7 @@ impl Requester {
             env.counters.unexpected_response += 1;
             return Ok(());
         };
-        let mtu = conn.mtu.bytes() as u32;
+        let mtu = conn.attr.mtu.bytes() as u32;
         let offset = psn.since(wqe.first_psn) as u32 * mtu;
         let expected = (wqe.len - offset).min(mtu);
         // The position in the opcode is not checked: a READ that is requested again from the middle may be
@@ -229,7 +229,7 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> usize {
-        let each = conn.mtu.bytes();
+        let each = conn.attr.mtu.bytes();
         let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Read { .. })) else { return 0 };
         if packet.bth().psn.next() != self.snd_una
             || packet.payload().len() != each

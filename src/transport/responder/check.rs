@@ -45,9 +45,9 @@ impl Responder {
     /// packets of a message must name the same queue.
     fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
-        let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
+        let named = env.srq.as_ref().filter(|s| s.id.0 == number && s.domain == conn.domain());
         let goes_on = !packet.row().position.starts();
-        let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id()));
+        let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id));
         fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
@@ -59,7 +59,7 @@ impl Responder {
             // Replays do not count: the requester may have received the original responses meanwhile.
             let waiting =
                 self.replies.iter().filter(|r| matches!(r, Reply::Result { is_replay: false, .. })).count();
-            if waiting >= conn.max_dest_rd_atomic as usize && conn.quirks().checks_depth {
+            if waiting >= conn.attr.max_dest_rd_atomic as usize && conn.quirks().checks_depth {
                 return Err(NakReason::InvalidRequest);
             }
         }
@@ -74,7 +74,7 @@ impl Responder {
         let row = packet.row();
         let len = packet.payload().len();
         let lax = !conn.quirks().checks_send_length && row.operation == Operation::Send;
-        if !(row.payload.allows(len, conn.mtu.bytes()) || lax && row.position.starts()) {
+        if !(row.payload.allows(len, conn.attr.mtu.bytes()) || lax && row.position.starts()) {
             return Err(NakReason::InvalidRequest);
         }
         let is_valid = match row.operation {
@@ -123,7 +123,7 @@ fn check_psn(ahead: i32) -> Verdict {
 /// Checks that the service supports the operation and the QP permits it, and returns the access that it needs. If not, the
 /// request is invalid (IBA table 58, "unsupported").
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Result<Access, NakReason> {
-    needed_access(packet).filter(|needed| conn.access.allows(*needed)).ok_or(NakReason::InvalidRequest)
+    needed_access(packet).filter(|needed| conn.attr.access.allows(*needed)).ok_or(NakReason::InvalidRequest)
 }
 
 /// Returns the access that a request needs, or `None` if a responder executes no such request.

@@ -26,8 +26,8 @@ impl Responder {
         if conn.qp_type != QpType::Rc
             || (row.operation, row.position) != (Operation::Write, Position::Middle)
             || bth.psn != self.expected
-            || !conn.access.allows(Access::REMOTE_WRITE)
-            || data.len() != conn.mtu.bytes()
+            || !conn.attr.access.allows(Access::REMOTE_WRITE)
+            || data.len() != conn.attr.mtu.bytes()
             || now >= reth.dma_len as usize
         {
             return false;
@@ -57,7 +57,7 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> usize {
-        let (bth, each) = (packet.bth(), conn.mtu.bytes());
+        let (bth, each) = (packet.bth(), conn.attr.mtu.bytes());
         if bth.psn.next() != self.expected
             || bth.ack_req
             || !self.kept.is_empty()
@@ -69,7 +69,7 @@ impl Responder {
         // If `packet` was a duplicate, it may not be of the message that is in progress.
         let target = match (packet.row().operation, self.message) {
             (Operation::Write, Some(Message::Write { reth, received }))
-                if conn.access.allows(Access::REMOTE_WRITE) =>
+                if conn.attr.access.allows(Access::REMOTE_WRITE) =>
             {
                 // At least one byte is left for the last packet.
                 let left = (reth.dma_len - received).saturating_sub(1) as usize;
@@ -192,9 +192,9 @@ impl Responder {
     fn respond(&mut self, packet: &Packet<'_>, kind: ResourceKind, conn: &Connection, env: &mut Env<'_>) {
         self.finish_message(env);
         let of = Resource { first: packet.bth().psn, msn: self.msn, kind };
-        while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
-        {
-        }
+        while self.resources.len() >= conn.attr.max_dest_rd_atomic as usize
+            && self.resources.pop_front().is_some()
+        {}
         self.resources.push_back(of);
         self.replies.push_back(Reply::Result { of, next: 0, is_replay: false });
         self.expected = of.last(conn).next();
@@ -212,7 +212,7 @@ impl Responder {
             imm: packet.imm(),
             invalidated: packet.ieth(),
             solicited: packet.bth().solicited,
-            pkey_index: conn.pkey_index,
+            pkey_index: conn.attr.pkey_index,
             grh: conn.quirks().grh_on_every_receive,
             ..conn.completion(0, WcStatus::Success)
         }

@@ -69,7 +69,7 @@ impl Resource {
     /// Returns the last PSN of the response.
     fn last(&self, conn: &Connection) -> Psn {
         match self.kind {
-            ResourceKind::Read(reth, _) => self.first + (conn.mtu.packets(reth.dma_len) - 1),
+            ResourceKind::Read(reth, _) => self.first + (conn.attr.mtu.packets(reth.dma_len) - 1),
             ResourceKind::Atomic(_) | ResourceKind::EmptyRead => self.first,
         }
     }
@@ -153,9 +153,9 @@ impl Responder {
         Responder { receives: RecvSource::new(caps, shared), ..Responder::default() }
     }
 
-    /// Starts receiving with the expected PSN `conn.rq_psn` (transition to RTR).
+    /// Starts receiving with the expected PSN `conn.attr.rq_psn` (transition to RTR).
     pub fn start(&mut self, conn: &Connection) {
-        self.expected = conn.rq_psn;
+        self.expected = conn.attr.rq_psn;
         self.msn = 0;
     }
 
@@ -272,7 +272,7 @@ impl Responder {
         let verdict = self.check(packet, ahead, conn, env);
         match verdict.and_then(|named| self.execute(packet, named, conn, env)) {
             Ok(()) => {
-                self.message_srq = env.srq.as_ref().map(|s| s.id());
+                self.message_srq = env.srq.as_ref().map(|s| s.id);
                 self.nak_outstanding = NakOutstanding::No;
                 Ok(())
             }
@@ -376,7 +376,7 @@ impl Responder {
                 if let (ResourceKind::Read(reth, pd), Some(asked)) = (replay.kind, packet.reth()) {
                     // The repeated READ may begin in the middle, where the requester misses a response, and may
                     // end early.
-                    let skipped = psn.since(replay.first) as u64 * conn.mtu.bytes() as u64;
+                    let skipped = psn.since(replay.first) as u64 * conn.attr.mtu.bytes() as u64;
                     let same = asked.rkey == reth.rkey
                         && asked.va == reth.va.wrapping_add(skipped)
                         && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
@@ -426,7 +426,7 @@ fn contains(r: &Resource, psn: Psn, conn: &Connection) -> bool {
 /// packet, with that of the shared receive queue named in the packet.
 fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     match (conn.qp_type, &env.srq) {
-        (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd(), ..conn.accessor() },
+        (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd, ..conn.accessor() },
         _ => conn.accessor(),
     }
 }

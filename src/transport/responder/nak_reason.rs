@@ -53,7 +53,7 @@ impl NakReason {
                 fatal: None,
             },
             NakReason::ReceiverNotReady => NakAction {
-                syndrome: Syndrome::RnrNak(conn.min_rnr_timer),
+                syndrome: Syndrome::RnrNak(conn.attr.min_rnr_timer),
                 counter: |c| &mut c.send_rnr_err,
                 fatal: None,
             },

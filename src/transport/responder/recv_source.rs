@@ -67,7 +67,7 @@ impl RecvSource {
         if !self.has_current {
             self.has_current = match &mut env.srq {
                 Some(srq) => {
-                    self.from = srq.domain().map(|_| srq.id());
+                    self.from = srq.domain.map(|_| srq.id);
                     srq.take(&mut self.current, env.out)
                 }
                 None => self.own.take(&mut self.current),
@@ -149,5 +149,5 @@ impl RecvSource {
 /// Returns the accessor for a receive's memory: the queue pair with its own protection domain or, if it uses a shared receive
 /// queue, with that of the queue.
 fn receive_accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
-    Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd()), ..conn.accessor() }
+    Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd), ..conn.accessor() }
 }

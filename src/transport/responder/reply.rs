@@ -56,7 +56,7 @@ impl Responder {
                     self.replies.pop_front();
                 }
                 ResourceKind::Read(reth, pd) => {
-                    let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
+                    let (at, count) = (*next, conn.attr.mtu.packets(reth.dma_len));
                     *next += 1;
                     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, aeth);
                     if let Err(nak_reason) = push_part(conn, &h, pd, &reth, at, env) {
@@ -112,7 +112,7 @@ fn push_part(
     at: u32,
     env: &mut Env<'_>,
 ) -> Result<(), NakReason> {
-    let mtu = conn.mtu.bytes() as u32;
+    let mtu = conn.attr.mtu.bytes() as u32;
     let offset = at * mtu;
     let len = (reth.dma_len - offset).min(mtu);
     let va = reth.va.wrapping_add(offset as u64);

@@ -51,12 +51,12 @@ impl Responder {
     ) -> Result<(), Fatal> {
         let row = packet.row();
         let data = env.payload_of(packet);
-        let fits = row.operation == Operation::Send && row.payload.allows(data.len(), conn.mtu.bytes());
+        let fits = row.operation == Operation::Send && row.payload.allows(data.len(), conn.attr.mtu.bytes());
         let Some(deth) = packet.deth().filter(|_| fits) else {
             env.counters.rx_dropped_message += 1;
             return Ok(());
         };
-        if deth.qkey != conn.qkey {
+        if deth.qkey != conn.attr.qkey {
             env.counters.rx_qkey_violation += 1;
             return Ok(());
         }

@@ -60,11 +60,8 @@ impl State {
         let (index, connection) = id.connection("load_alternate")?;
         let timeout = id.ack_timeout.or(self.devices[index].cm.rts(connection)?.timeout).unwrap_or_default();
         let qp = id.qp.as_ref().ok_or(IdError::NoQp)?;
-        let attr = QpAttr {
-            alt_path: Some(AlternatePath { av, pkey_index: 0, timeout }),
-            path_mig_state: Some(MigrationState::Rearm),
-            ..QpAttr::default()
-        };
+        let alt_path = AlternatePath { av, pkey_index: 0, timeout };
+        let attr = QpAttr::default().alt_path(alt_path).path_mig_state(MigrationState::Rearm);
         super::qp_transitions::modify(qp, &attr)
     }
 }

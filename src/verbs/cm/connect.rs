@@ -146,8 +146,7 @@ impl State {
         let id = self.id(number)?;
         id.require("establish", &[IdState::Responded])?;
         let (index, connection) = id.connection("establish")?;
-        let device = &mut self.devices[index];
-        device.cm.ready(device.now(), connection, &[])?;
+        self.devices[index].cm.ready(connection)?;
         self.id_mut(number)?.state = IdState::Connected;
         Ok(())
     }
@@ -162,7 +161,7 @@ impl State {
         let is_ended = id.state == IdState::Ended;
         let (index, connection) = id.connection("disconnect")?;
         let device = &mut self.devices[index];
-        match device.cm.disconnect(device.now(), connection, &[]) {
+        match device.cm.disconnect(device.now(), connection) {
             // Both sides have disconnected already.
             Err(CmError::State { .. }) if is_ended => {}
             other => other?,
@@ -180,8 +179,7 @@ impl State {
             });
         };
         let (index, connection) = id.connection("notify")?;
-        let device = &mut self.devices[index];
-        if device.cm.establish(device.now(), connection)? {
+        if self.devices[index].cm.establish(connection)? {
             self.on_established(number);
         }
         Ok(())
@@ -197,10 +195,8 @@ impl State {
             return id.report(CmEventKind::ConnectResponse, 0, param);
         }
         let Ok((index, connection)) = id.connection("establish") else { return };
-        let ready = self.move_to_rts(number, None).and_then(|()| {
-            let device = &mut self.devices[index];
-            Ok(device.cm.ready(device.now(), connection, &[])?)
-        });
+        let moved = self.move_to_rts(number, None);
+        let ready = moved.and_then(|()| Ok(self.devices[index].cm.ready(connection)?));
         match ready {
             Ok(()) => {
                 let Ok(id) = self.id_mut(number) else { return };

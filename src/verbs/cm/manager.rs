@@ -40,9 +40,10 @@ impl ConnectionManager {
     /// # Errors
     /// [`IdError::System`], or the errors of [`add_device`](Self::add_device).
     pub fn new(devices: Vec<Context>) -> Result<ConnectionManager, IdError> {
+        let wake =
+            EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).map_err(io::Error::from)?;
         let sleep = Sleep {
-            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
-                .map_err(io::Error::from)?,
+            wake,
             ports: Mutex::default(),
             until: Mutex::default(),
             stopping: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! Parameters for calls on an id: connection parameters, group membership and paths.
 
-use crate::sys::setters::setters;
+use crate::sys::options::options;
 use crate::transport::QpType;
 use crate::wire::mad::ip::PortSpace;
 use crate::wire::{Gid, Mtu, PKey, QKey, Qpn};
@@ -20,56 +20,33 @@ pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 /// number that the peer has requested (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 pub const MAX_RD_ATOMIC: u8 = 0xff;
 
-/// Parameters requested or granted by one side of a connection (`struct rdma_conn_param`).
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct ConnParam {
-    /// Private data for the peer's program.
-    pub private_data: Vec<u8>,
-    /// Maximum number of the peer's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
-    pub responder_resources: u8,
-    /// Maximum number of this side's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
-    pub initiator_depth: u8,
-    /// Whether end-to-end flow control is in use.
-    pub flow_control: bool,
-    /// Number of retries after a timeout, 0..=7. The connecting side sets it for both sides.
-    pub retry_count: u8,
-    /// Number of retries that the peer makes after an RNR NAK, 0..=7.
-    pub rnr_retry_count: u8,
-    /// Whether receives are taken from a shared receive queue. Ignored if a queue pair is attached to the id.
-    pub srq: bool,
-    /// Queue pair number, if no queue pair is attached to the id.
-    pub qp_num: Option<Qpn>,
-    /// Q_Key that datagrams to the queue pair must carry. Defaults to the attached queue pair's Q_Key or,
-    /// without one, to [`UDP_QKEY`].
-    pub qkey: Option<QKey>,
-}
-
-setters!(ConnParam {
-    private_data: Vec<u8>,
-    responder_resources: u8,
-    initiator_depth: u8,
-    flow_control: bool,
-    retry_count: u8,
-    rnr_retry_count: u8,
-    srq: bool,
-} optional { qp_num: Qpn, qkey: QKey });
-
-impl Default for ConnParam {
-    /// Returns parameters without private data, with the device's maximum number of READs and atomics and 7
-    /// retries of each kind.
-    fn default() -> Self {
-        ConnParam {
-            private_data: Vec::new(),
-            responder_resources: MAX_RD_ATOMIC,
-            initiator_depth: MAX_RD_ATOMIC,
-            flow_control: false,
-            retry_count: 7,
-            rnr_retry_count: 7,
-            srq: false,
-            qp_num: None,
-            qkey: None,
-        }
+options! {
+    /// Parameters requested or granted by one side of a connection (`struct rdma_conn_param`).
+    ///
+    /// The defaults have no private data, the device's maximum number of READs and atomics, and 7 retries of each kind.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub struct ConnParam {
+        /// Private data for the peer's program.
+        pub private_data: Vec<u8> = Vec::new(),
+        /// Maximum number of the peer's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
+        pub responder_resources: u8 = MAX_RD_ATOMIC,
+        /// Maximum number of this side's READs and atomics in flight, or [`MAX_RD_ATOMIC`].
+        pub initiator_depth: u8 = MAX_RD_ATOMIC,
+        /// Whether end-to-end flow control is in use.
+        pub flow_control: bool = false,
+        /// Number of retries after a timeout, 0..=7. The connecting side sets it for both sides.
+        pub retry_count: u8 = 7,
+        /// Number of retries that the peer makes after an RNR NAK, 0..=7.
+        pub rnr_retry_count: u8 = 7,
+        /// Whether receives are taken from a shared receive queue. Ignored if a queue pair is attached to the id.
+        pub srq: bool = false,
+        optional
+        /// Queue pair number, if no queue pair is attached to the id.
+        pub qp_num: Option<Qpn>,
+        /// Q_Key that datagrams to the queue pair must carry. Defaults to the attached queue pair's Q_Key or,
+        /// without one, to [`UDP_QKEY`].
+        pub qkey: Option<QKey>,
     }
 }
 

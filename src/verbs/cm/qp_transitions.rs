@@ -28,9 +28,8 @@ impl State {
         }
         modify(&remote, &self.attributes(number, QpState::Init)?)?;
         if id.is_datagram() {
-            let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-            modify(&remote, &to(QpState::Rtr))?;
-            modify(&remote, &QpAttr { sq_psn: Some(remote.psn), ..to(QpState::Rts) })?;
+            modify(&remote, &QpAttr::new(QpState::Rtr))?;
+            modify(&remote, &QpAttr::new(QpState::Rts).sq_psn(remote.psn))?;
         }
         self.id_mut(number)?.qp = Some(remote);
         Ok(())
@@ -41,33 +40,26 @@ impl State {
         let id = self.id(number)?;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let none = || IdError::NoAttributes(target);
-        let to = QpAttr { state: Some(target), ..QpAttr::default() };
+        let to = QpAttr::new(target);
         match target {
             QpState::Init => {
-                let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to };
-                Ok(match id.is_datagram() {
-                    true => QpAttr { qkey: Some(UDP_QKEY), ..first },
-                    false => QpAttr { access: Some(access), ..first },
-                })
+                let first = to.pkey_index(0).port(1);
+                Ok(if id.is_datagram() { first.qkey(UDP_QKEY) } else { first.access(access) })
             }
             QpState::Rtr if id.is_datagram() => Ok(to),
-            QpState::Rts if id.is_datagram() => Ok(QpAttr { sq_psn: Some(id.psn), ..to }),
+            QpState::Rts if id.is_datagram() => Ok(to.sq_psn(id.psn)),
             QpState::Rtr => {
                 let device = &self.devices[id.device.ok_or_else(none)?];
                 let attr = device.cm.rtr(id.connection.ok_or_else(none)?)?;
-                let attr = QpAttr {
-                    path_mtu: attr.path_mtu.map(|mtu| mtu.min(device.context.0.mtu)),
-                    // The protocol layer does not know the receive PSN of a server before it accepts.
-                    rq_psn: Some(id.psn),
-                    min_rnr_timer: Some(MIN_RNR_TIMER),
-                    ..attr
-                };
+                let path_mtu = attr.path_mtu.map(|mtu| mtu.min(device.context.0.mtu));
+                // The protocol layer does not know the receive PSN of a server before it accepts.
+                let attr = attr.path_mtu(path_mtu).rq_psn(id.psn).min_rnr_timer(MIN_RNR_TIMER);
                 Ok(attr.only(accepted_attrs(id.qp_type, QpState::Init, QpState::Rtr)))
             }
             QpState::Rts => {
                 let device = &self.devices[id.device.ok_or_else(none)?];
                 let attr = device.cm.rts(id.connection.ok_or_else(none)?)?;
-                let attr = QpAttr { timeout: id.ack_timeout.or(attr.timeout), ..attr };
+                let attr = attr.timeout(id.ack_timeout.or(attr.timeout));
                 Ok(attr.only(accepted_attrs(id.qp_type, QpState::Rtr, QpState::Rts)))
             }
             _ => Err(none()),
@@ -97,7 +89,7 @@ impl State {
 impl Id {
     /// Moves the attached queue pair to the error state, which flushes its work requests.
     pub fn fail_qp(&self) {
-        let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        let attr = QpAttr::new(QpState::Err);
         if let Some(qp) = self.qp.as_ref().filter(|_| !self.is_datagram()) {
             // The transition is allowed in every state, so it fails only if the queue pair no longer exists.
             let _ = qp.modify(&attr);

@@ -359,20 +359,20 @@ impl State {
             (Event::Requested(request), _) => self.on_request(device, connection, &request),
             (_, None) => {}
             (Event::Accepted { info, ece }, Some(number)) => self.on_accepted(number, info, ece),
-            (Event::Established(_), Some(number)) => self.on_established(number),
+            (Event::Established, Some(number)) => self.on_established(number),
             (Event::Rejected(rej), Some(number)) => self.on_rejected(number, &rej),
             (Event::Unreachable, Some(number)) => {
                 self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
             }
-            (Event::DisconnectRequested(_) | Event::Disconnected { .. }, Some(number)) => {
+            (Event::DisconnectRequested | Event::Disconnected, Some(number)) => {
                 self.on_disconnected(number);
             }
             (Event::TimeWaitOver, Some(number)) => self.on_time_wait_over(number),
-            (Event::AlternateOffered { path, .. }, Some(number)) => {
+            (Event::AlternateOffered(path), Some(number)) => {
                 self.on_alternate_offered(number, device, connection, &path);
             }
-            (Event::AlternateResponse(apr), Some(number)) => {
-                self.on_alternate_response(number, Some(apr.status));
+            (Event::AlternateResponse(status), Some(number)) => {
+                self.on_alternate_response(number, Some(status));
             }
             (Event::AlternateTimeout, Some(number)) => self.on_alternate_response(number, None),
             (Event::SidrResponse { rep, ece }, Some(number)) => self.on_sidr_response(number, &rep, ece),

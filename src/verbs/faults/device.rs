@@ -10,27 +10,27 @@ use crate::middleware::faults::FaultCounters;
 use crate::transport::Failure;
 
 /// The faults of a device, with their counters.
-pub(in crate::verbs) struct DeviceFaults {
-    pub calls: Injector,
+pub struct DeviceFaults {
+    pub(in crate::verbs) calls: Injector,
     /// Counters of the packet rules, one for each shard.
     packets: Vec<FaultCounters>,
     objects: Mutex<Vec<Arc<ActiveObjectFault>>>,
 }
 
 impl DeviceFaults {
-    pub fn new(calls: Injector, packets: Vec<FaultCounters>) -> DeviceFaults {
+    pub(in crate::verbs) fn new(calls: Injector, packets: Vec<FaultCounters>) -> DeviceFaults {
         DeviceFaults { calls, packets, objects: Mutex::default() }
     }
 
     /// Adds a fault on an object to all shards.
-    pub fn add(&self, fault: ObjectFault, shards: &Shards) {
+    pub(in crate::verbs) fn add(&self, fault: ObjectFault, shards: &Shards) {
         let fault = Arc::new(ActiveObjectFault::new(fault));
         self.objects.lock().push(fault.clone());
         shards.add_object_fault(&fault);
     }
 
     /// Returns the faults on objects that may explain a failure.
-    pub fn behind(&self, failure: &Failure) -> Vec<AppliedFault> {
+    pub(in crate::verbs) fn behind(&self, failure: &Failure) -> Vec<AppliedFault> {
         let faults = faults_behind(failure, &self.objects.lock());
         faults.iter().map(|(fault, at)| AppliedFault::of_object(fault, *at, failure)).collect()
     }
@@ -44,20 +44,5 @@ impl DeviceFaults {
             FaultCount { rule: active.fault.to_string(), matched, struck, kind: "object" }
         });
         packets.chain(self.calls.counts()).chain(objects).collect()
-    }
-}
-
-/// Handle to the counters of a device's faults.
-#[derive(Clone)]
-pub struct DeviceFaultCounters(Arc<DeviceFaults>);
-
-impl DeviceFaultCounters {
-    pub(in crate::verbs) fn new(faults: Arc<DeviceFaults>) -> DeviceFaultCounters {
-        DeviceFaultCounters(faults)
-    }
-
-    /// Returns the counters: see [`Context::fault_counts`](crate::verbs::Context::fault_counts).
-    pub fn counts(&self) -> Vec<FaultCount> {
-        self.0.counts()
     }
 }

@@ -29,8 +29,7 @@ pub use applied::{AppliedFault, FaultEffect};
 pub use call::{CallEffect, CallFault, CallFaults, CallVerdict};
 pub use call_table::Call;
 #[doc(hidden)]
-pub use device::DeviceFaultCounters;
-pub(super) use device::DeviceFaults;
+pub use device::DeviceFaults;
 pub(super) use injector::Injector;
 
 pub use crate::driver::{ObjectChange, ObjectFault, Trigger};

@@ -163,28 +163,10 @@ fn event(name: &str, subject: Option<&str>) -> Result<AsyncEvent, String> {
         Some(Err(text)) => return Err(format!("'{text}' is not of the form KEY=VALUE")),
         None => ("", 0),
     };
-    let (qpn, cq, srq) = (Qpn::new(if key == "qp" { value } else { 0 }), CqId(value), SrqId(value));
-    let all = [
-        AsyncEvent::CqError(cq),
-        AsyncEvent::QpFatal(qpn),
-        AsyncEvent::QpRequestError(qpn),
-        AsyncEvent::QpAccessError(qpn),
-        AsyncEvent::CommunicationEstablished(qpn),
-        AsyncEvent::SqDrained(qpn),
-        AsyncEvent::PathMigrated(qpn),
-        AsyncEvent::PathMigrateError(qpn),
-        AsyncEvent::DeviceFatal,
-        AsyncEvent::PortActive,
-        AsyncEvent::PortError,
-        AsyncEvent::PKeyChange,
-        AsyncEvent::SrqError(srq),
-        AsyncEvent::SrqLimit(srq),
-        AsyncEvent::LastWqeReached(qpn),
-        AsyncEvent::GidChange,
-    ];
+    let all = AsyncEvent::all(Qpn::new(value), CqId(value), SrqId(value));
     let wanted = name.trim_start_matches("IBV_EVENT_");
-    let Some(event) = all.into_iter().find(|event| event_name(*event) == wanted) else {
-        let hint = hint(wanted, all.into_iter().map(event_name));
+    let Some(event) = all.clone().find(|event| event_name(*event) == wanted) else {
+        let hint = hint(wanted, all.map(event_name));
         return Err(format!("unknown event '{name}': write a name such as QP_ACCESS_ERR{hint}"));
     };
     let needed = match (event.qpn(), event.cq(), event.srq()) {
