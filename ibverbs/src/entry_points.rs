@@ -44,8 +44,8 @@ macro_rules! entry_points {
                         return 0;
                     })?
                 )?
-                // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-                // function.
+                // SAFETY: the program meets the requirements of the C function. These are those of the Rust
+                // function, and make the pointers valid that an expression dereferences.
                 #[allow(unused_unsafe, reason = "some of the functions are safe")]
                 let result = unsafe { entry_points!(@value ($($argument),*) $(= $call)? $(=> $value)?) };
                 result.map_or_else($crate::errno::$fail, $crate::entry_points::Value::into_c)
@@ -86,7 +86,7 @@ macro_rules! waiting_entry_points {
             pub(crate) unsafe extern "C-unwind" fn entry($($argument: $kind),*) -> $result {
                 inject_fault!($name, minus_one);
                 // SAFETY: the program meets the requirements of the C function, which are those of the Rust
-                // function. This frame holds the arguments only, with nothing to drop.
+                // function or of the closure. This frame holds the arguments only, with nothing to drop.
                 let result = $crate::cancel::blocking(unsafe {
                     entry_points!(@attempt ($($argument),*) $(= $attempt)? $(=> $closure)?)
                 });

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use libc::{c_int, sock_filter, sock_fprog};
 use nix::errno::Errno;
+use rustix::net::netdevice::index_to_name;
 
 use super::bpf::ret;
 
@@ -85,7 +86,8 @@ pub(crate) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
 /// Reports whether an interface with the given index (still) exists in the socket's network namespace, which
 /// may differ from the calling thread's.
 pub(crate) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
-    rustix::net::netdevice::index_to_name(socket, index).is_ok()
+    // Other errors, as for a name that is not UTF-8, do not mean that there is no interface.
+    !matches!(index_to_name(socket, index), Err(rustix::io::Errno::NODEV | rustix::io::Errno::NXIO))
 }
 
 /// Sets the size of the receive buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size that

@@ -66,12 +66,27 @@ impl Runner<'_> {
             other => return Err(unexpected(&other)),
         };
         endpoint.connect(&peers, &self.connect_options(sgid_index, mtu))?;
-        let mut report = Report::new(plan.json, params, &self.context.link_info().name, mtu.bytes())?;
+        match self.measure_sizes(control, plan, &endpoint, mtu) {
+            // The server has not failed if this process cannot print the results.
+            printed @ (Ok(()) | Err(CliError::Output(_))) => control.send(&Message::Finished).and(printed),
+            failed => failed,
+        }
+    }
+
+    /// Measures all message sizes and prints the results.
+    fn measure_sizes(
+        &self,
+        control: &mut Control,
+        plan: &Plan,
+        endpoint: &PerfEndpoint,
+        mtu: Mtu,
+    ) -> Result<(), CliError> {
+        let mut report = Report::new(plan.json, plan.params, &self.context.link_info().name, mtu.bytes())?;
         for &size in &plan.sizes {
             if self.interrupt.is_set() {
                 break;
             }
-            match self.measure_size(control, plan, &endpoint, size, &mut report) {
+            match self.measure_size(control, plan, endpoint, size, &mut report) {
                 Ok(outcome) => report.add(outcome)?,
                 Err(_) if self.interrupt.is_set() => {
                     report.finish(self.link.report(self.context))?;
@@ -81,8 +96,7 @@ impl Runner<'_> {
                 Err(e) => return Err(e),
             }
         }
-        let printed = report.finish(self.link.report(self.context));
-        control.send(&Message::Finished).and(printed)
+        report.finish(self.link.report(self.context))
     }
 
     /// Measures one message size, chunk by chunk, and checks the data that arrived.

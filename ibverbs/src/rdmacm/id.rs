@@ -235,14 +235,13 @@ impl Id {
             if let Some(dst) = dst {
                 (*c).route.addr.dst_storage = sockaddr::write(dst).0;
             }
-            if let Some(index) = self.id.device_index()
+            if let Some(device) = self.id.device_index().and_then(|index| self.process.devices.get(index))
                 && (*c).verbs.is_null()
             {
-                let verbs = self.process.devices[index].context;
-                (*c).verbs = verbs;
+                (*c).verbs = device.context;
                 (*c).port_num = 1;
                 if (*c).pd.is_null() {
-                    (*c).pd = self.process.pd(verbs);
+                    (*c).pd = self.process.pd(device.context);
                 }
             }
             if let Some(path) = self.id.path() {
