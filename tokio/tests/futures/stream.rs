@@ -200,19 +200,14 @@ fn write_to_a_side_that_has_ended_and_gone_fails() {
     });
 }
 
-/// Removes the peer's device without a disconnect.
-async fn kill(fabric: &Fabric, pair: Pair) -> RdmaStream {
-    let Pair { contexts, client, server, _managers, _listener } = pair;
-    fabric.remove_device(contexts[1].query_gid(0).unwrap().ip()).unwrap();
-    std::mem::forget((contexts, server, _managers, _listener));
-    client
-}
-
 #[test]
 fn killed_peer_ends_writes_and_reads_with_the_failed_request() {
     run(async {
         let (fabric, contexts) = in_virtual_time(7, 0.0);
-        let mut client = kill(&fabric, Pair::new(contexts).await).await;
+        let mut pair = Pair::new(contexts).await;
+        // Without a disconnect.
+        fabric.remove_device(pair.contexts[1].query_gid(0).unwrap().ip()).unwrap();
+        let client = &mut pair.client;
         client.write_all(b"lost").await.unwrap();
         let error = client.flush().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
