@@ -146,7 +146,7 @@ struct Session {
 /// Packets printed so far.
 #[derive(Default)]
 struct Printed {
-    /// Destination QPN, PSN and opcode of each, to recognise retransmitted requests.
+    /// Destination QPN, PSN and opcode of each packet, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,

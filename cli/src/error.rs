@@ -35,7 +35,8 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// Returns the conversion of a system call's error, given the failed operation.
+    /// Returns a function that converts the error of a system call to [`CliError::Io`]. `what` names the
+    /// failed operation.
     pub fn io<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> CliError {
         let what = what.into();
         move |source| CliError::Io { what, source: source.into() }

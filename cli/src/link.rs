@@ -100,19 +100,20 @@ impl FaultReport {
     }
 }
 
-/// End of the JSON document of a command with traffic.
+/// Last fields of the JSON document of a command that transfers data.
 #[derive(Default, Serialize)]
 pub struct TrafficReport {
-    /// Whether packets took rings in shared memory, unless these are off.
+    /// Whether packets passed through rings in shared memory; `None` with `--shared-memory off`.
     #[serde(skip_serializing_if = "Option::is_none")]
     shared_memory: Option<bool>,
-    /// Counters of the `--fault` rules, if there are any.
+    /// Counters of the `--fault` rules; `None` without `--fault`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub faults: Option<FaultReport>,
 }
 
 impl TrafficReport {
-    /// Returns a line that says whether packets took rings in shared memory, unless these are off.
+    /// Returns a line that states whether packets passed through rings in shared memory, or `None` with
+    /// `--shared-memory off`.
     pub fn rings_line(&self) -> Option<&'static str> {
         self.shared_memory.map(|has_used_rings| match has_used_rings {
             true => "packets took rings in shared memory",
@@ -252,7 +253,7 @@ impl LinkArgs {
         self.finish().and(result).and_then(|()| Ok(printed?))
     }
 
-    /// Returns the report about the link of a NIC.
+    /// Returns the report about the traffic of a NIC.
     pub fn report(&self, context: &Context) -> TrafficReport {
         let is_on = self.nic.shared_memory().is_ok_and(|when| when != SharedMemory::Off);
         let shared_memory = is_on.then(|| context.has_used_rings());

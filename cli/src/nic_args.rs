@@ -225,7 +225,7 @@ impl NicArgs {
     }
 }
 
-/// Checks the text of a link, which commands also pass on to programs.
+/// Checks that the text specifies a link. Returns the text, because commands also pass it to programs.
 fn parse_link(text: &str) -> Result<String, String> {
     text.parse::<LinkSpec>().map(|_| text.to_owned())
 }

@@ -141,7 +141,7 @@ fn write_message(s: &mut impl Write, what: &'static str, bytes: &[u8]) -> Result
     })
 }
 
-/// Sends the addresses of the local queue pairs, at most `count`, padded with all-zero addresses to `count`.
+/// Sends the addresses of 1 to `count` local queue pairs, padded with all-zero addresses to `count`.
 fn send_addresses(s: &mut impl Write, local: &[Endpoint], count: usize) -> Result<(), HandshakeError> {
     assert!((1..=count).contains(&local.len()), "{} addresses for a message of {count}", local.len());
     let unused = Endpoint { gid: Gid([0; 16]), qpn: Qpn::new(0), psn: Psn::new(0) };

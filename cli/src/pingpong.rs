@@ -51,9 +51,9 @@ enum Service {
 }
 
 impl Service {
-    /// Returns the name of the stock program: `ibv_rc_pingpong` or the like.
+    /// Returns the name of rdma-core's program for the service, such as `ibv_rc_pingpong`.
     fn stock_program(self) -> String {
-        let value = self.to_possible_value().expect("no service is left out");
+        let value = self.to_possible_value().expect("no variant is skipped");
         format!("ibv_{}_pingpong", value.get_name())
     }
 

@@ -29,11 +29,11 @@ pub(crate) const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 /// Makes one attempt to take an event. If there is none, makes the call wait for the descriptor, unless the
 /// program has set `O_NONBLOCK`. `announce` announces the wait, so that the background thread drives the
-/// devices meanwhile, and returns an event that arrives at once.
+/// devices during the wait, and returns an event that has arrived meanwhile.
 ///
 /// # Errors
-/// [`PENDING`]; `EAGAIN` for a non-blocking descriptor; `EINTR` if a signal has interrupted the previous
-/// wait, unless signals restart calls.
+/// [`PENDING`] if the call must wait; `EAGAIN` if there is no event and the descriptor is non-blocking;
+/// `EINTR` if a signal has interrupted the previous wait, unless signals restart calls.
 pub(crate) fn next_event<T>(
     call: &mut Call,
     fd: c_int,

@@ -30,7 +30,7 @@ entry_points! {
         => with(c, |counter| counter.add_completed(amount));
     "IBVERBS_1.18" store ibv_inc_err_comp_cntr(c: *mut ibv_comp_cntr, amount: u64) on CompletionCounter(c)
         => with(c, |counter| counter.add_failed(amount));
-    // SAFETY: both calls require `out` to point to a writable integer.
+    // SAFETY: both C functions require `out` to point to a writable integer.
     "IBVERBS_1.18" store ibv_read_comp_cntr(c: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter(c)
         => with(c, |counter| *out = counter.completed());
     "IBVERBS_1.18" store ibv_read_err_comp_cntr(c: *mut ibv_comp_cntr, out: *mut u64) on CompletionCounter(c)

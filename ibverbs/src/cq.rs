@@ -35,7 +35,7 @@ pub(crate) const WC_GRH: u32 = WcFlags::GRH.bits();
 pub(crate) struct CompletionQueue {
     /// Extended C struct, which begins with the fields of `ibv_cq`.
     pub c: FfiCell<ibv_cq_ex>,
-    /// Polling batch, if one is in progress, from `ibv_start_poll` to `ibv_end_poll`. Declared before `cq` so
+    /// Polling batch, which is in progress from `ibv_start_poll` to `ibv_end_poll`. Declared before `cq` so
     /// that it is dropped first, because it borrows from `cq`.
     pub batch: Session<Option<CqPoll<'static>>>,
     pub cq: Cq,

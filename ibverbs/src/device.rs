@@ -444,7 +444,7 @@ pub(crate) unsafe fn list<T>(elements: &[*mut T], count: *mut c_int) -> Result<*
 /// Frees a [`list`] of devices or contexts (`ibv_free_device_list`, `rdma_free_devices`).
 pub(crate) unsafe extern "C" fn free_list(list: *mut c_void) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: both calls require a list that `calloc` allocated, or null.
+    // SAFETY: both C functions require a list from `list`, which `calloc` allocated, or null.
     unsafe { libc::free(list) };
 }
 

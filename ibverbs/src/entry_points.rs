@@ -44,8 +44,8 @@ macro_rules! entry_points {
                         return 0;
                     })?
                 )?
-                // SAFETY: the program meets the requirements of the C function. These are those of the Rust
-                // function, and make the pointers valid that an expression dereferences.
+                // SAFETY: the program meets the requirements of the C function. The requirements of the Rust
+                // function are the same, and an expression dereferences only pointers that they make valid.
                 #[allow(unused_unsafe, reason = "some of the functions are safe")]
                 let result = unsafe { entry_points!(@value ($($argument),*) $(= $call)? $(=> $value)?) };
                 result.map_or_else($crate::errno::$fail, $crate::entry_points::Value::into_c)
@@ -67,10 +67,10 @@ pub(crate) fn evaluate<T>(value: impl FnOnce() -> Result<T, c_int>) -> Result<T,
 }
 
 /// Defines C functions that wait, one in each row, like [`entry_points!`]: `"NODE" NAME(ARGUMENTS) -> TYPE =
-/// PATH;`, or `=> CLOSURE;` instead of `= PATH;`. The Rust function at `PATH` makes one attempt. It gets the
-/// [`Call`](crate::cancel::Call) and the arguments, the closure the `Call` alone. An attempt that fails with
-/// [`PENDING`](crate::cancel::PENDING) is repeated after a wait; other errors are reported by -1. The thread
-/// can be cancelled during a wait.
+/// PATH;`, or `=> CLOSURE;` instead of `= PATH;`. The Rust function at `PATH`, or the closure, makes one
+/// attempt. The function gets the [`Call`](crate::cancel::Call) and the arguments, the closure the `Call`
+/// alone. An attempt that fails with [`PENDING`](crate::cancel::PENDING) is repeated after a wait; for
+/// other errors, the C function sets `errno` and returns -1. The thread can be cancelled during a wait.
 macro_rules! waiting_entry_points {
     ($(
         $node:literal $name:ident($($argument:ident: $kind:ty),* $(,)?) -> $result:ty

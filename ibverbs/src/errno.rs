@@ -73,7 +73,7 @@ pub(crate) fn minus_one<R: From<i8>>(errno: c_int) -> R {
     R::from(-1)
 }
 
-/// Sets `errno` and returns -4, the failure of `ibv_rereg_mr`.
+/// Sets `errno` and returns -4 (`IBV_REREG_MR_ERR_CMD`), for failures of `ibv_rereg_mr`.
 pub(crate) fn minus_four(errno: c_int) -> c_int {
     set(errno);
     -4

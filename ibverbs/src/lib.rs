@@ -6,8 +6,8 @@
 //! `export!` assigns the C symbol name and version. Nothing is public in Rust.
 //!
 //! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects, `abi`.
-//! The files of verbs objects import each other in this order: `ops` and `open`, the files that create queues, the
-//! files of the objects, then `context`, `object` and the files that both import.
+//! Among the files of verbs objects, the order is: `ops` and `open`, the files that create queues, the files
+//! of the objects, then `context`, `object` and the files that these two import.
 #![warn(unreachable_pub)]
 
 #[macro_use]

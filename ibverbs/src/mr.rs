@@ -73,7 +73,7 @@ pub(crate) struct MemoryRegion {
 enum Registered {
     /// Memory of the program, or of a DMA-buf with this mapping.
     Memory { region: RawMr, access: Access, mapping: Option<Mapping> },
-    /// A null region, or a region of device memory and that memory, deregistered on drop. Nothing for an
+    /// A null region, or a region of device memory with that memory; deregistered on drop. `()` for an
     /// imported region, which the exporting context has registered.
     Other { _held: Box<dyn Any> },
 }
@@ -167,9 +167,9 @@ fn new_mr(
 ) -> *mut ibv_mr {
     let MrKeys { lkey, rkey, length } = keys;
     // SAFETY: every caller passes a live domain, whose `context` was set when it was made and is open.
-    let (context, of, domain) =
+    let (context, owner, domain) =
         unsafe { ((*pd).context, Context::from_raw_ref((*pd).context), Use::new(pd)) };
-    let handle = handle.unwrap_or_else(|| of.mrs.add(keys));
+    let handle = handle.unwrap_or_else(|| owner.mrs.add(keys));
     let c = FfiCell::new(ibv_mr { context, pd, addr, length, handle, lkey, rkey });
     let (mr, pd) = (Mutex::new(Some(mr)), Mutex::new(domain));
     MemoryRegion { c, mr, pd, dma_handle: OnceLock::new() }.into_raw()
@@ -255,8 +255,8 @@ unsafe fn reg_dm_mr(
     Ok(new_mr(pd, std::ptr::null_mut(), keys, None, Registered::Other { _held: Box::new(held) }))
 }
 
-/// Changes a region (`ibv_rereg_mr`). Its failure, `IBV_REREG_MR_ERR_CMD`, is that of a command that the
-/// kernel rejects. With libibverbs, the region must then not be used; here, it is unchanged.
+/// Changes a region (`ibv_rereg_mr`). Errors are reported as `IBV_REREG_MR_ERR_CMD`, as if the kernel had
+/// rejected the command. With libibverbs, the region must not be used after that; here, it is unchanged.
 unsafe fn rereg_mr(
     c: *mut ibv_mr,
     flags: c_int,

@@ -79,7 +79,7 @@ pub(crate) unsafe trait FfiObject: Sized + 'static {
         self.into_raw_in(Box::new_uninit())
     }
 
-    /// Moves the object to the given memory like [`into_raw`](Self::into_raw).
+    /// Like [`into_raw`](Self::into_raw), but moves the object to the given memory.
     fn into_raw_in(self, memory: Box<MaybeUninit<Self>>) -> *mut Self::C {
         const { assert!(Self::OFFSET == 0) };
         let c: *mut Self::C = Box::into_raw(Box::write(memory, self)).cast();
@@ -172,8 +172,8 @@ unsafe impl<C> Sync for FfiCell<C> {}
 // Moving it uses none of the pointers in the C struct, and nothing in that is bound to a thread.
 unsafe impl<C> Send for FfiCell<C> {}
 
-/// State that a thread uses in several C calls: it locks `lock` in the first one, which gives it sole access
-/// to `state` and to the C struct of the object until it unlocks it in the last one.
+/// State of a sequence of C calls by one thread. The first call locks `lock` and the last call unlocks it. In
+/// between, only this thread accesses `state` and the C struct of the object.
 pub(crate) struct Session<T> {
     pub lock: RawMutex,
     pub state: FfiCell<T>,

@@ -93,7 +93,7 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
 #[repr(C)]
 pub(crate) struct XrcDomain {
     c: FfiCell<ibv_xrcd>,
-    /// The domain, shared with the other `ibv_xrcd` that were opened with the same file.
+    /// The domain, shared by all `ibv_xrcd` that were opened with the same file.
     pub xrcd: Arc<Xrcd>,
     users: Users,
 }

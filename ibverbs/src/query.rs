@@ -217,8 +217,8 @@ unsafe fn query_port(
     if port != 1 {
         return Err(libc::EINVAL);
     }
-    // SAFETY: `ibv_query_port` requires an open context, and a struct of `len` bytes: the size as its header
-    // defines it, or at least `COMPAT_PORT_ATTR_LEN`.
+    // SAFETY: `ibv_query_port` requires an open context, and a struct of at least `len` bytes: the size that
+    // the program's header defines, or `COMPAT_PORT_ATTR_LEN`, the size in the oldest header.
     unsafe { copy_part(&port_attr(Context::from_raw_ref(context)), out, len) };
     Ok(())
 }
@@ -227,10 +227,10 @@ unsafe fn query_port_speed(context: *mut ibv_context, port: u32, out: *mut u64) 
     // SAFETY: `ibv_query_port_speed` requires an open context, which the program does not close during the
     // call.
     let attr = unsafe { Context::from_raw_ref(context) }.nic.query_port();
-    let is_its = |speed: &&PortSpeed| {
+    let is_active = |speed: &&PortSpeed| {
         port == 1 && (speed.width(), speed.lane()) == (attr.active_width, attr.active_speed)
     };
-    let speed = PortSpeed::ALL.iter().find(is_its).ok_or(libc::EINVAL)?;
+    let speed = PortSpeed::ALL.iter().find(is_active).ok_or(libc::EINVAL)?;
     // In units of 100 Mb/s.
     // SAFETY: `ibv_query_port_speed` requires `out` to point to a writable integer.
     unsafe { *out = u64::from(speed.gbps()) * 10 };

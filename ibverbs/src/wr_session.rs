@@ -7,8 +7,8 @@ use urxe::verbs::{Destination, SendFlags, SendWr, Sge, WrData, WrOp};
 
 use crate::abi::ibv_mw;
 
-/// Work requests of a session, from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`. The buffers are
-/// kept for the next session, so that only the first sessions allocate.
+/// Work requests of a session, which lasts from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`. The
+/// buffers are kept for the next session, so that only the first sessions allocate.
 #[derive(Default)]
 pub(crate) struct Requests {
     /// Whether a session is in progress.

@@ -2,7 +2,7 @@
 //!
 //! The classes are thin: each holds an object of `urxe::verbs`, and converts arguments, results and errors. Doc
 //! comments of classes and methods are their docstrings in Python.
-#![expect(clippy::too_many_arguments, reason = "arguments are keywords in Python")]
+#![expect(clippy::too_many_arguments, reason = "Python passes the arguments by keyword")]
 
 mod context;
 mod convert;

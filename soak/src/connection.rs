@@ -48,13 +48,14 @@ pub struct Connection {
     /// Number of work requests without a completion.
     pub outstanding: u32,
     pub role: Role,
-    /// Time of the last successful completion of a message or credit; before, that of the start or creation.
+    /// Time of the last successful completion of a message or credit, or of the start or the creation if
+    /// there is none yet.
     pub active: Instant,
     /// Whether a probe has no completion yet.
     is_probing: bool,
     /// Time at which the queue pair was moved to the error state: the connection is done or has failed.
     pub closed: Option<Instant>,
-    /// Status or reason, if the connection has failed.
+    /// Status or reason of the failure, if the connection has failed.
     pub failure: Option<String>,
     /// Bytes and messages verified since they were last taken.
     pub verified: (u64, u64),
@@ -413,8 +414,8 @@ impl Connection {
         self.verified = (self.verified.0 + len as u64, self.verified.1 + 1);
     }
 
-    /// Ends the connection, as failed if there is a reason, unless it has ended already: moves the queue pair
-    /// to the error state, in which all its work requests complete.
+    /// Ends the connection, unless it has ended already; `failure` is the reason if it has failed. Moves the
+    /// queue pair to the error state, in which all its work requests complete.
     pub fn close(&mut self, failure: Option<&str>) {
         if self.closed.is_none() {
             (self.closed, self.failure) = (Some(Instant::now()), failure.map(str::to_owned));

@@ -12,7 +12,7 @@ pub struct Offer {
     pub connection: u64,
     /// Incarnation of the process.
     pub incarnation: u32,
-    /// The end's window, of which only the target's is used.
+    /// Address of the sender's window. Only the window of the target is used.
     pub va: u64,
     pub rkey: u32,
 }

@@ -23,7 +23,8 @@ pub enum Report {
     Totals(Totals),
     /// A result that the specification does not allow.
     Violation(String),
-    /// All connections that the worker initiated have ended, and it makes no others. Repeated until it exits.
+    /// All connections that the worker initiated have ended, and it makes no others. Repeated until the
+    /// worker exits.
     Drained,
 }
 

@@ -16,7 +16,7 @@ pub enum Disturbance {
     KillBroker,
 }
 
-/// Returns the disturbances, each with its time from the beginning of the run.
+/// Returns the endless sequence of disturbances, each with its time since the beginning of the run.
 pub fn schedule(seed: u64, processes: u64) -> impl Iterator<Item = (Duration, Disturbance)> {
     let (mut rng, mut at) = (Rng::new(seed, &[2]), Duration::ZERO);
     iter::repeat_with(move || {

@@ -524,7 +524,7 @@ fn established(connection: &mut Connection, totals: &mut Totals, offer: &Offer) 
     connection.start(offer)
 }
 
-/// Connects the queue pair of a direct exchange to that of the peer.
+/// Connects the queue pair to that of the peer, after an exchange over TCP.
 fn enter_rts(connection: &Connection, peer: &Endpoint) -> Result<(), Violation> {
     let options = exchange_options();
     connection.qp.enter_rtr(peer, &options).map_err(system)?;

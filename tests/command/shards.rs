@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x77);
 const SHARDS: usize = 4;
 
-/// A NIC has a region of 64 pieces of this length in bytes.
+/// Length of a piece in bytes; the region of a NIC has 64 pieces.
 const LEN: usize = 64 << 10;
 
 fn nic_with_shards(shards: usize) -> SpreadNic {

@@ -102,7 +102,7 @@ fn port_state_of_a_packet_link_follows_state_and_removal_of_its_interface() {
     for shards in [1, 4] {
         let net = Net::new();
         let context = net.open(|| packet(shards));
-        // In all shards, because each has a completion queue of its own.
+        // The queue pairs are in all shards, because each has a completion queue of its own.
         let nic = SpreadNic::new(context.clone(), 1);
         let qps = [(); 4].map(|()| nic.qp(QpType::Rc));
         qps.iter().for_each(|qp| qp.enter_init(Access::ALL).unwrap());

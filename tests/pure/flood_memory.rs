@@ -67,7 +67,7 @@ fn flood_of_any_message_kind_uses_bounded_memory() {
             let responses = cm.counters().sent.iter().sum::<u64>() + cm.counters().responses_dropped;
             let expected = match name {
                 "SIDR_REQ" => 10_000 - MAX_CONNECTIONS as u64,
-                // Those beyond the maximum of connections are dropped.
+                // Requests beyond `MAX_CONNECTIONS` are dropped.
                 "REQ" => 0,
                 // The others are queued for the pending listener.
                 "REQ, pending listener" => 10_000 - 256,

@@ -115,7 +115,7 @@ fn unix_stream_sockets_carry_bursts_both_ways() {
 }
 
 #[test]
-fn ping_is_answered_and_its_sender_is_known() {
+fn ping_is_answered_and_resolves_the_address_of_its_sender() {
     let dir = Dir::new("ping");
     let (mut a, peer) = with_socket(&dir);
     let mut buffer = [0; 2000];
@@ -128,7 +128,7 @@ fn ping_is_answered_and_its_sender_is_known() {
         let Content::Echo { echo, data } = content else { panic!("{content:?}") };
         assert_eq!(echo, Echo { request: false, src: dst, dst: src, id: 1, seq: 2 });
         assert_eq!(&buffer[data], b"x");
-        // Packets to the sender are sent at once.
+        // Packets to the sender need no resolution.
         let mut queue = TxQueue::new(a.info().burst);
         packets(&mut queue, &Flow::new(dst, src, 9), 1, 100);
         a.transmit(Instant(0), &queue).unwrap();

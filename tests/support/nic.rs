@@ -38,7 +38,7 @@ impl Nic {
     }
 }
 
-/// A NIC whose QPs have a CQ each, which spreads them over its shards.
+/// A NIC whose QPs have a CQ each, so that they are spread over its shards.
 pub struct SpreadNic {
     nic: Nic,
     cqs: Mutex<Vec<Cq>>,
@@ -68,7 +68,7 @@ impl SpreadNic {
         qp
     }
 
-    /// Waits for `count` completions in any of the CQs, all of which must be successful, and returns them.
+    /// Waits for `count` completions in all CQs together, and returns them. All must be successful.
     pub fn completions(&self, count: usize) -> Vec<Completion> {
         let (mut out, cqs) = (Vec::new(), self.cqs.lock().unwrap().clone());
         let start = Instant::now();

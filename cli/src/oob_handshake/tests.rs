@@ -177,7 +177,7 @@ fn invalid_bytes_yield_an_error_that_quotes_them() {
 }
 
 #[test]
-fn handshake_carries_up_to_256_queue_pairs_and_fails_without_any() {
+fn handshake_carries_256_queue_pairs_and_fails_if_the_first_qp_number_is_0() {
     let one = addresses(SRQ, 'C', 1)[0];
     let full = encode(&one).repeat(SRQ_ADDRESSES);
     let remote = client(&mut ScriptedPeer(&full, None), &[one; SRQ_ADDRESSES], SRQ_ADDRESSES).unwrap();

@@ -35,7 +35,7 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Returns the number of receives per queue pair that are posted before the first SEND.
+    /// Returns the number of receives that are posted on each queue pair before the first SEND.
     fn first_receives(&self) -> u64 {
         self.messages.min(RECEIVES as u64)
     }
@@ -151,7 +151,7 @@ impl PerfEndpoint {
         Ok(None)
     }
 
-    /// Posts the first receives for a chunk on each queue pair, if it consists of SENDs.
+    /// Posts the first receives for a chunk of SENDs on each queue pair. Does nothing for other operations.
     pub fn post_receives(&self, chunk: &Chunk) -> Result<(), CliError> {
         if self.params.verb == Verb::Send {
             for index in 0..self.qps.len() {

@@ -28,7 +28,7 @@ impl Verb {
         matches!(self, Verb::Send | Verb::Write)
     }
 
-    /// Returns the name in the heading of results.
+    /// Returns the name that the heading of the results contains.
     pub fn name(self) -> &'static str {
         match self {
             Verb::Send => "SEND",

@@ -85,7 +85,7 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("valid bounds")
 }
 
-/// Headings of the columns, as wide as those that [`Report::add`] prints.
+/// Column headings, aligned with the rows that [`Report::add`] prints.
 const BANDWIDTH_COLUMNS: &str = "     bytes     messages   seconds     Gbit/s      MiB/s    Mmsg/s";
 const LATENCY_COLUMNS: &str =
     "     bytes   messages       min       p50       p90       p99     p99.9       max      mean";
@@ -171,7 +171,8 @@ impl Report {
         Ok(())
     }
 
-    /// Prints the JSON object if JSON was requested, and otherwise whether packets took rings in shared memory.
+    /// Prints the JSON object if JSON was requested, and otherwise whether packets passed through rings in
+    /// shared memory.
     pub fn finish(mut self, end: TrafficReport) -> Result<(), CliError> {
         if self.json {
             self.document.end = end;

@@ -67,7 +67,7 @@ impl Runner<'_> {
         };
         endpoint.connect(&peers, &self.connect_options(sgid_index, mtu))?;
         match self.measure_sizes(control, plan, &endpoint, mtu) {
-            // The server has not failed if this process cannot print the results.
+            // The server must not fail because this process cannot print the results.
             printed @ (Ok(()) | Err(CliError::Output(_))) => control.send(&Message::Finished).and(printed),
             failed => failed,
         }

@@ -10,8 +10,9 @@ const PRIORITIES: usize = 8;
 const NOTIFICATION_POINT: [Parameter; 3] =
     [Parameter::MinTimeBetweenCnps, Parameter::CnpDscp, Parameter::Cnp8021pPrio];
 
-/// Returns the names, relative to `/sys/class/net/IF/ecn`, and the contents of the files that show what a
-/// device does. `sends_cnps` tells whether it answers packets marked "congestion experienced" with CNPs.
+/// Returns the names, relative to `/sys/class/net/IF/ecn`, and the contents of the files that show which
+/// parts of congestion control are enabled. `sends_cnps` is set if the device answers packets marked
+/// "congestion experienced" with CNPs.
 pub fn enabled(congestion: &Congestion, sends_cnps: bool) -> impl Iterator<Item = (String, String)> + use<> {
     let points = [("roce_np", sends_cnps), ("roce_rp", congestion.uses_marks())].into_iter();
     points.flat_map(|(point, is_enabled)| {

@@ -30,7 +30,7 @@ pub struct Peer {
     pub last_active: Instant,
     /// Number of SENDs to the peer not yet acknowledged.
     pub unacked: u64,
-    /// Number of SENDs of the peer that were echoed.
+    /// Number of SENDs from the peer that were echoed.
     echoes: u64,
 }
 

@@ -12,7 +12,7 @@ use crate::rdmacm::sync::call_sync;
 
 entry_points! {
     "RDMACM_1.0" minus_one rdma_listen(c: *mut rdma_cm_id, backlog: c_int) = listen;
-    // SAFETY: both calls require a live id and `len` readable bytes; null is checked for both.
+    // SAFETY: both C functions require a live id and `len` readable bytes; null is checked for both.
     "RDMACM_1.0" minus_one rdma_reject(c: *mut rdma_cm_id, data: *const c_void, len: u8)
         => id_ref(c)?.id.reject(&bytes(data, len)).map_err(errno);
     "RDMACM_1.3" minus_one rdma_reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8)
@@ -41,8 +41,8 @@ unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// Converts the parameters that a program requests or grants. Without a struct, as many READs and atomics as
-/// possible are requested, or granted of those that the peer requests.
+/// Converts the parameters that a program requests or grants. Returns the defaults if `from` is null: as many
+/// READs and atomics as possible, but when accepting no more than the peer requests.
 ///
 /// # Safety
 /// `from` points to a readable struct, whose private data is readable, or is null.
@@ -59,7 +59,7 @@ unsafe fn param(from: *const rdma_conn_param) -> ConnParam {
         .flow_control(from.flow_control != 0)
         .retry_count(from.retry_count)
         .rnr_retry_count(from.rnr_retry_count)
-        // These two apply to a queue pair that the id does not have.
+        // These two are ignored if the id has a queue pair.
         .srq(from.srq != 0)
         .qp_num(Qpn::new(from.qp_num))
 }

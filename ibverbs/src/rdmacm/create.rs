@@ -59,7 +59,7 @@ unsafe fn create_id(
 /// Destroys an id (`rdma_destroy_id`).
 ///
 /// # Safety
-/// `c` is a live id, or null. The program gives up its pointer.
+/// `c` is a live id, or null. The caller gives up its pointer.
 pub(super) unsafe fn destroy_id(c: *mut rdma_cm_id) -> Result<(), c_int> {
     // SAFETY: the caller passes a live id, which the program does not destroy during the call, or null.
     let id = match unsafe { id_ref(c) } {

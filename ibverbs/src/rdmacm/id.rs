@@ -98,8 +98,8 @@ fn destroy_all(process: &'static ProcessGlobals, on_progress: &dyn Fn()) {
     });
 }
 
-/// Calls `f` with a channel, or with a new private channel, for a synchronous id, if `given` is null. Returns
-/// the channel and the result of `f`; if `f` fails, a private channel is destroyed.
+/// Calls `f` with the channel `given` or, if that is null, with a new private channel for a synchronous id.
+/// Returns the channel and the result of `f`. If `f` fails, a new channel is destroyed.
 pub(super) fn with_channel<T>(
     given: *mut rdma_event_channel,
     f: impl FnOnce(&EventChannel) -> Result<T, IdError>,

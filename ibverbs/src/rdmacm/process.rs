@@ -31,7 +31,7 @@ export! {
 pub(crate) struct ProcessGlobals {
     process: ForkGeneration,
     pub manager: ConnectionManager,
-    /// The devices of the connection manager, in its order.
+    /// Devices of the connection manager, by its device index.
     pub devices: Vec<OpenDevice>,
     /// Ids, by the number that events carry.
     pub ids: ObjectTable<u64>,

@@ -47,11 +47,11 @@ const SRQ_CQ: u32 = 8;
 const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
-/// Creates one of the two completion queues of an id, with a completion channel, in the given fields of the
-/// id, unless it exists.
+/// Creates the completion queue of an id for sends or for receives, with a completion channel, unless it
+/// exists. `cq` and `channel` point to the fields of the id for both.
 ///
 /// # Safety
-/// `c` is a live id that is bound to a device, with the fields `cq` and `channel`.
+/// `c` is a live id that is bound to a device; `cq` and `channel` point to fields of it.
 unsafe fn create_missing_cq(
     c: *mut rdma_cm_id,
     size: u32,
@@ -193,6 +193,7 @@ pub(super) unsafe fn make_plain(
     // live or null.
     unsafe {
         *plain = *init;
+        // Set after the copy: `comp_mask` overlaps the padding at the end of `ibv_qp_init_attr`.
         (init_ex.comp_mask, init_ex.pd) = (QP_PD, pd);
         make(c, &mut init_ex)?;
         *init = *(&raw const init_ex).cast::<ibv_qp_init_attr>();

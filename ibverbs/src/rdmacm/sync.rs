@@ -51,8 +51,8 @@ impl Id {
     }
 }
 
-/// Makes one attempt at a call on an id. The first attempt calls `begin`, which starts the operation. If it
-/// returns true, an event will report the completion; on a synchronous id, the call waits for it.
+/// Makes one attempt at a call on an id. The first attempt calls `begin`, which starts the operation, and
+/// returns true if an event will report the completion; on a synchronous id, the call waits for that event.
 ///
 /// # Errors
 /// [`PENDING`](crate::cancel::PENDING), and the errors of `begin` and of the operation.
