@@ -303,7 +303,7 @@ impl Nic {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
     }
 
-    /// Returns a queue pair.
+    /// Returns a queue pair; `None` if it does not exist.
     pub fn qp(&self, qpn: Qpn) -> Option<&QueuePair> {
         self.table.get(qpn).map(|entry| &entry.qp)
     }
