@@ -167,8 +167,8 @@ pub(super) fn fanout_program(bits: u32) -> Vec<sock_filter> {
     p
 }
 
-/// Returns an instruction that loads a value from a UDP datagram. `at` is the offset of the IP header plus that
-/// of the value in the datagram; the index register holds the length of the IP header.
+/// Returns an instruction that loads a value from a UDP datagram. `at` is the offset of the IP header plus
+/// that of the value in the datagram; the index register holds the length of the IP header.
 fn load_udp(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_IND, at)
 }
