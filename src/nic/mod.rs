@@ -635,8 +635,8 @@ impl Nic {
             entry.qp.record_injected_failure(cause, now);
         }
         let to_err = QpAttr::new(QpState::Err);
-        // Every state has this transition, so it is rejected only if the device has failed, whose queue pairs in
-        // use are in ERR already.
+        // Every state has this transition, so it is rejected only if the device has failed, whose queue pairs
+        // in use are in ERR already.
         let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }
 

@@ -84,8 +84,8 @@ impl Nic {
         }
     }
 
-    /// Reports whether there is anything to transmit, including delayed acknowledgements and packets for which
-    /// the link has no room.
+    /// Reports whether there is anything to transmit, including delayed acknowledgements and packets for
+    /// which the link has no room.
     pub fn wants_to_transmit(&self) -> bool {
         self.has_ready() || !self.schedule.delayed_acks.is_empty() || self.egress.has_any_parked()
     }

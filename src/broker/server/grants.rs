@@ -229,7 +229,8 @@ impl Server {
     fn update_steering(&self) {
         let program = steering::by_partition(&self.sharded_clients());
         for served in &self.served {
-            // Best effort: attaching succeeded when the first socket was bound, and no caller can handle a failure.
+            // Best effort: attaching succeeded when the first socket was bound, and no caller can handle a
+            // failure.
             let _ = steer::attach(served.bind_addr.ip(), &served.sockets[0], &program);
         }
     }
