@@ -35,7 +35,7 @@ const REMOTE_COMM_ID: u32 = MAD + 28;
 const CM_CLASS: u32 = 7;
 
 /// Returns the BPF program that selects the socket by QPN partition, and also by shard if a process holds
-/// several partitions (those in `several`).
+/// several partitions, as listed in `several`.
 ///
 /// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
 /// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of

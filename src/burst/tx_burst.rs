@@ -48,7 +48,7 @@ pub struct PeerPath {
 /// Bit of a group whose packets are of a service without acknowledgements.
 const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
 
-/// Bit of the group of a packet to QP1.
+/// Bit of a group whose packets are for QP1.
 const FOR_GSI: u8 = UNACKNOWLEDGED << 1;
 
 /// Returns the group of a packet: the leading bits of its destination, whether its service has acknowledgements, and whether

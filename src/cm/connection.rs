@@ -69,7 +69,8 @@ pub(super) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Creates the policy of the side that sends messages with the given timeout over the given path.
+    /// Creates a policy. A response is awaited for `response_timeout` and a round trip of twice
+    /// `packet_life`.
     pub fn new(response_timeout: AckTimeout, packet_life: AckTimeout, retries: u8) -> RetryPolicy {
         let response_timeout = timeout_duration(response_timeout) + 2 * timeout_duration(packet_life);
         RetryPolicy { response_timeout, retries }

@@ -14,7 +14,7 @@ use crate::wire::mad::{CommId, Mad, Message, MessageKind};
 /// Pads `bytes` with zeros to the length of a private data field.
 ///
 /// # Errors
-/// [`CmError::PrivateData`] if they do not fit.
+/// [`CmError::PrivateData`] if `bytes` is longer than the field.
 pub fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     let mut field = [0; N];
     let Some(front) = field.get_mut(..bytes.len()) else {
@@ -216,7 +216,8 @@ impl Cm {
     }
 }
 
-/// Removes `key` from an index of the connections, unless it refers to another connection than `id`.
+/// Removes the entry `key` from an index of connections, unless a connection other than `id` has taken it
+/// over.
 fn remove_entry<K: Ord>(index: &mut BTreeMap<K, CommId>, key: &K, id: CommId) {
     if index.get(key) == Some(&id) {
         index.remove(key);

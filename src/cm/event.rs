@@ -61,13 +61,13 @@ pub struct Requested {
     pub is_peer_to_peer: bool,
     /// Requested service.
     pub service: ServiceId,
-    /// Transport service of the queue pairs; UD for the request of a datagram service.
+    /// Transport service of the queue pairs; UD for a datagram service.
     pub qp_type: QpType,
     /// Path to the peer.
     pub path: Path,
     /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Parameters of the connection; of the request of a datagram service, only the private data.
+    /// Parameters of the connection. For a datagram service, only the private data is set.
     pub info: ConnectionInfo,
 }
 
@@ -84,12 +84,12 @@ pub struct ConnectionInfo {
     pub initiator_depth: u8,
     /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Number of retries after a timeout.
+    /// Number of retries after a timeout, 0..=7.
     pub retry_count: u8,
-    /// Number of retries after an RNR NAK.
+    /// Number of retries after an RNR NAK, 0..=7, where 7 means no limit.
     pub rnr_retry_count: u8,
-    /// Whether the peer takes receives from a shared receive queue.
+    /// Whether the peer's queue pair uses a shared receive queue.
     pub srq: bool,
-    /// Peer's queue pair number.
+    /// The peer's queue pair number.
     pub qp_num: Qpn,
 }

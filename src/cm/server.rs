@@ -56,7 +56,7 @@ impl Cm {
         }
     }
 
-    /// Reports whether the connection table has room for another request, and counts the request otherwise.
+    /// Reports whether the connection table has room for another request; otherwise increments `too_many`.
     pub(super) fn has_room(&mut self) -> bool {
         let has_room = self.check_capacity().is_ok();
         self.counters.too_many += u64::from(!has_room);
@@ -94,7 +94,7 @@ impl Cm {
         self.report_request(id, false, mad, req);
     }
 
-    /// Rejects a request, and counts it.
+    /// Sends a REJ in response to a request, and counts the request as stale or refused.
     pub(super) fn refuse(&mut self, source: &AddressVector, mad: &Mad, req: &Req, (reason, info): RejCause) {
         match reason {
             RejReason::StaleConnection => self.counters.stale += 1,
@@ -250,9 +250,9 @@ impl Cm {
         }
     }
 
-    /// Accepts a request with `rep`, of which the communication IDs, the GUID, the delay of acknowledgements
-    /// and the status of the alternate path are filled in, and with the options for enhanced connection
-    /// establishment.
+    /// Accepts a request: sends `rep`, with `ece_options` as the options for enhanced connection
+    /// establishment. The communication IDs, the CA GUID, the target ACK delay and the failover status in
+    /// `rep` are replaced.
     ///
     /// # Errors
     /// [`CmError`], in a state other than REQ received.

@@ -79,8 +79,9 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Responds to a SIDR_REQ with `rep`, of which the request and service IDs are filled in, and with the
-    /// options for enhanced connection establishment. No further events are reported.
+    /// Responds to a SIDR_REQ: sends `rep`, with `ece_options` as the options for enhanced connection
+    /// establishment. The request ID and the service ID in `rep` are replaced. No further events are
+    /// reported.
     ///
     /// # Errors
     /// [`CmError`], in a state other than SIDR_REQ received.

@@ -67,7 +67,7 @@ impl Events {
     /// for the reader.
     ///
     /// # Errors
-    /// If no descriptor is left.
+    /// If the system is out of file descriptors.
     pub fn add_reader(&self) -> io::Result<(EventReader, Arc<EventFd>)> {
         let signal = Arc::new(EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?);
         let hub = &mut *self.0.lock();
@@ -95,8 +95,8 @@ impl Events {
         let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
         let only = EventSubject::of(event).map(owner);
-        for waiting in readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)) {
-            waiting.change(|queue| {
+        for reader in readers.iter_mut().filter(|r| only.is_none_or(|only| only == r.reader)) {
+            reader.change(|queue| {
                 if queue.len() == MAX_EVENTS {
                     queue.pop_front();
                 }

@@ -157,8 +157,9 @@ pub(super) fn packets(counters: &Counters) -> u64 {
 }
 
 impl ObjectFaults {
-    /// Returns the index of the fault to apply next, and the time of the turn in which it is due. Faults of a time come in the
-    /// order of their times, then those of a number of packets in the order of their numbers.
+    /// Returns the index of the fault to apply next, and the time at which it is due: `now` for a fault whose
+    /// number of packets has been reached. Faults that are due at a time come first, in the order of their
+    /// times, then those due after a number of packets, in the order of these numbers.
     pub fn next(&self, now: Instant, counters: &Counters) -> Option<(usize, Instant)> {
         let moment = |(index, (due, _)): (usize, &(Due, _))| match *due {
             Due::At(at) => Some(((at, 0), index)),

@@ -17,7 +17,7 @@ impl ShardState {
         self.outputs.deliver(&mut self.nic, now);
     }
 
-    /// Creates a queue pair that completes to the given completion queues by calling `create`.
+    /// Calls `create` to create a queue pair that completes to the given completion queues.
     ///
     /// # Errors
     /// Those of `create`.
@@ -93,8 +93,9 @@ impl ShardState {
         handle.map(|handle| self.nic.inject_cq_error(handle)).unwrap_or_default()
     }
 
-    /// Raises an event and what belongs to it: an error of an object fails its queue pairs. Returns what has failed, or
-    /// `None` if this shard does not have the object, or no queue pair of a completion queue.
+    /// Simulates an event: raises it and, if it is an error of an object, fails the queue pairs of the
+    /// object. Returns the queue pairs that have failed; `None` if this shard does not have the object, or if
+    /// no queue pair completes to the completion queue.
     pub(super) fn inject_event(&mut self, now: Instant, event: AsyncEvent) -> Option<Changed> {
         match event {
             AsyncEvent::CqError(id) => {

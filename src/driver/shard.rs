@@ -26,7 +26,7 @@ use crate::transport::{EgressRoom, Instant, earliest};
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
 pub(crate) struct Shard {
-    /// Locked without a guard only to read, because a guard announces a change.
+    /// Locked directly only to read: a [`ShardGuard`] also announces a change.
     pub(super) state: Mutex<ShardState>,
     pub clock: Clock,
     pub(super) policy: Policy,

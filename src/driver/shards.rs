@@ -38,7 +38,7 @@ pub(crate) struct Shards {
 /// Set of shards, with one bit per shard index.
 pub(crate) type ShardSet = u64;
 
-/// The shards of any NIC.
+/// All shards of a NIC, however many it has.
 pub(crate) const ALL_SHARDS: ShardSet = ShardSet::MAX;
 
 impl Shards {
@@ -79,10 +79,11 @@ impl Shards {
     }
 
     /// Returns the shard for the next queue pair to be created: that of the queue pairs that already complete to
-    /// `cq`, and for an unused completion queue the next in round-robin order. So a thread with a completion
-    /// queue of its own takes the lock of one shard only, and polls one. With queue pairs distributed without
-    /// regard to completion queues, 26 of 36 points of `benches/shards.rs` were below the rate of one shard, down
-    /// to 0.59 times; with this rule 8 are, down to 0.89 times.
+    /// `cq`, or for an unused completion queue the next in round-robin order. A thread with a completion
+    /// queue of its own then takes the lock of one shard only, and polls only that one. With queue pairs
+    /// distributed without regard to completion queues, 26 of the 36 measurements of `benches/shards.rs` were
+    /// below the rate of one shard, the lowest at 0.59 times that rate; with this rule, 8 are, the lowest at
+    /// 0.89 times.
     pub fn next_for_qp(&self, cq: &CqUsers) -> &Arc<Shard> {
         match cq.count() {
             0 => self.next(&self.next_qp),

@@ -44,7 +44,8 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_DELIVERIES: usize = 64;
 
 impl Inbox {
-    /// Adds a delivery that is due at `at`. Most are due after all others, and few move.
+    /// Adds a delivery that is due at `at`. Most deliveries are due after all others; otherwise few entries
+    /// move.
     pub fn push(&mut self, at: Instant, delivery: Delivery) {
         self.bytes += delivery.data.len();
         match self.deliveries.back() {

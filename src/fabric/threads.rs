@@ -29,7 +29,7 @@ thread_local! {
 /// Reason why a waiting thread runs again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wake {
-    /// Something has changed, or an event has happened: the thread must look whether it still has to wait.
+    /// Something has changed, or an event has occurred: the thread must check whether it still has to wait.
     Change,
     /// The clock has reached the deadline.
     Deadline,
@@ -141,7 +141,8 @@ impl Threads {
     }
 
     /// Runs `f` as the thread with the number `id`, when it is that thread's turn. `advance` advances the
-    /// clock to the next event, or up to the instant that it is given, and returns why threads run again.
+    /// clock to the next event, but no further than to the given instant, and returns the reason to wake
+    /// threads.
     pub fn run<R>(&self, id: u64, advance: &dyn Fn(Instant) -> Wake, f: impl FnOnce() -> R) -> R {
         CURRENT.set(Some((self.identity(), id)));
         self.await_turn(self.state.lock(), id);

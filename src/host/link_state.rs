@@ -59,8 +59,10 @@ impl LinkStateMonitor {
         self.netlink.is_none() || self.interfaces.iter().any(|(_, state)| *state == State::Up)
     }
 
+    /// Checks that an interface exists, as of the last call to [`is_up`](Self::is_up).
+    ///
     /// # Errors
-    /// `ENODEV` if all interfaces had been removed at the last call to [`is_up`](Self::is_up).
+    /// `ENODEV` if all interfaces have been removed.
     pub fn check_exists(&self) -> io::Result<()> {
         match self.interfaces.iter().any(|(_, state)| *state != State::Removed) {
             false if self.netlink.is_some() => Err(io::Error::from_raw_os_error(libc::ENODEV)),

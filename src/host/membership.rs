@@ -41,7 +41,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Address of the interface, which its index determines.
+/// Interface address in a call that identifies the interface by its index.
 const ANY: Ipv4Addr = Ipv4Addr::UNSPECIFIED;
 
 /// Checks that a group can be joined by a link with the given addresses.

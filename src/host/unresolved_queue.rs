@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use super::frame_queue::FrameQueue;
 use crate::wire::Mac;
 
-/// Frames whose destination MAC is still missing, each with its next hop, and the frames to send.
+/// Frames whose destination MAC is not yet known, each with its next hop, and the outbox of frames to send.
 #[derive(Debug, Default)]
 pub(crate) struct UnresolvedQueue {
     frames: FrameQueue<IpAddr>,
-    /// Frames to send: those that were resolved, and those of the stack itself.
+    /// Frames to send: those whose next hop was resolved, and those of the stack itself.
     pub outbox: FrameQueue,
     /// Number of frames dropped because the next hop did not reply, there was no route, or the queue was full.
     pub dropped: u64,
@@ -35,7 +35,8 @@ impl UnresolvedQueue {
         self.frames.tags().copied()
     }
 
-    /// Moves all frames for `hop` to the outbox, with `mac` as the destination MAC. Without `mac`, drops and counts them.
+    /// Moves all frames for `hop` to the outbox, with `mac` as their destination MAC. If `mac` is `None`,
+    /// drops and counts them.
     pub fn finish(&mut self, hop: IpAddr, mac: Option<Mac>) {
         if !self.hops().any(|queued| queued == hop) {
             return;

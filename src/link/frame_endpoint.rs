@@ -1,5 +1,5 @@
-//! The part that packet and frames links have in common: an IP stack on Ethernet frames, priority flow control, and packets
-//! to the link itself.
+//! Common part of packet and frames links: the IP stack on Ethernet frames, priority flow control, and
+//! packets to the link itself.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub(super) struct FrameEndpoint<S: ?Sized> {
 }
 
 impl<S: IpStack + ?Sized> FrameEndpoint<S> {
-    /// Creates the state of a link, whose receive queue has room for `capacity` bytes, with the state that the links of a
-    /// NIC's shards share and the index of the link among them.
+    /// Creates the state of a link. `capacity` is the size of its receive queue in bytes, `shared` the flow
+    /// control state that the links of a NIC's shards share, and `shard` the index of the link among them.
     pub fn new(
         info: LinkInfo,
         vlan: Option<VlanTag>,
@@ -51,14 +51,14 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         }
     }
 
-    /// Reports whether the packets of a burst to another host are too long for the link.
+    /// Reports whether a burst is for another host and its packets exceed the MTU.
     pub fn exceeds_mtu(&self, burst: &TxBurst<'_>) -> bool {
         let is_long = burst.flow.header_len() + burst.segment > self.info.mtu;
         is_long && !self.info.addresses.contains(&burst.flow.dst)
     }
 
-    /// Delivers a burst to this link itself, if it is to an address or a group of the link. Returns whether other hosts get
-    /// it too.
+    /// Delivers a burst to this link itself if its destination is an address or a group of the link. Returns
+    /// whether it must be sent to other hosts too.
     pub fn loop_back(&mut self, burst: &TxBurst<'_>) -> bool {
         let dst = burst.flow.dst;
         let is_own = self.info.addresses.contains(&dst);
@@ -68,8 +68,8 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         !is_own
     }
 
-    /// Returns the MAC to which the packets of a burst can be sent now. If there is none, keeps the packets back: until the
-    /// next hop's MAC is known, or until their priority is resumed.
+    /// Returns the destination MAC of a burst that can be sent now. Otherwise queues the packets until the
+    /// next hop's MAC is known or their priority is resumed, and returns `None`.
     pub fn resolve_or_keep_back(&mut self, now: Instant, burst: &TxBurst<'_>) -> Option<Mac> {
         let flow = burst.flow;
         let to = self.stack.resolve(now, flow.dst);
@@ -90,13 +90,13 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         None
     }
 
-    /// Parses a received frame; counts one that is malformed.
+    /// Parses a received frame. Counts a malformed frame, and returns `None`.
     pub fn parse(&mut self, bytes: &[u8], checksums: Checksums) -> Option<Frame> {
         frame::parse(bytes, checksums).inspect_err(|error| self.counters.count(error)).ok()
     }
 
-    /// Handles a received frame. Returns the packet in it, if it is one for this link. Calls `on_resumed` if the frame has
-    /// ended a pause early, which the other shards must be told.
+    /// Handles a received frame. Returns its packet, if it contains one for this link. Calls `on_resumed` if
+    /// the frame has ended a pause early, so that the link can notify the other shards.
     pub fn receive(
         &mut self,
         now: Instant,
@@ -123,8 +123,8 @@ impl<S: IpStack + ?Sized> FrameEndpoint<S> {
         None
     }
 
-    /// Serves the timers after a batch of frames was received, and pauses or resumes the neighbour. `waiting` returns the
-    /// number of bytes left.
+    /// Serves the timers after a batch of frames was received, and pauses or resumes the neighbour. `waiting`
+    /// returns the number of bytes that have not been read yet.
     pub fn handle_timeout(&mut self, now: Instant, waiting: impl FnOnce() -> usize) {
         self.stack.handle_timeout(now);
         if let Some(pfc) = &mut self.pfc {

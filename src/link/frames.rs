@@ -273,7 +273,8 @@ impl FramesLink {
         self.tx.byte_len() >= BACKLOG_BYTES
     }
 
-    /// Sends frames until the backlog has fewer bytes, for at most `SEND_TIMEOUT`. Reports whether it has.
+    /// Sends frames until the backlog has fewer than `bytes` bytes, for at most `SEND_TIMEOUT`. Returns false
+    /// if it still has more.
     fn flush_below(&mut self, bytes: usize) -> bool {
         let start = std::time::Instant::now();
         loop {

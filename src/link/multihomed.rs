@@ -100,7 +100,7 @@ impl<L: Link> Multihomed<L> {
         self.members.iter().position(has_version)
     }
 
-    /// Iterates over the links that have an address, or over all of them.
+    /// Iterates over the links that have the address; over all links if `address` is `None`.
     fn links_at(&mut self, address: Option<IpAddr>) -> impl Iterator<Item = &mut L> {
         let has = move |link: &&mut L| address.is_none_or(|ip| link.info().addresses.contains(&ip));
         self.members.iter_mut().map(|member| &mut member.link).filter(has)

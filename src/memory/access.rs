@@ -80,7 +80,7 @@ pub struct Accessor {
 }
 
 impl Accessor {
-    /// Checks that the object of a key belongs to the queue pair's protection domain.
+    /// Checks that `pd`, the protection domain of a key's object, is that of the queue pair.
     pub(super) fn check_pd(self, key: u32, pd: PdId) -> Result<(), AccessError> {
         if self.pd == pd { Ok(()) } else { Err(AccessError::WrongPd { key, region: pd, used: self.pd }) }
     }

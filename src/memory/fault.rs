@@ -56,7 +56,7 @@ mod x86_64 {
         PROCESS.load(Ordering::Relaxed) != std::process::id()
     }
 
-    /// Calls the C library's `sigaction`. Returns its result, and the action before.
+    /// Calls the C library's `sigaction`. Returns the result of the call, and the previous action.
     ///
     /// # Safety
     /// As for `sigaction`.

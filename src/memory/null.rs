@@ -11,7 +11,8 @@ const NULL_RUN: usize = 1 << 16;
 static ZEROS: LazyLock<Buffer> = LazyLock::new(|| Buffer::zeroed(NULL_RUN));
 static SINK: LazyLock<Buffer> = LazyLock::new(|| Buffer::zeroed(NULL_RUN));
 
-/// Allocates the buffers, when a null region is registered: not later on the data path, and not while another thread forks.
+/// Allocates the buffers. Called when a null region is registered, so that the data path, also of a forked
+/// child, finds them allocated.
 pub(super) fn allocate() {
     LazyLock::force(&ZEROS);
     LazyLock::force(&SINK);

@@ -117,8 +117,8 @@ impl FastRegion {
         self.state.fetch_update(end).is_ok()
     }
 
-    /// Invalidates the registration. Fails while `windows` are bound to the region. With `remote` (a request
-    /// from a peer), also fails if the registration permits no remote access.
+    /// Invalidates the registration. Fails unless `windows`, the number of windows bound to the region, is 0.
+    /// With `remote` (a request from a peer), also fails if the registration permits no remote access.
     pub fn invalidate(&self, key: LKey, remote: bool, windows: u32) -> Result<(), ManagementError> {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key: key.0 };

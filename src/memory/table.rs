@@ -190,7 +190,8 @@ impl Table {
     /// access ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let extent = Extent { access: access | Access::ON_DEMAND, ..Extent::WHOLE_PROCESS };
-        // SAFETY: each access checks that the bytes are mapped; the caller accepts all others.
+        // SAFETY: in an on-demand region, accesses to unmapped bytes are rejected; the caller accepts
+        // accesses to all mapped ones.
         unsafe { self.register(pd, extent) }
     }
 
@@ -348,7 +349,7 @@ impl Table {
         self.free.push_back(index);
     }
 
-    /// Counts that a window is no longer bound to the region in slot `region`.
+    /// Decrements the number of windows bound to the region in slot `region`.
     fn count_unbind(&self, region: u32) {
         self.slots[region as usize].windows.fetch_sub(1, Ordering::Relaxed);
     }

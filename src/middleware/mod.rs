@@ -15,7 +15,8 @@ use faults::{FaultCounters, FaultSeeds, Faults, Rule};
 pub struct Middleware {
     /// Capture file for packets in both directions; `None` to capture nothing.
     pub capture: Option<CaptureFile>,
-    /// Whether packets are captured as the NIC sends and receives them; otherwise at the wire.
+    /// Whether packets are captured between the NIC and fault injection, as the NIC sends and receives them;
+    /// otherwise between fault injection and the wire.
     pub captures_at_nic: bool,
     /// Rules that define the faults to inject.
     pub faults: Vec<Rule>,

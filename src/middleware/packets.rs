@@ -1,4 +1,4 @@
-//! Bursts and single packets, as middleware reads them.
+//! Conversion of bursts for middleware: into single packets, and of sent bursts into received ones.
 
 use crate::burst::{RxBurst, TxBurst};
 use crate::wire::IpIdent;

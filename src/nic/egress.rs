@@ -9,10 +9,12 @@ use crate::transport::{EgressRoom, Instant, QpState};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Transmits like [`transmit`](Self::transmit), but only what the link has room for, if that is limited; CNPs always. The
-    /// rest must be transmitted as soon as [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true. With
-    /// `delay_acks`, delays the acknowledgements of queue pairs that have nothing else to send: they are sent together
-    /// with a request, or by the next call without `delay_acks`.
+    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a
+    /// part of a long READ response; with `room`, only those for which the link has room, except that CNPs
+    /// are always sent. Returns true if there are more; the rest must be transmitted as soon as
+    /// [`wants_to_transmit_within`](Self::wants_to_transmit_within) is true. With `delay_acks`, delays the
+    /// acknowledgements of queue pairs that have nothing else to send: they are sent together with a request,
+    /// or by the next call without `delay_acks`.
     pub fn transmit_within(
         &mut self,
         now: Instant,
@@ -33,8 +35,8 @@ impl Nic {
         self.wants_to_transmit_within(left)
     }
 
-    /// Reports whether [`transmit_within`](Self::transmit_within) has something to do without the acknowledgements that it
-    /// has delayed.
+    /// Reports whether [`transmit_within`](Self::transmit_within) has something to do besides sending delayed
+    /// acknowledgements.
     pub fn wants_to_transmit_within(&self, room: Option<EgressRoom>) -> bool {
         self.has_ready() || room.is_some_and(|room| self.egress.has_parked(room))
     }

@@ -11,7 +11,7 @@ use crate::wire::{PKey, Packet, Qpn};
 impl Nic {
     /// Creates QP1 in RESET, as a UD queue pair for unsignaled sends. Returns `None` if it already exists.
     pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
-        // Its sends are unsignaled, so no polled completion would ever free a slot.
+        // The sends of QP1 are unsignaled, so no polled completion would ever free a slot.
         let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
         let qp = QueuePair::new(Qpn::GSI, &QpInit { quirks, ..*init });
         let entry = Entry::new(qp, send_cq, recv_cq, init.srq);

@@ -8,8 +8,8 @@ use crate::wire::Qpn;
 
 impl Nic {
     /// Raises an event as if its cause had occurred. An error event for a queue pair also moves the queue
-    /// pair to ERR; `QpFatal` does so at the next [`transmit`](Self::transmit). Returns false, and raises
-    /// nothing, if the NIC has no object with the event's number.
+    /// pair to ERR; `QpFatal` does so at the next [`transmit_within`](Self::transmit_within). Returns false,
+    /// and raises nothing, if the NIC has no object with the event's number.
     ///
     /// `DeviceFatal` and the events of the port concern the link too, so they are not injected here: see
     /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up). `CqError` is the driver's event: see
@@ -56,8 +56,8 @@ impl Nic {
     }
 
     /// Makes all queue pairs that use the completion queue `cq` enter ERR at the next
-    /// [`transmit`](Self::transmit), as a CQ error does, and returns them. The event itself is raised by the
-    /// driver.
+    /// [`transmit_within`](Self::transmit_within), as a CQ error does, and returns them. The driver raises
+    /// the event itself.
     pub fn inject_cq_error(&mut self, cq: CqHandle) -> Vec<Qpn> {
         let mut qpns = Vec::new();
         for entry in self.table.iter_mut().filter(|e| e.send_cq == cq || e.recv_cq == cq) {

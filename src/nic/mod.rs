@@ -2,8 +2,8 @@
 //!
 //! The NIC is sans-I/O: it has no socket, thread, lock or clock, and it makes no callbacks. Its driver passes
 //! in packets, work requests and the time, and takes out packets, completions and events. All calls of one
-//! turn get the same memory table, which must not change between [`Nic::transmit`] and the moment when the
-//! [`TxQueue`] is cleared, because the queue may still refer to user memory.
+//! turn get the same memory table, which must not change between [`Nic::transmit_within`] and the moment when
+//! the [`TxQueue`] is cleared, because the queue may still refer to user memory.
 //!
 //! A turn of the driver consists of these calls, in this order; each may be omitted if there is nothing for
 //! it to do:
@@ -11,9 +11,9 @@
 //! 1. [`Nic::handle_burst`] for each received burst, or [`Nic::handle_part`] for each part of it.
 //! 2. [`Nic::handle_timeouts_unless_deferred`], which does nothing before [`Nic::next_deadline`]; or
 //!    [`Nic::handle_timeouts`], which serves expired timers even while packets keep arriving.
-//! 3. [`Nic::transmit`], which fills the [`TxQueue`]. If it returns true, another turn must follow soon.
-//!    [`Nic::transmit_within`] can delay acknowledgements that have no request to travel with
-//!    ([`Nic::held_acknowledgements`]) until the next [`Nic::transmit`], which must follow soon too.
+//! 3. [`Nic::transmit_within`], which fills the [`TxQueue`]. If it returns true, another turn must follow
+//!    soon. It can delay acknowledgements that have no request to travel with
+//!    ([`Nic::held_acknowledgements`]), until the next call that does not, which must follow soon too.
 //! 4. The link sends the packets, and the driver clears the [`TxQueue`].
 //! 5. [`Nic::emitted`], in every turn, even if the link has dropped the packets: only now do the sends of
 //!    unreliable services complete, since the application may reuse their memory from then on.
@@ -303,7 +303,7 @@ impl Nic {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
     }
 
-    /// Returns a queue pair.
+    /// Returns a queue pair; `None` if it does not exist.
     pub fn qp(&self, qpn: Qpn) -> Option<&QueuePair> {
         self.table.get(qpn).map(|entry| &entry.qp)
     }
@@ -320,7 +320,7 @@ impl Nic {
         self.table.get(qpn).map(|e| e.qp.state())
     }
 
-    /// Posts a send work request, which the next [`transmit`](Self::transmit) sends.
+    /// Posts a send work request, which the next [`transmit_within`](Self::transmit_within) sends.
     ///
     /// # Errors
     /// Outer: [`UnknownQp`]. Inner: [`PostError`].
@@ -471,7 +471,7 @@ impl Nic {
     }
 
     /// Records that a completion for a queue pair was lost because the completion queue is full. The queue
-    /// pair enters ERR at the next [`transmit`](Self::transmit).
+    /// pair enters ERR at the next [`transmit_within`](Self::transmit_within).
     pub fn on_cq_overflow(&mut self, qpn: Qpn) {
         if let Some(entry) = self.table.get_mut(qpn) {
             entry.must_enter_error = true;
@@ -635,7 +635,8 @@ impl Nic {
             entry.qp.record_injected_failure(cause, now);
         }
         let to_err = QpAttr::new(QpState::Err);
-        // Every state has this transition, so it cannot be rejected; the queue pairs of a failed device are in ERR already.
+        // Every state has this transition, so it is rejected only if the device has failed, whose queue pairs
+        // in use are in ERR already.
         let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
     }
 

@@ -171,7 +171,7 @@ fn find_qp<'t>(
 }
 
 impl Nic {
-    /// Processes a received burst. Responses are sent by the next [`transmit`](Self::transmit).
+    /// Processes a received burst. Responses are sent by the next [`transmit_within`](Self::transmit_within).
     pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
         self.handle_part(now, burst, 0, memory, tx);
     }

@@ -24,8 +24,8 @@ impl Nic {
         self.schedule.delayed_acks.len()
     }
 
-    /// Appends the packets that are due to `tx`, one queue pair after another, until `tx` is full or has a part of a long
-    /// READ response. Returns true if there are more.
+    /// Transmits like [`transmit_within`](Self::transmit_within), without a limit and without delaying
+    /// acknowledgements.
     #[cfg(any(test, feature = "unstable-internals"))]
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         self.transmit_within(now, None, false, memory, tx)
@@ -84,7 +84,8 @@ impl Nic {
         }
     }
 
-    /// Reports whether [`transmit`](Self::transmit) has something to do.
+    /// Reports whether there is anything to transmit, including delayed acknowledgements and packets for
+    /// which the link has no room.
     pub fn wants_to_transmit(&self) -> bool {
         self.has_ready() || !self.schedule.delayed_acks.is_empty() || self.egress.has_any_parked()
     }

@@ -23,25 +23,26 @@ pub(super) const NOTIFICATION: &[u8] = b"\0";
 /// Message with which a reader confirms a ring.
 pub(super) const CONFIRMATION: &[u8] = b"y";
 
-/// First words of the messages about memory in which the writer leaves payloads. The number of the memory follows.
-///
-/// From the writer, with the descriptor of the memory.
+// First words of the messages about memory in which the writer leaves payloads. The number of the memory
+// follows.
+
+/// Offer of memory by the writer, with its descriptor.
 const OFFER: &str = "offer";
-/// From the reader: it has mapped the memory.
+/// Answer of a reader that has mapped the memory.
 const ACCEPT: &str = "accept";
-/// From the reader: it has not.
+/// Answer of a reader that has not mapped the memory.
 const REFUSE: &str = "refuse";
-/// From the writer: the memory is no longer in use.
+/// Message of the writer that the memory is no longer in use.
 const WITHDRAW: &str = "withdraw";
 
-/// Splits a message into the word and the number.
+/// Splits a message into its first word and the number of the memory.
 fn parse(bytes: &[u8]) -> Option<(&str, u32)> {
     let (word, id) = std::str::from_utf8(bytes).ok()?.split_once(' ')?;
     Some((word, id.parse().ok()?))
 }
 
-/// Tells the reader of changes of the memory that is shared with it, unless it has broken the protocol, which the next
-/// write notices.
+/// Sends the reader the changes of the memory that is shared with it. An error means that the reader has
+/// broken the protocol; the next write detects it.
 pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) {
     while let Ok(Some(change)) = ring.next_change() {
         let sent = match &change {

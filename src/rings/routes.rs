@@ -24,7 +24,7 @@ const MAX_ROUTES: usize = 4096;
 /// The routes, and the addresses of which the paths have changed.
 #[derive(Debug, Default)]
 pub struct Routes {
-    /// `None` for a destination without a route, because the process that read its ring has ended.
+    /// Route to each destination; `None` if there is none, because the process that read the ring has ended.
     by_destination: HashMap<Destination, Option<Route>>,
     /// The destination looked up last, with its route.
     last: Option<(Destination, Route)>,

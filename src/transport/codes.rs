@@ -1,4 +1,4 @@
-//! Macro for enums with the values of the C API, and with names.
+//! Macro for enums whose variants have the values of the C API, and texts.
 
 /// Defines an enum of numbered values with texts.
 macro_rules! codes {

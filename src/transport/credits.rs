@@ -1,7 +1,8 @@
 //! End-to-end credits: a responder advertises how many receives are available (IBA 9.7.7.2).
 
-/// Credit limit advertised by the peer (limit sequence number, LSN): the last message number for which the peer has a
-/// receive, if the message needs one. `None` if the peer has not advertised credits, or does not use them.
+/// Credit limit advertised by the peer (limit sequence number, LSN): the last message number covered by its
+/// credits. The peer has a receive for every message up to this one that needs a receive. `None` (no limit)
+/// if the peer has not advertised credits, or does not use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct CreditLimit(Option<u32>);
 

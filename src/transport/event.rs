@@ -3,7 +3,7 @@
 use super::{CqId, SrqId};
 use crate::wire::Qpn;
 
-/// Defines the events by a table of their objects, numbers and names.
+/// Defines the events by a table of the types of their objects, their numbers and their names.
 macro_rules! events {
     (
         $(#[$attribute:meta])*
@@ -16,7 +16,7 @@ macro_rules! events {
         }
 
         impl AsyncEvent {
-            /// Returns all events, of the given objects.
+            /// Returns one event of each kind, for the given objects.
             pub(crate) fn all($($id: $type),*) -> impl Iterator<Item = AsyncEvent> + Clone {
                 [$(AsyncEvent::$event $(($of))?),*].into_iter()
             }

@@ -92,6 +92,7 @@ impl Receive {
     /// Returns the memory at byte offset `at` of the receive's buffers, up to the end of the scatter/gather element and at
     /// most `max` bytes. Returns `None` if nothing is left or it may not be written.
     pub fn element_at(&self, at: u32, max: u32, by: Accessor, memory: &Table) -> Option<HostSlice> {
+        // `Err` ends the iteration at the first element.
         let first = gather(self.sges.iter(), at, max, |sge, addr, n| {
             Err(memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE).ok())
         });

@@ -456,8 +456,7 @@ pub enum AddressError {
     },
 }
 
-/// Returns the attributes that a transition requires, and those that it accepts besides; `None` if there is no such
-/// transition.
+/// Returns the required and the optional attributes of a transition; `None` if there is no such transition.
 fn attrs_of(qp_type: QpType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     if matches!(to, QpState::Reset | QpState::Err) {
         return Some((AttrMask::empty(), AttrMask::empty()));
@@ -471,7 +470,7 @@ pub fn accepted_attrs(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
     attrs_of(qp_type, from, to).map_or(AttrMask::empty(), |(required, optional)| required | optional)
 }
 
-/// Checks that each value that is given lies between the minimum and the maximum behind it.
+/// Checks that each value, unless it is `None`, lies between the minimum and the maximum that follow it.
 ///
 /// # Errors
 /// [`ModifyError::Value`] for the first value out of range.

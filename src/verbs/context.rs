@@ -434,7 +434,7 @@ impl Context {
         self.0.faults.counts()
     }
 
-    /// Returns the faults of the device with their counters, which do not keep the device open.
+    /// Returns the faults of the device, with their counters. They do not keep the device open.
     #[doc(hidden)]
     pub fn device_faults(&self) -> Arc<DeviceFaults> {
         self.0.faults.clone()

@@ -1,10 +1,10 @@
-//! Limits on the number of objects per device.
+//! Limits on the number of objects, and of bytes of device memory, per device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::CreateError;
 
-/// Number of existing objects of one kind, and the limit on that number.
+/// Number of existing objects or bytes of one kind, and the limit on that number.
 pub(super) struct Quota {
     kind: &'static str,
     used: AtomicU64,

@@ -267,8 +267,8 @@ pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u1
     append_ip_udp(out, flow, id, udp_payload);
 }
 
-/// Appends a complete frame that carries `udp_payload` (BTH to ICRC), from the destination and the source in `macs`, with a
-/// VLAN tag if there is one.
+/// Appends a complete frame that carries `udp_payload` (BTH to ICRC). `macs` are the destination and the
+/// source; `tag` is the VLAN tag, if any.
 ///
 /// # Panics
 /// As for [`append_ip_udp`].

@@ -95,8 +95,9 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Returns the prefix for a flow's packets of `udp_payload` bytes, from the cache if possible. `is_next`: the
-    /// previous call was for the same flow, so that only the length of the last prefix is compared.
+    /// Returns the prefix for a flow's packets of `udp_payload` bytes, from the cache if possible. `is_next`
+    /// must be set only if the previous call was for the same flow: then only the length of the last prefix
+    /// is compared.
     #[inline]
     pub fn of(&mut self, flow: &Flow, udp_payload: usize, is_next: bool) -> &Prefix {
         let is_of_flow = |prefix: Prefix| prefix.udp_payload == udp_payload && prefix.flow == *flow;
@@ -162,7 +163,7 @@ pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     compute_behind::<1>(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
 }
 
-/// Computes the ICRC for a whole UDP payload, which covers the bytes behind the prefix `TIMES` times: first as
+/// Computes an ICRC for a whole UDP payload that covers the bytes behind the prefix `TIMES` times: first as
 /// specified, and then again with no byte masked.
 #[inline(always)]
 fn compute_behind<const TIMES: usize>(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
@@ -224,7 +225,7 @@ fn is_flush(udp_payload: &[u8]) -> bool {
     udp_payload.first() == Some(&Opcode::FLUSH.0) && udp_payload.len() <= MAX_HEADERS_LEN + ICRC_LEN
 }
 
-/// Reports whether the ICRC of a packet is correct, which covers the bytes behind the prefix `TIMES` times.
+/// Reports whether the ICRC of a packet is correct if it covers the bytes behind the prefix `TIMES` times.
 #[inline]
 fn icrc_matches<const TIMES: usize>(
     prefix: &Prefix,

@@ -1,6 +1,6 @@
-//! Macros for numbers that have types: their hexadecimal text, and codes with names.
+//! Macros for typed numbers: their hexadecimal text, and codes with names.
 
-/// Implements `Debug` and `Display` of types around a number, with the two formats.
+/// Implements `Debug` and `Display` for newtypes of a number, by two formats in this order.
 macro_rules! hexadecimal {
     ($($name:ident: $debug:literal, $display:literal;)*) => {
         $(impl std::fmt::Debug for $name {
@@ -17,7 +17,7 @@ macro_rules! hexadecimal {
     };
 }
 
-/// Defines an enum of the codes in a field, whose last variant holds the values without a name.
+/// Defines an enum of the codes of a field. Its last variant holds the unassigned values.
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident: $repr:ty {
         $($(#[$vdoc:meta])* $variant:ident = $code:literal, $text:literal;)*

@@ -169,12 +169,12 @@ fn connect_to(bind_addr: &BindAddr, private: &SocketNames, sharing: &Sharing) ->
             sockopt::set_socket_timeout(&socket, direction, Some(BROKER_TIMEOUT))?;
         }
         // Does not block on a process that owns an abstract name and accepts no connection.
-        let is_of_others = *names == SocketNames::Abstract && !sharing.any_user;
-        rustix::io::ioctl_fionbio(&socket, is_of_others)?;
+        let may_be_of_others = *names == SocketNames::Abstract && !sharing.any_user;
+        rustix::io::ioctl_fionbio(&socket, may_be_of_others)?;
         match connect(&socket, &names.address(&broker_name(bind_addr))?) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
-            Err(_) if is_of_others => continue,
+            Err(_) if may_be_of_others => continue,
             Err(e) => return Err(e.into()),
         }
         rustix::io::ioctl_fionbio(&socket, false)?;

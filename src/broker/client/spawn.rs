@@ -56,7 +56,7 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
         stderr: writer.as_raw_fd(),
         stack: second.as_mut_ptr_range().end.cast(),
     };
-    // None of the program's signal handlers runs in a child, which shares its memory.
+    // A signal handler of the program must not run in a child, which shares the memory of this process.
     let previous_mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     // SAFETY: the child makes only system calls, with data prepared before. The data and the stacks outlive
     // it and are not used otherwise: CLONE_VFORK suspends this thread until the child has ended.

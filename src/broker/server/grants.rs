@@ -21,7 +21,8 @@ use crate::wire::ROCE_PORT;
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Server {
-    /// Handles a request. It stays pending if it must wait, for the port or for other processes to receive descriptors.
+    /// Handles a request. The request stays pending while it must wait for the port, or for other processes
+    /// to receive descriptors.
     pub(super) fn grant(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> Result<(), Response> {
         if let Some(partition) = request.partition {
             return self.reattach(i, partition, &request, fds);
@@ -228,7 +229,8 @@ impl Server {
     fn update_steering(&self) {
         let program = steering::by_partition(&self.sharded_clients());
         for served in &self.served {
-            // Best effort: it worked when the first socket was bound, and there is no caller to report a failure to.
+            // Best effort: attaching succeeded when the first socket was bound, and no caller can handle a
+            // failure.
             let _ = steer::attach(served.bind_addr.ip(), &served.sockets[0], &program);
         }
     }

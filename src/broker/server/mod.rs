@@ -198,7 +198,7 @@ struct Client {
     last_acks: Option<OwnedFd>,
 }
 
-/// The granted partitions, and their addresses.
+/// Partitions granted to a client, and the addresses that the lease covers.
 struct Lease {
     partitions: Range<usize>,
     bind_addrs: Vec<BindAddr>,
@@ -348,8 +348,8 @@ impl Server {
         }
     }
 
-    /// Sends the refusal, if a request was not granted; the client then closes the connection. Returns false if the client
-    /// has already disconnected.
+    /// Sends the refusal if a request was not granted; the client then closes the connection. Returns false
+    /// if the client has already disconnected.
     fn refuse_unless(&self, i: usize, granted: Result<(), Response>) -> bool {
         let send = |refusal| fd_message::send(&self.clients[i].connection, &refusal, &[]).is_ok();
         granted.map_or_else(send, |()| true)

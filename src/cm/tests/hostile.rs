@@ -54,7 +54,7 @@ fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
 }
 
 #[test]
-fn flood_of_requests_is_dropped_beyond_the_maximum_of_connections() {
+fn flood_of_requests_is_dropped_beyond_the_maximum_number_of_connections() {
     let mut bench = Bench::with(CmConfig { max_connections: 100, ..config() });
     bench.cm.listen(SERVICE).unwrap();
     let mut requested = 0;
@@ -78,7 +78,7 @@ fn retransmission_of_a_dropped_request_is_a_new_request() {
     bench.inject(one);
     let (id, _) = bench.event();
     bench.inject(other);
-    assert_eq!(bench.events(), [], "beyond the maximum of connections");
+    assert_eq!(bench.events(), [], "beyond the maximum number of connections");
     bench.cm.drop_request(id);
     bench.inject(other);
     let (id, _) = bench.event();

@@ -105,7 +105,7 @@ fn sidr_request_without_listener_or_released_by_the_program_is_rejected() {
 }
 
 #[test]
-fn sidr_requests_beyond_the_maximum_of_connections_are_rejected() {
+fn sidr_requests_beyond_the_maximum_number_of_connections_are_rejected() {
     let mut bench = Bench::with(CmConfig { max_connections: 2, ..config() });
     bench.cm.listen(SERVICE).unwrap();
     for i in 0..3 {

@@ -63,8 +63,8 @@ pub enum FrameOutcome {
     Foreign,
 }
 
-/// The IP stack that resolves addresses for a link that carries frames, and joins its groups: one of its own, or that of
-/// the kernel.
+/// IP stack of a link that carries Ethernet frames, which resolves next hops and joins multicast groups: the
+/// link's own stack, or the kernel's.
 pub(crate) trait IpStack: fmt::Debug + Send {
     /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is not yet known,
     /// returns `None` and requests it; [`queue_unresolved`](Self::queue_unresolved) holds packets until the reply arrives.
@@ -75,7 +75,7 @@ pub(crate) trait IpStack: fmt::Debug + Send {
     /// dropped and counted. If there is no route or no room, counts it at once and returns false without calling `write`.
     fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool;
 
-    /// Returns the frames to send, and those without a MAC.
+    /// Returns the queue of frames without a destination MAC, with the outbox.
     fn unresolved(&mut self) -> &mut UnresolvedQueue;
 
     /// Handles a received frame, and replies if it is a request to this stack.
@@ -145,7 +145,7 @@ impl HostStack {
         self.config.addresses.iter().any(|a| a.ip == ip)
     }
 
-    /// Returns the host that gets packets to `dst`: the destination or a router.
+    /// Returns the next hop to `dst`: the destination itself or a router; `None` if there is no route.
     fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         if self.on_link(dst) {
             return Some(dst);
@@ -401,7 +401,7 @@ impl HostStackConfig {
         Mac([0x52, 0x58, tail[0], tail[1], tail[2], tail[3]])
     }
 
-    /// Appends the frame that `write` appends, with the VLAN tag.
+    /// Appends a frame, which `write` encodes for the given source MAC, and inserts the VLAN tag, if any.
     fn append(&self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>, Mac)) {
         let start = out.len();
         write(out, self.mac);

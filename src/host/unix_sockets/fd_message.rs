@@ -48,8 +48,8 @@ pub fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<Ow
     Ok((len > 0).then_some((line, fds)))
 }
 
-/// Receives a message of at most `bytes.len()` bytes with descriptors. Returns its length, which is 0 at the end of the
-/// connection, and whether descriptors are missing because this process lacks them.
+/// Receives a message of at most `bytes.len()` bytes. Returns its length, which is 0 at the end of the
+/// connection, the descriptors, and whether some are missing because this process has no more free ones.
 pub fn receive_bytes(
     from: impl AsFd,
     bytes: &mut [u8],

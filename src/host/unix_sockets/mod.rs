@@ -35,7 +35,7 @@ pub(crate) fn datagram_socket() -> rustix::io::Result<OwnedFd> {
     socket(SocketType::DGRAM)
 }
 
-/// Opens a non-blocking Unix socket for connections that keep the boundaries of messages.
+/// Opens a non-blocking Unix seqpacket socket, whose connections preserve message boundaries.
 pub(crate) fn seqpacket_socket() -> rustix::io::Result<OwnedFd> {
     socket(SocketType::SEQPACKET)
 }

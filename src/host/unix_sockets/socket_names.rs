@@ -32,8 +32,8 @@ pub enum SocketNames {
 }
 
 impl SocketNames {
-    /// Returns the namespace used by a broker that serves all users (`any_user`) or only its own: that for this user's
-    /// sockets in this thread's network namespace.
+    /// Returns the namespace of a broker: the abstract one if it serves all users (`any_user`), otherwise the
+    /// one for this user's sockets in this thread's network namespace.
     pub fn of(any_user: bool) -> io::Result<SocketNames> {
         Ok(if any_user { SocketNames::Abstract } else { SocketNames::Private(socket_dir::own()?.into()) })
     }

@@ -24,7 +24,8 @@ struct IpVersion {
     is_ipv4: bool,
     protocol: u32,
     dst: u32,
-    /// The bits in the first byte of a destination address that identify multicast addresses, and their value in those.
+    /// Mask for the first byte of a destination address, and the masked value that identifies multicast
+    /// addresses.
     multicast: (u32, u32),
 }
 
@@ -34,12 +35,14 @@ const IP_VERSIONS: [IpVersion; 2] = [
 ];
 
 impl IpVersion {
-    /// Returns instructions that load the bytes that identify a multicast address, from a packet whose IP header is at the offset `at`.
+    /// Returns instructions that load the bits that identify multicast addresses. The IP header is at the
+    /// offset `at`.
     fn load_multicast(&self, at: u32) -> [sock_filter; 2] {
         [load(BPF_B, at + self.dst), mask(self.multicast.0)]
     }
 
-    /// Returns the instruction that loads the length of the IP header into the index register.
+    /// Returns the instruction that loads the length of the IP header at the offset `at` into the index
+    /// register.
     fn load_header_len(&self, at: u32) -> sock_filter {
         if self.is_ipv4 { op(BPF_LDX | BPF_B | BPF_MSH, at) } else { op(BPF_LDX | BPF_IMM, 40) }
     }
@@ -164,7 +167,8 @@ pub(super) fn fanout_program(bits: u32) -> Vec<sock_filter> {
     p
 }
 
-/// Returns an instruction that loads a value from an offset that begins where the index register says.
+/// Returns an instruction that loads a value from a UDP datagram. `at` is the offset of the IP header plus
+/// that of the value in the datagram; the index register holds the length of the IP header.
 fn load_udp(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_IND, at)
 }

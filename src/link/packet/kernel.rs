@@ -205,8 +205,8 @@ impl IpStack for KernelNeighbours {
         if self.is_member(group) {
             return Ok(());
         }
-        // One socket per group, because the number of memberships per socket is limited. It has no port, so it receives
-        // nothing.
+        // One socket per group, because the number of memberships per socket is limited. A socket without a
+        // port receives nothing.
         let socket = || {
             let socket = system_udp::unbound(group, SocketFlags::empty())?;
             membership::join(&socket, group, self.ifindex)?;

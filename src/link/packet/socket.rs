@@ -116,8 +116,7 @@ fn set_vnet_len(socket: &OwnedFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// Opens a socket that receives nothing until it is [bound](Self::bind) and a
-    /// filter is attached.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and a filter is attached.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
@@ -302,7 +301,7 @@ pub(super) struct TxMessage {
     pub burst: usize,
     /// Number of packets.
     pub packets: usize,
-    /// Set if the message is a super-packet, which the kernel has to segment.
+    /// Set for a super-packet, which the kernel has to segment.
     pub super_packet: Option<SuperPacket>,
     /// MAC of the next hop.
     pub to: Mac,

@@ -115,7 +115,7 @@ impl UdpLinkError {
     }
 }
 
-/// Bind address of a socket, which is unspecified for a wildcard socket.
+/// Bind address of a socket, unspecified for a wildcard socket, and the local addresses that it covers.
 struct Local {
     ip: IpAddr,
     /// Local addresses for which the socket receives packets.
@@ -156,8 +156,8 @@ pub struct UdpLink {
     /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Link state monitor (rtnetlink). Without interfaces if none has the address, or if the link of another shard or address
-    /// monitors the interface.
+    /// Link state monitor (rtnetlink). It has no interfaces if none has the address, or if the link of
+    /// another shard or address monitors the interface.
     link_state: LinkStateMonitor,
 }
 

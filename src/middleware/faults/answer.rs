@@ -43,7 +43,7 @@ impl Responders {
 
     /// Notes a new connection of a local queue pair. It replaces the earlier connections of both of its queue pairs.
     pub fn on_connected(&mut self, local: Qpn, address: IpAddr, remote: Qpn) {
-        // Converts local and remote queue pair to responder and requester, and the other way round.
+        // Converts (local, remote) to (responder, requester), and vice versa.
         let is_tx = self.direction == Direction::Tx;
         let by_role = |one: Qpn, other: Qpn| if is_tx { (other, one) } else { (one, other) };
         self.responders.retain(|(peer, dest), responder| {
@@ -108,8 +108,8 @@ pub(super) fn reject(flow: &Flow, packet: &Packet<'_>, reason: RejReason) -> Opt
     Some(reply(flow, packet, (packet.bth().opcode, Qpn::GSI), headers, &mad.bytes()))
 }
 
-/// Builds the answer to a packet with the addresses `flow`, given its opcode and destination and its headers
-/// other than the BTH. The length of the payload is a multiple of four.
+/// Builds the answer to `packet`, which has the addresses `flow`. `opcode`, `dest_qp` and `payload` are those
+/// of the answer, `headers` its headers other than the BTH. The length of the payload is a multiple of four.
 fn reply(
     flow: &Flow,
     packet: &Packet<'_>,

@@ -48,7 +48,7 @@ pub struct FaultCount {
     pub matched: u64,
     /// Number of those to which the fault was applied.
     pub struck: u64,
-    /// Name of a thing that matches, in the singular.
+    /// Kind of what the fault applies to, in the singular: `packet`, `call` or `object`.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub kind: &'static str,
 }

@@ -86,8 +86,8 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Creates the pipeline for the rules of one direction, among those that have these counters. A rule's
-    /// random numbers depend on `seed` and its position among all rules.
+    /// Creates the pipeline for those rules in `counters` that apply to one direction. The random numbers of
+    /// a rule depend on `seed` and on its position among all rules.
     pub fn new(counters: &FaultCounters, direction: Direction, seed: u64) -> Pipeline {
         let active_rule = |(index, rule): (usize, &Rule)| ActiveRule {
             rule: rule.clone(),
@@ -130,8 +130,9 @@ impl Pipeline {
         self.rules.is_empty() && self.reorder_slot.is_none()
     }
 
-    /// Applies the rules to a burst. Returns true if it passes unchanged, which is left to the caller;
-    /// otherwise passes what remains of it to `emit`, packets without faults in the longest possible runs.
+    /// Applies the rules to a burst. Returns true if all its packets pass unchanged; the caller then forwards
+    /// the burst. Otherwise passes the resulting packets to `emit`, those without faults in the longest
+    /// possible runs.
     pub fn pass_unchanged(
         &mut self,
         now: Instant,
@@ -311,7 +312,7 @@ impl Pipeline {
 }
 
 /// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request` is
-/// the packet, if it is a request that its destination acknowledges, with the responders.
+/// the packet, if it is a request that its destination acknowledges, together with the responders.
 fn answer_to(
     action: Action,
     seen: &Seen<'_>,

@@ -15,14 +15,15 @@ use crate::transport::{Instant, PeerChange, PeerWindow};
 
 /// Number of bytes that a ring keeps free for packets that the NIC has built before it knows that the ring is full: two
 /// turns of 256 KiB (`burst/tx_queue.rs: TURN`), of which the second may follow before the driver asks for changes of paths.
-/// With less room, the path is full. Not critical for throughput: `ib_send_bw` of 64 KiB and of 1 MiB was as fast with 64 KiB,
-/// 256 KiB and 1 MiB, within its noise.
+/// With less room, the path is full. The value is not critical for throughput: `ib_send_bw` with messages of
+/// 64 KiB and of 1 MiB was equally fast with reserves of 64 KiB, 256 KiB and 1 MiB, within the noise.
 const RESERVE: u64 = CAPACITY as u64 / 4;
 
-/// Time between two looks at full rings, whose readers do not report that they have made room. A reader that takes 73 Gb/s reads
-/// 450 KiB in this time, nearly [`RESERVE`], and the 1.5 MiB of a full ring in 170 µs, so that the next look finds room, and the
-/// reader does not run dry before it. `ib_send_bw` and `ib_write_bw` of 64 KiB and 1 MiB were as fast with 10 and 250 µs, within
-/// their noise, on idle processors and beside 12 busy processes on 2.
+/// Interval at which full rings are polled for room, because their readers do not report it. At 73 Gb/s, a
+/// reader takes 450 KiB in this time, nearly [`RESERVE`], and the 1.5 MiB of a full ring in 170 µs: the next
+/// poll finds room before the ring is empty. `ib_send_bw` and `ib_write_bw` with messages of 64 KiB and 1 MiB
+/// were equally fast with 10 and 250 µs, within the noise, on idle processors and beside 12 busy processes on
+/// 2 processors.
 const ROOM_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Time without progress of its reader after which a full ring is stalled: as long as a reader may be without a processor on a

@@ -253,7 +253,7 @@ impl ReaderMemory {
     /// the protocol.
     ///
     /// # Errors
-    /// The reason why this process does not map it; the writer must be told.
+    /// Reason why this process has not mapped the memory; the caller must refuse the offer.
     pub fn share(&mut self, id: u32, fd: &OwnedFd) -> Option<Result<(), PeerMemoryError>> {
         if self.all.iter().any(|(of, _)| *of == id) {
             return None;

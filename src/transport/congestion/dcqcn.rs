@@ -11,7 +11,7 @@ use super::parameters::CongestionParameter::{self, *};
 use super::rate::Rate;
 use crate::transport::{Instant, earliest};
 
-/// Rate control. Until the first CNP the rate is the maximum.
+/// Rate control of one queue pair; `None` before the first CNP, while the rate is the maximum.
 #[derive(Debug, Default)]
 pub struct Dcqcn(Option<ReactionPoint>);
 

@@ -57,7 +57,7 @@ pub struct PathState<'a> {
 pub struct RoundTrip {
     /// Smoothed round-trip time (SRTT).
     pub smoothed: u64,
-    /// Smoothed mean deviation of the samples from it (RTTVAR).
+    /// Smoothed mean deviation of the samples from `smoothed` (RTTVAR).
     pub deviation: u64,
     /// Minimum of all samples.
     pub min: u64,

@@ -58,8 +58,8 @@ impl QpController {
         }
     }
 
-    /// Handles the loss of a packet. `is_selective`: only that packet is retransmitted. Called before the
-    /// retransmission.
+    /// Handles the loss of a packet; called before the retransmission. `is_selective` is set if only the lost
+    /// packet is retransmitted.
     pub fn on_loss(&mut self, is_selective: bool, path: &PathState<'_>) {
         match self {
             QpController::None => {}

@@ -120,8 +120,8 @@ fn check_psn(ahead: i32) -> Verdict {
     if ahead > 0 { Err(NakReason::OutOfSequence) } else { Ok(()) }
 }
 
-/// Checks that the service supports the operation and the QP permits it, and returns the access that it needs. If not, the
-/// request is invalid (IBA table 58, "unsupported").
+/// Checks that the service supports the operation and the QP permits it; otherwise the request is invalid
+/// (IBA table 58, "unsupported"). Returns the access that the operation needs.
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Result<Access, NakReason> {
     needed_access(packet).filter(|needed| conn.attr.access.allows(*needed)).ok_or(NakReason::InvalidRequest)
 }
@@ -138,8 +138,8 @@ pub(super) fn needed_access(packet: &Packet<'_>) -> Option<Access> {
     })
 }
 
-/// Returns the entire range that a request announces, before any of it is accessed. It is empty if the packet has neither a
-/// RETH nor an AtomicETH.
+/// Checks access to the entire range that a request announces, before any of it is accessed, and returns the
+/// range. It is empty if the packet has neither a RETH nor an AtomicETH.
 pub(super) fn named_memory(
     packet: &Packet<'_>,
     needed: Access,

@@ -219,7 +219,8 @@ impl Responder {
     }
 }
 
-/// Executes a request whose response is kept for repetitions. Returns its result.
+/// Executes a request whose response is saved for replay, and returns the result. `named` is the memory that
+/// the check returned.
 fn result_of(
     packet: &Packet<'_>,
     named: HostSlice,
@@ -248,6 +249,7 @@ fn result_of(
             env.counters.rx_write_requests += 1;
             ResourceKind::EmptyRead
         }
+        // A WRITE is globally visible as soon as it is executed, so only persistence requires any work.
         (Operation::Flush, ..) => {
             let (placement, _) = flush_of(packet).ok_or(NakReason::InvalidRequest)?;
             if placement.contains(Placement::PERSISTENT) && !named.persist() {

@@ -62,7 +62,7 @@ pub(super) enum Subject {
 }
 
 impl Queue {
-    /// Updates the number of requests after the event was removed.
+    /// Updates the number of queued requests after `event` was removed.
     fn on_removed(&mut self, event: &QueuedEvent) {
         if let Some(listener) = event.request_to()
             && let Entry::Occupied(mut count) = self.requests.entry(listener)
