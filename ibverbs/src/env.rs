@@ -135,7 +135,11 @@ fn sharing() -> Result<Option<Sharing>, String> {
 
 /// Parses a variable that is `0` or `1`.
 fn flag(name: &str) -> Result<Option<bool>, String> {
-    parse_with(name, "0 or 1", |text| ["0", "1"].iter().position(|value| *value == text).map(|at| at == 1))
+    parse_with(name, "0 or 1", |text| match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    })
 }
 
 /// Finds the `urxe` program that was built or installed with this library, unless another user may have put it

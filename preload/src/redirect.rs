@@ -54,8 +54,9 @@ pub fn tree() -> &'static CStr {
         // SAFETY: `getenv` returns null or a zero-terminated string, which is copied at once.
         let copy = unsafe {
             let value = libc::getenv(c"URXE_SYSFS".as_ptr());
-            if value.is_null() { c"".as_ptr().cast_mut() } else { libc::strdup(value) }
+            if value.is_null() { null_mut() } else { libc::strdup(value) }
         };
+        let copy = if copy.is_null() { c"".as_ptr().cast_mut() } else { copy };
         // Several threads may execute this at the same time, all with copies of the same text; the stored one
         // is never freed.
         tree = match TREE.compare_exchange(null_mut(), copy, Ordering::AcqRel, Ordering::Acquire) {

@@ -504,11 +504,11 @@ impl Worker {
         let faults = &mut self.totals.faults;
         *faults = FaultTotals::default();
         for count in self.context.fault_counts() {
-            *match count.rule.parse().map(|Rule { action, .. }| action) {
-                Ok(Action::Drop) => &mut faults.dropped,
-                Ok(Action::Duplicate) => &mut faults.duplicated,
-                Ok(Action::Reorder) => &mut faults.reordered,
-                Ok(Action::Corrupt) => &mut faults.corrupted,
+            *match count.rule.parse::<Rule>()?.action {
+                Action::Drop => &mut faults.dropped,
+                Action::Duplicate => &mut faults.duplicated,
+                Action::Reorder => &mut faults.reordered,
+                Action::Corrupt => &mut faults.corrupted,
                 _ => &mut faults.delayed,
             } += count.struck;
         }

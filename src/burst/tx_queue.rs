@@ -103,7 +103,7 @@ impl TxQueue {
     }
 
     /// Creates a queue with deferred ICRCs, for a link that always copies packets: [`TxBurst::copy_to`]
-    /// computes the ICRCs as it copies.
+    /// computes the ICRCs as it copies. Links of [`middleware`](crate::middleware) panic when they send it.
     pub fn with_deferred_icrc(limits: BurstLimits) -> TxQueue {
         TxQueue { with_deferred_icrc: true, turn: DEFERRED_TURN, ..TxQueue::new(limits) }
     }

@@ -159,18 +159,23 @@ fn perf_whose_output_is_closed_by_its_reader_ends_without_an_error() {
 }
 
 #[test]
-fn perf_server_succeeds_when_the_output_of_its_client_is_closed_during_the_measurement() {
-    let port = tcp_port::unused();
-    let (server, _stderr) = server(&format!("perf --link udp:127.0.82.3 -p {port} --server-bind 127.0.0.1"));
-    let args = format!("perf write 127.0.0.1 --link udp:127.0.82.4 -p {port} -s all -n 100");
-    let mut client = urxe(&args).spawn().unwrap();
-    let mut out = BufReader::with_capacity(1, client.stdout.take().unwrap());
-    out.read_line(&mut String::new()).unwrap();
-    drop(out);
-    let client = client.wait_with_output().unwrap();
-    assert!(client.status.success(), "{}", result(&client).1);
-    let server = server.wait_with_output().unwrap();
-    assert!(server.status.success(), "{}", result(&server).1);
+fn perf_server_succeeds_when_the_output_of_its_client_is_closed() {
+    for after_heading in [false, true] {
+        let port = tcp_port::unused();
+        let serve = format!("perf --link udp:127.0.82.3 -p {port} --server-bind 127.0.0.1");
+        let (server, _stderr) = server(&serve);
+        let (reader, writer) = std::io::pipe().unwrap();
+        let reader = after_heading.then_some(reader);
+        let args = format!("perf write 127.0.0.1 --link udp:127.0.82.4 -p {port} -s all -n 100");
+        let client = urxe(&args).stdout(writer).spawn().unwrap();
+        if let Some(reader) = reader {
+            BufReader::with_capacity(1, reader).read_line(&mut String::new()).unwrap();
+        }
+        let client = client.wait_with_output().unwrap();
+        assert!(client.status.success(), "{}", result(&client).1);
+        let server = server.wait_with_output().unwrap();
+        assert!(server.status.success(), "{}", result(&server).1);
+    }
 }
 
 #[test]

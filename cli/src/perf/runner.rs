@@ -164,6 +164,8 @@ impl Runner<'_> {
             next @ Message::Run { size, .. } if (1..=params.max_size).contains(&size) => {
                 Ok(Session { runner: self, control, endpoint, next })
             }
+            // The client cannot print results.
+            next @ Message::Finished => Ok(Session { runner: self, control, endpoint, next }),
             other => Err(unexpected(&other)),
         }
     }
