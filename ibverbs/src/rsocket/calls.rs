@@ -19,6 +19,7 @@ use super::stream::{Phase, State, Stream};
 use super::{keepalive, repoll, table};
 use crate::cancel::Call;
 use crate::errno;
+use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
 use crate::rdmacm::sockaddr::{read, write};
 
 entry_points! {
@@ -88,9 +89,11 @@ fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_in
         (libc::AF_INET | libc::AF_INET6, ..) => return Err(libc::ESOCKTNOSUPPORT),
         _ => return Err(libc::EAFNOSUPPORT),
     }
+    let manager = &ProcessGlobals::current()?.manager;
+    set_exit_action(ExitStage::Rsockets, |_, on_progress| table::close_all(on_progress));
     let socket: Arc<dyn Socket> = match kind & !flags {
-        libc::SOCK_DGRAM => Arc::new(Datagram::new(family)?),
-        _ => Arc::new(Stream::new(family)?),
+        libc::SOCK_DGRAM => Arc::new(Datagram::new(manager, family)?),
+        _ => Arc::new(Stream::new(manager, family)?),
     };
     socket.options().is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
     Ok(table::add(socket))

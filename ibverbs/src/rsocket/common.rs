@@ -4,16 +4,18 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use urxe::verbs::cm::{CmId, EventChannel, IdError, PortSpace};
+use urxe::sys::fork::ForkGeneration;
+use urxe::verbs::cm::{CmId, ConnectionManager, EventChannel, IdError, PortSpace};
 use urxe::verbs::errors::{CqOverflow, CreateError};
 use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqOptions, Notify};
 
 use super::watchers::Watchers;
-use crate::rdmacm::process::ProcessGlobals;
 
 /// State of a socket that does not change.
 pub(super) struct Common {
-    pub process: &'static ProcessGlobals,
+    /// Process that created the socket. A forked child does not use the sockets of its parent.
+    pub process: ForkGeneration,
+    pub manager: ConnectionManager,
     /// `AF_INET` or `AF_INET6`.
     pub family: c_int,
     /// `SOCK_STREAM` or `SOCK_DGRAM`.
@@ -30,11 +32,11 @@ impl Common {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int, kind: c_int) -> Result<Common, c_int> {
-        let process = ProcessGlobals::current()?;
+    pub(super) fn new(manager: &ConnectionManager, family: c_int, kind: c_int) -> Result<Common, c_int> {
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let fd = channel.as_fd().as_raw_fd();
-        Ok(Common { process, family, kind, fd, channel, watchers: Watchers::default() })
+        let (process, manager) = (ForkGeneration::current(), manager.clone());
+        Ok(Common { process, manager, family, kind, fd, channel, watchers: Watchers::default() })
     }
 
     /// Creates a connection manager id on the event channel.
@@ -42,7 +44,7 @@ impl Common {
     /// # Errors
     /// An error number.
     pub(super) fn create_id(&self, space: PortSpace) -> Result<CmId, c_int> {
-        self.process.manager.create_id(&self.channel, space).map_err(errno)
+        self.manager.create_id(&self.channel, space).map_err(errno)
     }
 
     /// Fails with `EAFNOSUPPORT` if an address is not of the socket's family.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
-use urxe::verbs::cm::PortSpace;
+use urxe::verbs::cm::{ConnectionManager, PortSpace};
 
 use super::buffers::{Received, Sink, Source};
 use super::common::{Common, errno};
@@ -95,10 +95,11 @@ impl Datagram {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
+    pub(super) fn new(manager: &ConnectionManager, family: c_int) -> Result<Datagram, c_int> {
         let state = State { can_read: true, can_write: true, ..State::default() };
         let udp = UdpSocket::new(family == libc::AF_INET6)?;
-        let common = Common { fd: udp.as_fd().as_raw_fd(), ..Common::new(family, libc::SOCK_DGRAM)? };
+        let common = Common::new(manager, family, libc::SOCK_DGRAM)?;
+        let common = Common { fd: udp.as_fd().as_raw_fd(), ..common };
         Ok(Datagram { common, udp, state: Mutex::new(state) })
     }
 

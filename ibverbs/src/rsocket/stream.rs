@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use urxe::verbs::Cq;
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, PortSpace};
 
 use super::buffers::{Received, Sink, Source};
 use super::common::{Common, errno};
@@ -64,8 +64,8 @@ impl Stream {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int) -> Result<Stream, c_int> {
-        let common = Common::new(family, libc::SOCK_STREAM)?;
+    pub(super) fn new(manager: &ConnectionManager, family: c_int) -> Result<Stream, c_int> {
+        let common = Common::new(manager, family, libc::SOCK_STREAM)?;
         let id = common.create_id(PortSpace::Tcp)?;
         Ok(Stream::with(common, Phase::Idle(id), Options::default()))
     }
@@ -176,7 +176,7 @@ impl Stream {
 
     /// Accepts a connection request and creates the socket for the connection.
     fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
-        let common = Common::new(self.common.family, libc::SOCK_STREAM)?;
+        let common = Common::new(&self.common.manager, self.common.family, libc::SOCK_STREAM)?;
         id.migrate(&common.channel).map_err(errno)?;
         let context = id.context().ok_or(libc::ECONNABORTED)?;
         let mut conn = Connection::new(id.clone(), &context, &options.sizes)?;
@@ -514,33 +514,24 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use urxe::verbs::{Context, Fabric};
 
     use super::*;
     use crate::cancel::PENDING;
     use crate::rsocket::wait::{uncancellable, wait};
 
-    /// Variable that makes the test run the body, in a process with a device.
-    const BODY: &str = "URXE_TEST_BODY";
-
     /// A thread that waits for data must not sleep without the connection's completion channel.
     #[test]
     fn connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again() {
-        if std::env::var_os(BODY).is_none() {
-            let test = "rsocket::stream::tests::connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again";
-            let mut body = Command::new(std::env::current_exe().unwrap());
-            body.args(["--exact", test, "--nocapture"]).env(BODY, "1").env("URXE_LINK", "udp:127.18.41.1");
-            let output = body.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
-            return;
-        }
-        let listener = Arc::new(Stream::new(libc::AF_INET).unwrap());
-        listener.bind(([127, 18, 41, 1], 0).into()).unwrap();
+        let context = Context::on_fabric(&Fabric::new()).unwrap();
+        let address = (context.address().unwrap(), 0).into();
+        let manager = ConnectionManager::new(vec![context]).unwrap();
+        let listener = Arc::new(Stream::new(&manager, libc::AF_INET6).unwrap());
+        listener.bind(address).unwrap();
         listener.listen(1).unwrap();
         let time = Duration::from_secs(60);
         listener.options().receive_timeout = Some(time);
-        let client = Arc::new(Stream::new(libc::AF_INET).unwrap());
+        let client = Arc::new(Stream::new(&manager, libc::AF_INET6).unwrap());
         client.options().is_nonblocking = true;
         let connected = client.clone().connect(&mut Call::new(), listener.local_addr().ok());
         assert_eq!(connected, Err(libc::EINPROGRESS));

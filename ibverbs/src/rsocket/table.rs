@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLock;
 
 use super::socket::Socket;
-use crate::rdmacm::process::{ExitStage, set_exit_action};
 
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<dyn Socket>>> = RwLock::new(BTreeMap::new());
 
@@ -17,7 +16,6 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Adds a socket to the table, and returns its file descriptor.
 pub(super) fn add(socket: Arc<dyn Socket>) -> c_int {
-    set_exit_action(ExitStage::Rsockets, |_, on_progress| close_all(on_progress));
     let fd = socket.common().fd;
     let replaced = SOCKETS.write().insert(fd, socket);
     replaced.into_iter().for_each(leak);
@@ -27,7 +25,7 @@ pub(super) fn add(socket: Arc<dyn Socket>) -> c_int {
 /// Returns the socket for a file descriptor, or `None` if the descriptor is not that of an rsocket or, in a
 /// forked child, if the socket is inherited.
 fn find(sockets: &BTreeMap<c_int, Arc<dyn Socket>>, fd: c_int) -> Option<Arc<dyn Socket>> {
-    sockets.get(&fd).filter(|socket| !socket.common().process.is_inherited()).cloned()
+    sockets.get(&fd).filter(|socket| socket.common().process.is_current()).cloned()
 }
 
 /// Returns the socket of each file descriptor, like [`find`].
@@ -50,11 +48,11 @@ pub(super) fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
 /// `EBADF` if there is none.
 pub(super) fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
-    if socket.common().process.is_inherited() {
-        leak(socket);
-    } else {
+    if socket.common().process.is_current() {
         let deadline = Instant::now() + socket.begin_close();
         socket.close(deadline, &|| ());
+    } else {
+        leak(socket);
     }
     Ok(())
 }
@@ -67,10 +65,10 @@ fn leak(socket: Arc<dyn Socket>) {
 
 /// Closes all sockets, as the kernel closes the open files of an exiting process. Calls `on_progress`
 /// periodically, so that the exiting thread keeps waiting.
-fn close_all(on_progress: &dyn Fn()) {
+pub(super) fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
-    let (inherited, own): (Vec<_>, Vec<_>) =
-        all.into_values().partition(|socket| socket.common().process.is_inherited());
+    let (own, inherited): (Vec<_>, Vec<_>) =
+        all.into_values().partition(|socket| socket.common().process.is_current());
     inherited.into_iter().for_each(leak);
     let end = Instant::now() + EXIT_TIMEOUT;
     let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.begin_close())).collect();
