@@ -22,6 +22,7 @@ mod address;
 mod allocator;
 mod buf;
 mod buffers;
+mod call;
 mod cancel;
 mod channel;
 mod comp_cntr;

@@ -31,6 +31,7 @@ mod poll;
 mod protocol;
 mod repoll;
 mod socket;
+mod sockets;
 mod stream;
 mod table;
 mod ud_qp;

@@ -232,6 +232,20 @@ impl Stream {
         address.map_or_else(|| self.common.wildcard(), |address| self.common.to_family(address))
     }
 
+    /// Calls `f` with the connection.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if there is none, and the errors of `f`.
+    pub(super) fn with_connection<R>(
+        &self,
+        f: impl FnOnce(&mut Connection) -> Result<R, c_int>,
+    ) -> Result<R, c_int> {
+        self.with_state(|state| match &mut state.phase {
+            Phase::Connected(conn) => f(conn),
+            _ => Err(libc::ENOTCONN),
+        })
+    }
+
     /// Probes the connection if it is idle. Returns the time at which to call this again, or `None` if no
     /// probes are needed.
     pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
@@ -554,7 +568,8 @@ mod tests {
         });
         assert_eq!(end, Err(PENDING));
         let _accepted = accepted.expect("the last look has taken place").unwrap();
-        call.wait_uncancelled();
+        call.wait();
+        call.end();
         assert!(Instant::now() < deadline, "the thread slept although the socket had a new descriptor");
     }
 }

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::pollfd;
+use nix::errno::Errno;
 use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use super::socket::Socket;
 use super::watchers::{Waker, thread_waker};
 use crate::cancel::{Call, PENDING};
-use crate::errno;
 
 /// Registration of a waker with sockets, cancelled on drop.
 struct Watching {
@@ -41,7 +41,7 @@ impl Drop for Watching {
 /// Error of a wait until its deadline.
 pub(super) const TIMED_OUT: c_int = libc::EAGAIN;
 
-/// Makes a blocking call with thread cancellation disabled.
+/// Makes a blocking call within another one, which has disabled thread cancellation.
 ///
 /// # Errors
 /// The errors of the call.
@@ -49,8 +49,11 @@ pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c
     let mut call = Call::new();
     loop {
         match attempt(&mut call) {
-            Err(PENDING) => call.wait_uncancelled(),
-            result => return result,
+            Err(PENDING) => call.wait(),
+            result => {
+                call.end();
+                return result;
+            }
         }
     }
 }
@@ -159,6 +162,6 @@ pub(super) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
     // SAFETY: `fds` is a mutable slice of the given length, and a null mask is allowed.
     match unsafe { libc::ppoll(fds.as_mut_ptr(), len, &now, std::ptr::null()) } {
         0.. => Ok(()),
-        _ => Err(errno::get()),
+        _ => Err(Errno::last_raw()),
     }
 }
