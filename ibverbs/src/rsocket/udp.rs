@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// A UDP socket. Addresses passed to it must have the socket's address family.
 pub(super) struct UdpSocket {
@@ -36,15 +37,10 @@ impl UdpSocket {
     /// # Errors
     /// An error number.
     pub(super) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
-        let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-        // The system call is made directly, because a preloaded library may map `socket` to `rsocket`.
-        // SAFETY: `socket` takes integers only and accesses no memory of the process.
-        let fd = unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(errno(Errno::last()));
-        }
-        // SAFETY: `fd` is not negative, so the call has just created it, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
+        let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        // By rustix, which makes the system call itself: a preloaded library may map `socket` to `rsocket`.
+        let fd = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        let fd = fd.map_err(|e| e.raw_os_error())?;
         // Needed to respond from the address that a datagram was sent to.
         match is_v6 {
             true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
