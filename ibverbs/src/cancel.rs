@@ -10,7 +10,8 @@
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 
-pub(crate) use crate::call::{Call, PENDING};
+pub(crate) use urxe_rsockets::{Call, PENDING};
+
 use crate::errno::{self, OnSuccess};
 
 unsafe extern "C" {
@@ -119,7 +120,7 @@ where
 {
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
-    let mut call = Call::new();
+    let mut call = Call::default();
     let before = errno::get();
     loop {
         match attempt_once(attempt, &mut call) {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use libc::{c_short, pollfd};
 
-use super::link_polls::LinkPolls;
-use super::socket::Socket;
-use super::table::find_all;
-use super::wait::{TIMED_OUT, poll, wait};
-use crate::cancel::Call;
+use crate::call::Call;
+use crate::link_polls::LinkPolls;
+use crate::socket::Socket;
+use crate::table::find_all;
+use crate::wait::{TIMED_OUT, poll, wait};
 
 /// Events that are reported even if they were not requested.
 const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -18,12 +18,8 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until a descriptor has events or the timeout expires. Returns the number of descriptors with events.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](crate::cancel::PENDING).
-pub(super) fn wait_for(
-    call: &mut Call,
-    fds: &mut [pollfd],
-    timeout: Option<Duration>,
-) -> Result<c_int, c_int> {
+/// An error number, or [`PENDING`](crate::PENDING).
+pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let sockets = find_all(fds.iter().map(|fd| fd.fd));
     let is_other = |(fd, socket): (&pollfd, &Option<Arc<dyn Socket>>)| socket.is_none() && fd.fd >= 0;
     let mut others: Vec<pollfd> =

@@ -13,8 +13,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use super::poll::wait_for;
-use crate::cancel::Call;
+use crate::call::Call;
+use crate::poll::wait_for;
 
 /// Events that `poll` and `epoll` encode in the same way.
 const SHARED: u32 = (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP) as u32;
@@ -46,7 +46,7 @@ fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
 ///
 /// # Errors
 /// `EBADF` if there is no set with this descriptor.
-pub(super) fn close(fd: c_int) -> Result<(), c_int> {
+pub fn close(fd: c_int) -> Result<(), c_int> {
     SETS.lock().remove(&fd).ok_or(libc::EBADF)?;
     // SAFETY: the program asks to close this descriptor, which `create` released to it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -57,7 +57,7 @@ pub(super) fn close(fd: c_int) -> Result<(), c_int> {
 ///
 /// # Errors
 /// `EINVAL` for unknown flags, and those of the system calls.
-pub(super) fn create(flags: c_int) -> nix::Result<c_int> {
+pub fn create(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;
     let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
@@ -70,7 +70,7 @@ pub(super) fn create(flags: c_int) -> nix::Result<c_int> {
 ///
 /// # Errors
 /// `EINVAL` if there is no such set or operation, or no event for it; `EEXIST`, `ENOENT`.
-pub(super) fn change(set: c_int, op: c_int, fd: c_int, event: Option<&epoll_event>) -> Result<(), c_int> {
+pub fn change(set: c_int, op: c_int, fd: c_int, event: Option<&epoll_event>) -> Result<(), c_int> {
     let set = find(set)?;
     let mut entries = set.entries.lock();
     let at = entries.iter().position(|entry| entry.fd == fd);
@@ -88,12 +88,12 @@ pub(super) fn change(set: c_int, op: c_int, fd: c_int, event: Option<&epoll_even
     Ok(())
 }
 
-/// Waits until descriptors of a set have events or the timeout expires. Stores at most as many events as `out`
-/// has room for, and returns their number.
+/// Waits until descriptors of a set have events or the timeout expires. Stores at most as many events as
+/// `out` has room for, and returns their number.
 ///
 /// # Errors
 /// `EINVAL` if there is no such set, and those of [`wait_for`].
-pub(super) fn wait(
+pub fn wait(
     call: &mut Call,
     set: c_int,
     out: &mut [MaybeUninit<epoll_event>],

@@ -1,6 +1,6 @@
-//! State of a blocking call, which is a loop of attempts and waits. An attempt returns, and releases its locks
-//! and handles, before the thread waits, so that the thread can be cancelled (`pthread_cancel`) in the wait:
-//! cancellation unwinds the frames of the thread, which must hold plain data only.
+//! State of a blocking call, which is a loop of attempts and waits. An attempt returns, and releases its
+//! locks and handles, before the thread waits, so that the thread can be cancelled (`pthread_cancel`) in the
+//! wait: cancellation unwinds the frames of the thread, which must hold plain data only.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,10 +16,11 @@ unsafe extern "C-unwind" {
 
 /// Pseudo error number of an attempt at a blocking call: the next attempt is due when a descriptor passed to
 /// [`Call`] is ready. It cannot collide with real error numbers, which are positive.
-pub(crate) const PENDING: c_int = c_int::MIN;
+pub const PENDING: c_int = c_int::MIN;
 
-/// State that a blocking call keeps between its attempts.
-pub(crate) struct Call {
+/// State that a blocking call keeps between its attempts; the default is that before the first one.
+#[derive(Default)]
+pub struct Call {
     /// Whether an attempt has already done the steps that must not be repeated.
     pub started: bool,
     /// Number of bytes transferred so far.
@@ -29,7 +30,7 @@ pub(crate) struct Call {
     deadline: Option<Option<Instant>>,
     /// Error number of the last wait, if it failed.
     failure: Option<c_int>,
-    single: pollfd,
+    single: Option<pollfd>,
     /// Pointer to and length of the descriptor list in `WAIT_STATE`, which is used instead of `single`.
     list: Option<(*mut pollfd, usize)>,
     timeout: Option<Duration>,
@@ -48,21 +49,6 @@ thread_local! {
 }
 
 impl Call {
-    /// Returns the state of a call before its first attempt.
-    pub(crate) fn new() -> Call {
-        let single = pollfd { fd: -1, events: 0, revents: 0 };
-        Call {
-            started: false,
-            done: 0,
-            object: None,
-            deadline: None,
-            failure: None,
-            single,
-            list: None,
-            timeout: None,
-        }
-    }
-
     /// Returns the time at which the call times out: `timeout` after the first attempt asked for it.
     pub(crate) fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
         let from_now = || timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -77,17 +63,17 @@ impl Call {
 
     /// Reports whether the call has waited, or is about to.
     pub(crate) fn has_waited(&self) -> bool {
-        self.list.is_some() || self.single.fd >= 0
+        self.list.is_some() || self.single.is_some()
     }
 
     /// Takes the error number of the last wait: `EINTR`, or one that indicates a lack of resources.
-    pub(crate) fn take_failure(&mut self) -> Option<c_int> {
+    pub fn take_failure(&mut self) -> Option<c_int> {
         self.failure.take()
     }
 
     /// Makes the call wait for one descriptor once this attempt has returned.
-    pub(crate) fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
-        (self.single, self.list, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
+    pub fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
+        (self.single, self.list, self.timeout) = (Some(pollfd { fd, events, revents: 0 }), None, timeout);
     }
 
     /// Makes the call wait for several descriptors once this attempt has returned. `other` is kept until the
@@ -114,8 +100,9 @@ impl Call {
 
     /// Waits. If cancellation is enabled, the thread may be cancelled here, so this stack frame must contain
     /// nothing that needs to be dropped.
-    pub(crate) fn wait(&mut self) {
-        let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
+    pub fn wait(&mut self) {
+        let single = self.single.as_mut_slice();
+        let (fds, len) = self.list.unwrap_or((single.as_mut_ptr(), single.len()));
         let time = self.timeout.map(|timeout| timespec {
             tv_sec: timeout.as_secs().min(MAX_WAIT_SECS) as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -133,7 +120,7 @@ impl Call {
     }
 
     /// Drops the object kept for a wait. Called after the last attempt.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         if self.has_waited() {
             // Taken out first and dropped without the borrow, as a destructor may wait too.
             let other = WAIT_STATE.try_with(|state| state.borrow_mut().other.take());

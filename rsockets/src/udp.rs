@@ -10,13 +10,13 @@ use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, Sock
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// A UDP socket. Addresses passed to it must have the socket's address family.
-pub(super) struct UdpSocket {
+pub(crate) struct UdpSocket {
     fd: OwnedFd,
     is_v6: bool,
 }
 
 /// A received datagram: its length, its source, and the local address to which it was sent.
-pub(super) struct UdpDatagram {
+pub(crate) struct UdpDatagram {
     pub len: usize,
     pub from: SocketAddr,
     pub to: Option<IpAddr>,
@@ -36,7 +36,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
+    pub(crate) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
         let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         // By rustix, which makes the system call itself: a preloaded library may map `socket` to `rsocket`.
         let fd = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
@@ -54,7 +54,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
+    pub(crate) fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
         socket::setsockopt(&self.fd, sockopt::ReuseAddr, &reuses_address).map_err(errno)?;
         if self.is_v6 {
             socket::setsockopt(&self.fd, sockopt::Ipv6V6Only, &only_v6).map_err(errno)?;
@@ -66,7 +66,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let storage: SockaddrStorage = socket::getsockname(self.fd.as_raw_fd()).map_err(errno)?;
         address(&storage).ok_or(libc::EAFNOSUPPORT)
     }
@@ -76,7 +76,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number; `EAGAIN` if the send buffer is full.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         parts: &[IoSlice<'_>],
         to: SocketAddr,
@@ -108,7 +108,7 @@ impl UdpSocket {
 
     /// Receives the next datagram. The outer `Option` is `None` if no datagram is pending; the inner one is
     /// `None` if the datagram was longer than `buffer` and was dropped.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];
         let fd = self.fd.as_raw_fd();

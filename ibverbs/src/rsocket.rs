@@ -10,13 +10,8 @@ use libc::{
     c_short, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
     timeval,
 };
+use urxe_rsockets::{self as rsockets, Received, Sink, Source, duration, get_for, repoll, stream, wait_for};
 
-use super::buffers::{Received, Sink, Source};
-use super::connection::Connection;
-use super::options::duration;
-use super::poll::wait_for;
-use super::sockets::{create, get_for, stream};
-use super::{repoll, sockets, table};
 use crate::cancel::Call;
 use crate::errno;
 use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
@@ -25,15 +20,15 @@ use crate::rdmacm::sockaddr::{read, write};
 entry_points! {
     "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
     "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t)
-        => table::get(fd)?.bind(address(to, len)?);
-    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(table::get(fd)?)?.listen(backlog);
+        => rsockets::get(fd)?.bind(address(to, len)?);
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(rsockets::get(fd)?)?.listen(backlog);
     "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int)
-        => table::get(fd)?.shutdown(ended_directions(how)?);
-    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| table::close(fd));
+        => rsockets::get(fd)?.shutdown(ended_directions(how)?);
+    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| rsockets::close(fd));
     "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
-        => table::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
+        => rsockets::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
-        => table::get(fd)?.local_addr().map(|address| write_address(address, out, len));
+        => rsockets::get(fd)?.local_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         len: socklen_t) = set_option;
     "RDMACM_1.0" minus_one rgetsockopt(fd: c_int, level: c_int, name: c_int, out: *mut c_void,
@@ -42,7 +37,7 @@ entry_points! {
     "RDMACM_1.0" minus_one riomap(fd: c_int, buffer: *mut c_void, len: size_t, protection: c_int,
         flags: c_int, offset: off_t) -> off_t = map;
     "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t)
-        => stream(table::get(fd)?)?.with_connection(|conn| conn.unmap(buffer.addr() as u64, len));
+        => stream(rsockets::get(fd)?)?.with_connection(|conn| conn.unmap(buffer.addr() as u64, len));
     "RDMACM_1.5" minus_one repoll_create(flags: c_int) => repoll::create(flags).map_err(|e| e as c_int);
     // Returns an error number, as librdmacm does, and also stores it in `errno`.
     "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event)
@@ -96,8 +91,8 @@ fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_in
         _ => return Err(libc::EAFNOSUPPORT),
     }
     let manager = &ProcessGlobals::current()?.manager;
-    set_exit_action(ExitStage::Rsockets, |_, on_progress| table::close_all(on_progress));
-    create(manager, family, kind)
+    set_exit_action(ExitStage::Rsockets, |_, on_progress| rsockets::close_all(on_progress));
+    rsockets::create(manager, family, kind)
 }
 
 /// Returns whether a call of `shutdown` ends reads, and whether it ends writes.
@@ -156,7 +151,7 @@ unsafe fn accept(
     peer: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, c_int> {
-    let (new, address) = sockets::accept(call, fd)?;
+    let (new, address) = rsockets::accept(call, fd)?;
     if let Some(address) = address {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, len) };
@@ -295,7 +290,7 @@ unsafe fn receive_from(
 ) -> Result<usize, c_int> {
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
-    let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
+    let connected = || rsockets::get(fd).and_then(|socket| socket.peer_addr()).ok();
     if !peer.is_null()
         && let Some(address) = received.from.or_else(connected)
     {
@@ -390,7 +385,7 @@ unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -
 }
 
 /// Descriptor sets that the program passes to `select`: for reads, for writes, and for exceptions.
-struct Sets(pub [*mut fd_set; 3]);
+struct Sets([*mut fd_set; 3]);
 
 /// Event to poll for the descriptors in each of the [`Sets`], and events for which a descriptor stays in it.
 const EVENTS: [(c_short, c_short); 3] = [
@@ -483,10 +478,10 @@ unsafe fn set_option(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
     let value = unsafe { bytes(value, len as usize) }?;
-    sockets::set_option(socket, level, name, value)
+    rsockets::set_option(socket, level, name, value)
 }
 
 unsafe fn get_option(
@@ -496,11 +491,11 @@ unsafe fn get_option(
     out: *mut c_void,
     len: *mut socklen_t,
 ) -> Result<(), c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     if out.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    let value = sockets::option(socket, level, name)?;
+    let value = rsockets::option(socket, level, name)?;
     // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
     // at `out`; no more are copied.
     unsafe {
@@ -515,7 +510,7 @@ unsafe fn get_option(
 /// supported platforms, variadic arguments are passed like named ones; for a command without an argument, it
 /// is not read.
 unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     match command {
         libc::F_GETFL => {
             let nonblocking = socket.options().is_nonblocking;
@@ -545,16 +540,16 @@ unsafe fn map(
     flags: c_int,
     offset: off_t,
 ) -> Result<off_t, c_int> {
-    table::get(fd)?;
+    rsockets::get(fd)?;
     if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
         return Err(libc::EINVAL);
     }
     let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
     let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let stream = stream(rsockets::get(fd)?)?;
     // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
     // with `riounmap` or closes the socket.
-    let map = |conn: &mut Connection| unsafe { conn.map(buffer.cast(), len, at, protection != 0) };
-    stream(table::get(fd)?)?.with_connection(map)?;
+    stream.with_connection(|conn| unsafe { conn.map(buffer.cast(), len, at, protection != 0) })?;
     Ok(offset)
 }
 

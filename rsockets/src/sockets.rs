@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use urxe::verbs::cm::ConnectionManager;
 
-use super::common::Common;
-use super::datagram::Datagram;
-use super::socket::Socket;
-use super::stream::{Phase, State, Stream};
-use super::{keepalive, table};
-use crate::cancel::Call;
+use crate::call::Call;
+use crate::common::Common;
+use crate::datagram::Datagram;
+use crate::socket::Socket;
+use crate::stream::{Phase, State, Stream};
+use crate::{keepalive, table};
 
-/// Creates a socket and returns its file descriptor. `family` is `AF_INET` or `AF_INET6`; `kind` is `SOCK_STREAM`
-/// or `SOCK_DGRAM`, with any flags of `socket`.
+/// Creates a socket and returns its file descriptor. `family` is `AF_INET` or `AF_INET6`; `kind` is
+/// `SOCK_STREAM` or `SOCK_DGRAM`, with any flags of `socket`.
 ///
 /// # Errors
 /// An error number.
-pub(super) fn create(manager: &ConnectionManager, family: c_int, kind: c_int) -> Result<c_int, c_int> {
+pub fn create(manager: &ConnectionManager, family: c_int, kind: c_int) -> Result<c_int, c_int> {
     let socket: Arc<dyn Socket> = match kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) {
         libc::SOCK_DGRAM => Arc::new(Datagram::new(manager, family)?),
         _ => Arc::new(Stream::new(manager, family)?),
@@ -32,7 +32,7 @@ pub(super) fn create(manager: &ConnectionManager, family: c_int, kind: c_int) ->
 ///
 /// # Errors
 /// `EOPNOTSUPP` on a datagram socket.
-pub(super) fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
+pub fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
     let socket: Arc<dyn Any + Send + Sync> = socket;
     socket.downcast().map_err(|_| libc::EOPNOTSUPP)
 }
@@ -41,18 +41,18 @@ pub(super) fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
 ///
 /// # Errors
 /// `EBADF` if it is closed, or its descriptor denotes another socket by now.
-pub(super) fn get_for(call: &mut Call, fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
+pub fn get_for(call: &mut Call, fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
     let socket = table::get(fd)?;
     // The address identifies the socket as long as a handle exists.
     if call.is_same_object(Arc::as_ptr(&socket).cast::<()>()) { Ok(socket) } else { Err(libc::EBADF) }
 }
 
-/// Makes one attempt to accept a connection of a listener. Returns the file descriptor of the connection's socket,
-/// and the address of the peer.
+/// Makes one attempt to accept a connection of a listener. Returns the file descriptor of the connection's
+/// socket, and the address of the peer.
 ///
 /// # Errors
-/// An error number, or [`PENDING`](crate::cancel::PENDING).
-pub(super) fn accept(call: &mut Call, fd: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
+/// An error number, or [`PENDING`](crate::PENDING).
+pub fn accept(call: &mut Call, fd: c_int) -> Result<(c_int, Option<SocketAddr>), c_int> {
     let new = Arc::new(stream(get_for(call, fd)?)?.accept(call)?);
     let fd = table::add(new.clone());
     keepalive::update(&new).or_else(|e| table::close(fd).and(Err(e)))?;
@@ -62,14 +62,9 @@ pub(super) fn accept(call: &mut Call, fd: c_int) -> Result<(c_int, Option<Socket
 /// Sets an option.
 ///
 /// # Errors
-/// Those of [`Options::set`](super::options::Options::set); `EAGAIN` if the keepalive thread cannot be
-/// started.
-pub(super) fn set_option(
-    socket: Arc<dyn Socket>,
-    level: c_int,
-    name: c_int,
-    value: &[u8],
-) -> Result<(), c_int> {
+/// `ENOPROTOOPT` for an unknown option; `EINVAL` or `EDOM` for an invalid value; `EAGAIN` if the keepalive
+/// thread cannot be started.
+pub fn set_option(socket: Arc<dyn Socket>, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
     socket.options().set(level, name, value)?;
     stream(socket).map_or(Ok(()), |stream| keepalive::update(&stream))
 }
@@ -78,7 +73,7 @@ pub(super) fn set_option(
 ///
 /// # Errors
 /// `ENOPROTOOPT` for an unknown option.
-pub(super) fn option(socket: Arc<dyn Socket>, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+pub fn option(socket: Arc<dyn Socket>, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     let Common { family, kind, .. } = *socket.common();
     match (level, name) {
