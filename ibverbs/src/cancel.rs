@@ -7,13 +7,10 @@
 //! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Other calls do not support threads with
 //! asynchronous cancellation, which POSIX forbids to make them.
 
-use std::any::Any;
-use std::cell::RefCell;
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
-use std::time::{Duration, Instant};
 
-use libc::{nfds_t, pollfd, sigset_t, timespec};
+pub(crate) use urxe_rsockets::{Call, PENDING};
 
 use crate::errno::{self, OnSuccess};
 
@@ -24,7 +21,6 @@ unsafe extern "C" {
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
     fn pthread_setcanceltype(kind: c_int, previous: *mut c_int) -> c_int;
-    fn ppoll(fds: *mut pollfd, len: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
 }
 
 /// `PTHREAD_CANCEL_DISABLE`.
@@ -73,142 +69,6 @@ impl Drop for Disabled {
     }
 }
 
-/// Pseudo error number of an attempt at a blocking call: the next attempt is due when a descriptor passed to
-/// [`Call`] is ready. It cannot collide with real error numbers, which are positive.
-pub(crate) const PENDING: c_int = c_int::MIN;
-
-/// State that a blocking call keeps between its attempts.
-pub(crate) struct Call {
-    /// Whether an attempt has already done the steps that must not be repeated.
-    pub started: bool,
-    /// Number of bytes transferred so far.
-    pub done: usize,
-    /// Address of the object that the first attempt used.
-    object: Option<usize>,
-    deadline: Option<Option<Instant>>,
-    /// Error number of the last wait, if it failed.
-    failure: Option<c_int>,
-    single: pollfd,
-    /// Pointer to and length of the descriptor list in `WAIT_STATE`, which is used instead of `single`.
-    list: Option<(*mut pollfd, usize)>,
-    timeout: Option<Duration>,
-}
-
-/// Descriptors and object kept for a waiting call. They are thread-local so that they are dropped at thread
-/// exit if the thread is cancelled.
-#[derive(Default)]
-struct WaitState {
-    fds: Vec<pollfd>,
-    other: Option<Box<dyn Any>>,
-}
-
-thread_local! {
-    static WAIT_STATE: RefCell<WaitState> = RefCell::default();
-}
-
-impl Call {
-    /// Returns the state of a call before its first attempt.
-    pub(crate) fn new() -> Call {
-        let single = pollfd { fd: -1, events: 0, revents: 0 };
-        Call {
-            started: false,
-            done: 0,
-            object: None,
-            deadline: None,
-            failure: None,
-            single,
-            list: None,
-            timeout: None,
-        }
-    }
-
-    /// Returns the time at which the call times out: `timeout` after the first attempt asked for it.
-    pub(crate) fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
-        let from_now = || timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        *self.deadline.get_or_insert_with(from_now)
-    }
-
-    /// Reports whether `object` is the one that the first attempt used. The descriptor may meanwhile refer to
-    /// a different object.
-    pub(crate) fn is_same_object<T>(&mut self, object: *const T) -> bool {
-        *self.object.get_or_insert(object.addr()) == object.addr()
-    }
-
-    /// Reports whether the call has waited, or is about to.
-    pub(crate) fn has_waited(&self) -> bool {
-        self.list.is_some() || self.single.fd >= 0
-    }
-
-    /// Takes the error number of the last wait: `EINTR`, or one that indicates a lack of resources.
-    pub(crate) fn take_failure(&mut self) -> Option<c_int> {
-        self.failure.take()
-    }
-
-    /// Makes the call wait for one descriptor once this attempt has returned.
-    pub(crate) fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
-        (self.single, self.list, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
-    }
-
-    /// Makes the call wait for several descriptors once this attempt has returned. `other` is kept until the
-    /// call waits again or completes. Returns false if neither the list nor `other` can be stored because the
-    /// thread is exiting.
-    pub(crate) fn wait_for_list(
-        &mut self,
-        fds: &[pollfd],
-        timeout: Option<Duration>,
-        other: Option<Box<dyn Any>>,
-    ) -> bool {
-        let stored = WAIT_STATE.try_with(|state| {
-            let mut state = state.borrow_mut();
-            state.fds.clear();
-            state.fds.extend_from_slice(fds);
-            let previous = std::mem::replace(&mut state.other, other);
-            (state.fds.as_mut_ptr(), state.fds.len(), previous)
-        });
-        // The earlier value is dropped after the borrow has ended, because its destructor may wait too.
-        let stored = stored.ok().map(|(fds, len, _)| (fds, len));
-        (self.list, self.timeout) = (stored, timeout);
-        stored.is_some()
-    }
-
-    /// Waits. If cancellation is enabled, the thread may be cancelled here, so this stack frame must contain
-    /// nothing that needs to be dropped.
-    fn wait(&mut self) {
-        let (fds, len) = self.list.unwrap_or((&raw mut self.single, 1));
-        let time = self.timeout.map(|timeout| timespec {
-            tv_sec: timeout.as_secs().min(MAX_WAIT_SECS) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `fds` points to `len` descriptors: the one in this struct, which is borrowed, or the
-        // thread-local list, which does not change before the next attempt. `time` is null or a local, and a
-        // null mask is allowed.
-        self.failure = unsafe {
-            match ppoll(fds, len as nfds_t, time, std::ptr::null()) {
-                0.. => None,
-                _ => Some(errno::get()),
-            }
-        };
-    }
-
-    /// Waits with cancellation disabled.
-    pub(crate) fn wait_uncancelled(&mut self) {
-        let _uncancelled = disable();
-        self.wait();
-        release();
-    }
-}
-
-/// Upper bound of a wait in seconds: longer than any program runs, but representable in all types involved.
-const MAX_WAIT_SECS: u64 = i32::MAX as u64;
-
-/// Drops the object kept for a wait.
-fn release() {
-    // Taken out first and dropped without the borrow, as a destructor may wait too.
-    let other = WAIT_STATE.try_with(|state| state.borrow_mut().other.take());
-    drop(other);
-}
-
 /// Makes one attempt, with cancellation disabled. A panic during the attempt aborts the process.
 #[allow(
     improper_ctypes_definitions,
@@ -220,8 +80,8 @@ where
 {
     let _uncancelled = disable();
     let result = attempt(call);
-    if !matches!(result, Err(PENDING)) && call.has_waited() {
-        release();
+    if !matches!(result, Err(PENDING)) {
+        call.end();
     }
     result
 }
@@ -260,7 +120,7 @@ where
 {
     // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
-    let mut call = Call::new();
+    let mut call = Call::default();
     let before = errno::get();
     loop {
         match attempt_once(attempt, &mut call) {

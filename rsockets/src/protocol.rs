@@ -3,7 +3,7 @@
 
 /// Protocol violation by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum ProtocolError {
+pub(crate) enum ProtocolError {
     /// The private data is that of another protocol or another version.
     #[error("the private data of the peer is not that of rsockets version 1")]
     ConnData,
@@ -33,7 +33,7 @@ pub(super) enum ProtocolError {
 
 /// Target: memory that the other end may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct TargetSge {
+pub(crate) struct TargetSge {
     /// Virtual address.
     pub addr: u64,
     /// R_Key.
@@ -43,16 +43,16 @@ pub(super) struct TargetSge {
 }
 
 /// Length of a target SGL entry, in bytes.
-pub(super) const TARGET_SGE_LEN: usize = 16;
+pub(crate) const TARGET_SGE_LEN: usize = 16;
 /// Length of a mapped-memory table entry, in bytes: the offset that memory is mapped to, and the address, key
 /// and length of that memory.
-pub(super) const MAPPING_LEN: usize = 24;
+pub(crate) const MAPPING_LEN: usize = 24;
 /// Number of entries in a target SGL.
-pub(super) const TARGET_SGL_LEN: usize = 2;
+pub(crate) const TARGET_SGL_LEN: usize = 2;
 /// Length of the private data, in bytes.
-pub(super) const CONN_DATA_LEN: usize = 40;
+pub(crate) const CONN_DATA_LEN: usize = 40;
 /// Maximum number of bytes that a data message can announce.
-pub(super) const MAX_TRANSFER: usize = (1 << 29) - 1;
+pub(crate) const MAX_TRANSFER: usize = (1 << 29) - 1;
 
 const VERSION: u8 = 1;
 /// Flag: the sender's tables are big-endian.
@@ -62,14 +62,14 @@ const SUPPORTS_IOMAP: u8 = 2;
 
 /// Byte order of one end's tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Order {
+pub(crate) enum Order {
     Little,
     Big,
 }
 
 impl Order {
     /// Byte order of this machine.
-    pub(super) const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
+    pub(crate) const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
 
     /// Converts between this machine's byte order and `self`.
     fn u64(self, value: u64) -> u64 {
@@ -84,7 +84,7 @@ impl Order {
 
 impl TargetSge {
     /// Encodes a table entry in the given byte order.
-    pub(super) fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
+    pub(crate) fn bytes(self, order: Order) -> [u8; TARGET_SGE_LEN] {
         let mut out = [0; TARGET_SGE_LEN];
         out[..8].copy_from_slice(&order.u64(self.addr).to_ne_bytes());
         out[8..12].copy_from_slice(&order.u32(self.key).to_ne_bytes());
@@ -93,7 +93,7 @@ impl TargetSge {
     }
 
     /// Decodes a table entry in the given byte order.
-    pub(super) fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
+    pub(crate) fn decode(bytes: [u8; TARGET_SGE_LEN], order: Order) -> TargetSge {
         let addr = order.u64(u64::from_ne_bytes(*bytes.first_chunk().expect("16 bytes")));
         let word = |at: usize| order.u32(u32::from_ne_bytes(*bytes[at..].first_chunk().expect("16 bytes")));
         TargetSge { addr, key: word(8), len: word(12) }
@@ -102,14 +102,14 @@ impl TargetSge {
 
 /// Memory mapped to an offset, to which the other end writes directly (`riowrite`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     pub offset: u64,
     pub target: TargetSge,
 }
 
 impl Mapping {
     /// Encodes a table entry in the given byte order.
-    pub(super) fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
+    pub(crate) fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
         out[..8].copy_from_slice(&order.u64(self.offset).to_ne_bytes());
         out[8..].copy_from_slice(&self.target.bytes(order));
@@ -117,7 +117,7 @@ impl Mapping {
     }
 
     /// Decodes a table entry in the given byte order.
-    pub(super) fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
+    pub(crate) fn decode(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
         let offset = order.u64(u64::from_ne_bytes(*bytes.first_chunk().expect("24 bytes")));
         Mapping { offset, target: TargetSge::decode(*bytes.last_chunk().expect("24 bytes"), order) }
     }
@@ -125,7 +125,7 @@ impl Mapping {
 
 /// Message in the immediate data of an RDMA WRITE.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// The given number of stream bytes was written.
     Data(usize),
     /// The sender accepts data messages until their total since the start of the connection reaches the given
@@ -149,7 +149,7 @@ const CONTROL: u32 = 7;
 
 impl Message {
     /// Encodes the message.
-    pub(super) fn immediate(self) -> u32 {
+    pub(crate) fn immediate(self) -> u32 {
         let (kind, value) = match self {
             Message::Data(len) => (DATA, len as u32),
             Message::Credits(limit) => (CREDITS, limit.into()),
@@ -165,7 +165,7 @@ impl Message {
     ///
     /// # Errors
     /// [`ProtocolError::Message`] if the type is unknown.
-    pub(super) fn decode(immediate: u32) -> Result<Message, ProtocolError> {
+    pub(crate) fn decode(immediate: u32) -> Result<Message, ProtocolError> {
         let value = immediate & MAX_TRANSFER as u32;
         Ok(match (immediate >> 29, value) {
             (DATA, len) => Message::Data(len as usize),
@@ -182,7 +182,7 @@ impl Message {
 
 /// Private data of the connection request or reply, which describes the sender's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ConnData {
+pub(crate) struct ConnData {
     /// Byte order of the sender's tables.
     pub order: Order,
     /// Number of data messages that the sender accepts before it sends more credits.
@@ -207,13 +207,13 @@ fn decode_size(byte: u8) -> usize {
 }
 
 /// Rounds a table size down to the next size that can be encoded.
-pub(super) fn encodable_size(size: usize) -> usize {
+pub(crate) fn encodable_size(size: usize) -> usize {
     decode_size(encode_size(size))
 }
 
 impl ConnData {
     /// Encodes the private data.
-    pub(super) fn bytes(&self) -> [u8; CONN_DATA_LEN] {
+    pub(crate) fn bytes(&self) -> [u8; CONN_DATA_LEN] {
         let mut out = [0; CONN_DATA_LEN];
         let order = if self.order == Order::Big { BIG_ENDIAN } else { 0 };
         out[..2].copy_from_slice(&[VERSION, order | SUPPORTS_IOMAP]);
@@ -228,7 +228,7 @@ impl ConnData {
     ///
     /// # Errors
     /// [`ProtocolError::ConnData`].
-    pub(super) fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
+    pub(crate) fn parse(data: &[u8]) -> Result<ConnData, ProtocolError> {
         let data: &[u8; CONN_DATA_LEN] = data.first_chunk().ok_or(ProtocolError::ConnData)?;
         let target = |at: usize| TargetSge::decode(*data[at..].first_chunk().expect("40 bytes"), Order::Big);
         let conn_data = ConnData {

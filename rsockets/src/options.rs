@@ -6,10 +6,10 @@ use std::fs;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::protocol::encodable_size;
+use crate::protocol::encodable_size;
 
 /// Level of the socket options specific to rsockets.
-pub(super) const SOL_RDMA: c_int = 0x10000;
+pub(crate) const SOL_RDMA: c_int = 0x10000;
 /// Option names at the level [`SOL_RDMA`], numbered as in `rdma/rsocket.h`.
 const SEND_QUEUE: c_int = 0;
 const RECEIVE_QUEUE: c_int = 1;
@@ -24,7 +24,7 @@ const QUEUE: (usize, usize) = (4, 16_384);
 
 /// Sizes that are fixed when a connection is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
+pub(crate) struct Sizes {
     /// Size of the send buffer, in bytes.
     pub send_buffer: usize,
     /// Size of each half of the receive buffer, in bytes.
@@ -69,23 +69,24 @@ fn defaults() -> &'static (Sizes, Duration) {
 }
 
 /// Returns the time for which a call polls before it sleeps.
-pub(super) fn polling() -> Duration {
+pub(crate) fn polling() -> Duration {
     defaults().1
 }
 
 /// Options of one socket. An accepted socket inherits those of its listener.
 #[derive(Clone, Default, Debug)]
-pub(super) struct Options {
-    pub sizes: Sizes,
+pub struct Options {
+    pub(crate) sizes: Sizes,
+    /// Whether calls fail with `EAGAIN` instead of waiting.
     pub is_nonblocking: bool,
-    pub reuses_address: bool,
-    pub only_v6: bool,
+    pub(crate) reuses_address: bool,
+    pub(crate) only_v6: bool,
     /// `SO_LINGER`; `None` if it is off.
-    pub linger: Option<Duration>,
-    pub receive_timeout: Option<Duration>,
-    pub send_timeout: Option<Duration>,
+    pub(crate) linger: Option<Duration>,
+    pub(crate) receive_timeout: Option<Duration>,
+    pub(crate) send_timeout: Option<Duration>,
     /// `IP_TOS`, `IPV6_TCLASS`.
-    pub traffic_class: Option<u8>,
+    pub(crate) traffic_class: Option<u8>,
     /// Values of [`COMMON`] options that are set, by level and name.
     common: BTreeMap<(c_int, c_int), c_int>,
 }
@@ -126,7 +127,7 @@ fn time(value: &[u8]) -> Result<Option<Duration>, c_int> {
 }
 
 /// Returns the duration of a `timeval`, or `None` if one of its fields is negative.
-pub(super) fn duration(seconds: i64, micros: i64) -> Option<Duration> {
+pub fn duration(seconds: i64, micros: i64) -> Option<Duration> {
     let (seconds, micros) = (u64::try_from(seconds).ok()?, u64::try_from(micros).ok()?);
     Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
 }
@@ -139,17 +140,17 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 
 impl Options {
     /// Reports whether a call with the given flags that receives may block, and for how long.
-    pub(super) fn receive_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
+    pub(crate) fn receive_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
         (flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking, self.receive_timeout)
     }
 
     /// Reports the same as [`receive_wait`](Self::receive_wait) for a call that sends.
-    pub(super) fn send_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
+    pub(crate) fn send_wait(&self, flags: c_int) -> (bool, Option<Duration>) {
         (self.receive_wait(flags).0, self.send_timeout)
     }
 
     /// Returns the idle time after which the connection is probed; `None` if keepalive is off.
-    pub(super) fn keep_alive(&self) -> Option<Duration> {
+    pub(crate) fn keep_alive(&self) -> Option<Duration> {
         let is_on = self.common(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
         let seconds = u64::try_from(self.common(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?).ok()?;
         is_on.then(|| Duration::from_secs(seconds))
@@ -165,7 +166,7 @@ impl Options {
     ///
     /// # Errors
     /// `ENOPROTOOPT` for an unknown option; `EINVAL` or `EDOM` for an invalid value.
-    pub(super) fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
+    pub(crate) fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
         match (level, name) {
             // Linux doubles both sizes, to allow for its bookkeeping overhead.
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer = size(value, BUFFER)? * 2,
@@ -211,7 +212,7 @@ impl Options {
     ///
     /// # Errors
     /// `ENOPROTOOPT` for an unknown option.
-    pub(super) fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+    pub(crate) fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
         let number = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer as c_int,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => 2 * self.sizes.receive_half as c_int,

@@ -9,7 +9,7 @@ use urxe::transport::AddressVector;
 use urxe::verbs::cm::{CmEventKind, PortSpace};
 use urxe::verbs::{Ah, Context, Qpn};
 
-use super::common::{Common, errno};
+use crate::common::{Common, errno};
 
 /// Maximum number of peers per socket.
 const MAX_PEERS: usize = 4096;
@@ -20,7 +20,7 @@ const CONFIRM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns the canonical form of an address, which identifies a peer: IPv4 instead of IPv4-mapped IPv6, a
 /// scope ID only for a link-local address, and no flow label.
-pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match (address.ip().to_canonical(), address) {
         (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
             SocketAddrV6::new(ip, v6.port(), 0, v6.scope_id()).into()
@@ -31,7 +31,7 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// Reports whether two socket addresses have the same IP address and port. The scope ID is ignored, because
 /// the header of a datagram sent between queue pairs has none.
-pub(super) fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+pub(crate) fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip(), a.port()) == (b.ip(), b.port())
 }
 
@@ -45,7 +45,7 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 }
 
 /// Route to a peer: the local device and address, and the address vector.
-pub(super) struct Route {
+pub(crate) struct Route {
     pub context: Context,
     pub local: IpAddr,
     /// Address of the peer. A wildcard address is replaced by the local address.
@@ -60,7 +60,7 @@ impl Route {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn resolve(common: &Common, from: Option<IpAddr>, to: SocketAddr) -> Result<Route, c_int> {
+    pub(crate) fn resolve(common: &Common, from: Option<IpAddr>, to: SocketAddr) -> Result<Route, c_int> {
         let id = common.create_id(PortSpace::Udp)?;
         let resolve = || {
             id.resolve_addr(from.map(|ip| (ip, 0).into()), to, Duration::ZERO).map_err(errno)?;
@@ -102,16 +102,16 @@ struct Peer {
 
 /// Known peers, by canonical address.
 #[derive(Default)]
-pub(super) struct Peers(BTreeMap<SocketAddr, Peer>);
+pub(crate) struct Peers(BTreeMap<SocketAddr, Peer>);
 
 impl Peers {
     /// Returns the index of the queue pair that sends to a peer, if the peer is known.
-    pub(super) fn qp_index(&self, to: SocketAddr) -> Option<usize> {
+    pub(crate) fn qp_index(&self, to: SocketAddr) -> Option<usize> {
         self.0.get(&to).map(|peer| peer.qp_index)
     }
 
     /// Adds a peer. If the table is full, removes the peer that has been silent longest.
-    pub(super) fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
+    pub(crate) fn add(&mut self, to: SocketAddr, qp_index: usize, ah: Ah) {
         if self.0.len() >= MAX_PEERS
             && let Some(oldest) =
                 self.0.iter().min_by_key(|(_, peer)| peer.last_recv).map(|(address, _)| *address)
@@ -122,12 +122,12 @@ impl Peers {
     }
 
     /// Removes all peers that the given queue pair sends to, because the queue pair has failed.
-    pub(super) fn remove_of_qp(&mut self, qp_index: usize) {
+    pub(crate) fn remove_of_qp(&mut self, qp_index: usize) {
         self.0.retain(|_, peer| peer.qp_index != qp_index);
     }
 
     /// Records the queue pair that a peer has announced over UDP.
-    pub(super) fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
+    pub(crate) fn set_qpn(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
             (peer.qpn, peer.last_recv) = (Some(qpn), now);
         }
@@ -136,7 +136,7 @@ impl Peers {
     /// Records a datagram that a queue pair has sent and whose header names `from` as the sender. Returns the
     /// table key of the peer. A queue pair number that differs from the known one is not trusted: the known
     /// number is discarded, and the peer must announce its queue pair over UDP again.
-    pub(super) fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
+    pub(crate) fn on_recv(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
         let from = self.find_peer(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
             match peer.qpn == Some(qpn) {
@@ -163,7 +163,7 @@ impl Peers {
     /// Returns the address handle and queue pair number for sending to a peer directly. Returns `None` if the
     /// peer is unknown, or if the next datagram must go over UDP; in the latter case, the datagram is
     /// recorded as sent.
-    pub(super) fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
+    pub(crate) fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
         let peer = self.0.get_mut(&to)?;
         let is_recent = |time: Instant| now.saturating_duration_since(time) < CONFIRM_INTERVAL;
         match peer.qpn {

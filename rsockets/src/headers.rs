@@ -15,15 +15,15 @@ use urxe::verbs::Qpn;
 const TAG: [u8; 4] = [0x55; 4];
 
 /// Length of the longest header, in bytes.
-pub(super) const MAX_HEADER_LEN: usize = 28;
+pub(crate) const MAX_HEADER_LEN: usize = 28;
 
 /// Length of librdmacm's receive buffers, and thus of the longest message with its header. A longer message
 /// would move librdmacm's queue pair to the error state.
-pub(super) const MAX_MESSAGE_LEN: usize = 2048;
+pub(crate) const MAX_MESSAGE_LEN: usize = 2048;
 
 /// Operation of a message sent over UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Op {
+pub(crate) enum Op {
     /// The header is followed by data.
     Data = 0,
     /// Response that carries only a queue pair number.
@@ -32,7 +32,7 @@ pub(super) enum Op {
 
 /// Reason for which a received message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub(super) enum HeaderError {
+pub(crate) enum HeaderError {
     #[error("message of {0} bytes is too short for a header")]
     TooShort(usize),
     #[error("tag {0:02x?} instead of {TAG:02x?}: not a message of rsockets")]
@@ -51,7 +51,7 @@ pub(super) enum HeaderError {
 
 /// Encoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Header {
+pub(crate) struct Header {
     bytes: [u8; MAX_HEADER_LEN],
     len: usize,
 }
@@ -67,7 +67,7 @@ impl Header {
         self
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
@@ -84,14 +84,14 @@ fn payload_after(bytes: &[u8], stated: u8, min: usize) -> Result<&[u8], HeaderEr
 
 /// Header of a message sent over UDP, with the sender's queue pair number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Resolution {
+pub(crate) struct Resolution {
     pub op: Op,
     pub qpn: Qpn,
 }
 
 impl Resolution {
     /// Encodes the header for a sender with the address `from`.
-    pub(super) fn header(&self, from: IpAddr) -> Header {
+    pub(crate) fn header(&self, from: IpAddr) -> Header {
         let (version, len): (u8, u8) = if from.is_ipv4() { (4, 16) } else { (6, 28) };
         let start = Header::new().with(&TAG).with(&[version, self.op as u8, len, 0]);
         let start = start.with(&self.qpn.get().to_be_bytes());
@@ -105,7 +105,7 @@ impl Resolution {
     ///
     /// # Errors
     /// [`HeaderError`].
-    pub(super) fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<(Resolution, &[u8]), HeaderError> {
         let &[t0, t1, t2, t3, version, op, stated, _, q0, q1, q2, q3] =
             bytes.first_chunk().ok_or(HeaderError::TooShort(bytes.len()))?;
         let tag = [t0, t1, t2, t3];
@@ -133,7 +133,7 @@ impl Resolution {
 }
 
 /// Returns the header of a datagram sent between queue pairs, which holds the sender's address and port.
-pub(super) fn source(from: SocketAddr) -> Header {
+pub(crate) fn source(from: SocketAddr) -> Header {
     let port = from.port().to_be_bytes();
     match from.ip() {
         IpAddr::V4(ip) => Header::new().with(&[4, 8]).with(&port).with(&ip.octets()),
@@ -145,7 +145,7 @@ pub(super) fn source(from: SocketAddr) -> Header {
 ///
 /// # Errors
 /// [`HeaderError`].
-pub(super) fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
+pub(crate) fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
     let Some(([version, stated, high, low], rest)) = bytes.split_first_chunk::<4>() else {
         return Err(HeaderError::TooShort(bytes.len()));
     };

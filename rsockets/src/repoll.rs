@@ -1,8 +1,9 @@
-//! `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and other file descriptors to wait for, with
+//! Sets of rsockets and other file descriptors to wait for, with
 //! the arguments of `epoll`. As with librdmacm, every descriptor is level-triggered, whatever flags it has.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,17 +13,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use super::poll::wait_for;
-use crate::cancel::Call;
-
-entry_points! {
-    "RDMACM_1.5" minus_one repoll_create(flags: c_int) => create(flags).map_err(|e| e as c_int);
-    "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) = ctl;
-}
-
-waiting_entry_points! {
-    "RDMACM_1.5" repoll_wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int = wait;
-}
+use crate::call::Call;
+use crate::poll::wait_for;
 
 /// Events that `poll` and `epoll` encode in the same way.
 const SHARED: u32 = (libc::EPOLLIN | libc::EPOLLPRI | libc::EPOLLOUT | libc::EPOLLRDHUP) as u32;
@@ -54,7 +46,7 @@ fn find(fd: c_int) -> Result<Arc<Set>, c_int> {
 ///
 /// # Errors
 /// `EBADF` if there is no set with this descriptor.
-pub(super) fn close(fd: c_int) -> Result<(), c_int> {
+pub fn close(fd: c_int) -> Result<(), c_int> {
     SETS.lock().remove(&fd).ok_or(libc::EBADF)?;
     // SAFETY: the program asks to close this descriptor, which `create` released to it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -62,7 +54,10 @@ pub(super) fn close(fd: c_int) -> Result<(), c_int> {
 }
 
 /// Creates a set. The program gets the descriptor of an empty `epoll` instance, created with `flags`.
-fn create(flags: c_int) -> nix::Result<c_int> {
+///
+/// # Errors
+/// `EINVAL` for unknown flags, and those of the system calls.
+pub fn create(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;
     let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
@@ -71,13 +66,15 @@ fn create(flags: c_int) -> nix::Result<c_int> {
     Ok(fd)
 }
 
-/// Changes a set. Returns an error number, as librdmacm does, and also stores it in `errno`.
-unsafe fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Result<(), c_int> {
+/// Changes a set, as `epoll_ctl` does.
+///
+/// # Errors
+/// `EINVAL` if there is no such set or operation, or no event for it; `EEXIST`, `ENOENT`.
+pub fn change(set: c_int, op: c_int, fd: c_int, event: Option<&epoll_event>) -> Result<(), c_int> {
     let set = find(set)?;
     let mut entries = set.entries.lock();
     let at = entries.iter().position(|entry| entry.fd == fd);
-    // SAFETY: `repoll_ctl` requires a non-null `event` to point to a readable struct.
-    let new = unsafe { event.as_ref() }.map(|event| Entry { fd, events: event.events, data: event.u64 });
+    let new = event.map(|event| Entry { fd, events: event.events, data: event.u64 });
     match (op, at, new) {
         (libc::EPOLL_CTL_ADD, None, Some(new)) => entries.push(new),
         (libc::EPOLL_CTL_ADD, Some(_), _) => return Err(libc::EEXIST),
@@ -91,17 +88,17 @@ unsafe fn ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Resu
     Ok(())
 }
 
-unsafe fn wait(
+/// Waits until descriptors of a set have events or the timeout expires. Stores at most as many events as
+/// `out` has room for, and returns their number.
+///
+/// # Errors
+/// `EINVAL` if there is no such set, and those of [`wait_for`].
+pub fn wait(
     call: &mut Call,
     set: c_int,
-    out: *mut epoll_event,
-    max: c_int,
-    timeout: c_int,
+    out: &mut [MaybeUninit<epoll_event>],
+    timeout: Option<Duration>,
 ) -> Result<c_int, c_int> {
-    if out.is_null() || max <= 0 {
-        return Err(libc::EINVAL);
-    }
-    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
     let set = find(set)?;
     loop {
         // Before the entries are read, so that a later change is not missed. Fails if there was no change.
@@ -114,20 +111,19 @@ unsafe fn wait(
         if wait_for(call, &mut fds, timeout)? == 0 {
             return Ok(0);
         }
-        let ready = entries.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0).take(max as usize);
+        let ready = entries.iter().zip(&fds).filter(|(_, fd)| fd.revents != 0);
         let mut count = 0;
-        for (entry, fd) in ready {
+        for ((entry, fd), out) in ready.zip(&mut *out) {
             let revents = match fd.revents & libc::POLLNVAL {
                 0 => fd.revents as u32,
                 // The descriptor is closed, for which `epoll` has no event.
                 _ => (libc::EPOLLERR | libc::EPOLLHUP) as u32,
             };
-            // SAFETY: `repoll_wait` requires `max` writable events at `out`, which is not null.
-            unsafe { out.add(count).write(epoll_event { events: revents, u64: entry.data }) };
+            out.write(epoll_event { events: revents, u64: entry.data });
             count += 1;
         }
         if count > 0 {
-            return Ok(count as c_int);
+            return Ok(count);
         }
     }
 }

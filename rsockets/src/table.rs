@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
-use super::socket::Socket;
-use crate::rdmacm::process::{ExitStage, set_exit_action};
+use crate::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<dyn Socket>>> = RwLock::new(BTreeMap::new());
 
@@ -16,8 +15,7 @@ static SOCKETS: RwLock<BTreeMap<c_int, Arc<dyn Socket>>> = RwLock::new(BTreeMap:
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Adds a socket to the table, and returns its file descriptor.
-pub(super) fn add(socket: Arc<dyn Socket>) -> c_int {
-    set_exit_action(ExitStage::Rsockets, |_, on_progress| close_all(on_progress));
+pub(crate) fn add(socket: Arc<dyn Socket>) -> c_int {
     let fd = socket.common().fd;
     let replaced = SOCKETS.write().insert(fd, socket);
     replaced.into_iter().for_each(leak);
@@ -27,11 +25,11 @@ pub(super) fn add(socket: Arc<dyn Socket>) -> c_int {
 /// Returns the socket for a file descriptor, or `None` if the descriptor is not that of an rsocket or, in a
 /// forked child, if the socket is inherited.
 fn find(sockets: &BTreeMap<c_int, Arc<dyn Socket>>, fd: c_int) -> Option<Arc<dyn Socket>> {
-    sockets.get(&fd).filter(|socket| !socket.common().process.is_inherited()).cloned()
+    sockets.get(&fd).filter(|socket| socket.common().process.is_current()).cloned()
 }
 
 /// Returns the socket of each file descriptor, like [`find`].
-pub(super) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Arc<dyn Socket>>> {
+pub(crate) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Arc<dyn Socket>>> {
     let sockets = SOCKETS.read();
     fds.map(|fd| find(&sockets, fd)).collect()
 }
@@ -40,7 +38,7 @@ pub(super) fn find_all(fds: impl Iterator<Item = c_int>) -> Vec<Option<Arc<dyn S
 ///
 /// # Errors
 /// `EBADF` if there is none.
-pub(super) fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
+pub fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
     find(&SOCKETS.read(), fd).ok_or(libc::EBADF)
 }
 
@@ -48,13 +46,13 @@ pub(super) fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
 ///
 /// # Errors
 /// `EBADF` if there is none.
-pub(super) fn close(fd: c_int) -> Result<(), c_int> {
+pub fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
-    if socket.common().process.is_inherited() {
-        leak(socket);
-    } else {
+    if socket.common().process.is_current() {
         let deadline = Instant::now() + socket.begin_close();
         socket.close(deadline, &|| ());
+    } else {
+        leak(socket);
     }
     Ok(())
 }
@@ -67,10 +65,10 @@ fn leak(socket: Arc<dyn Socket>) {
 
 /// Closes all sockets, as the kernel closes the open files of an exiting process. Calls `on_progress`
 /// periodically, so that the exiting thread keeps waiting.
-fn close_all(on_progress: &dyn Fn()) {
+pub fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
-    let (inherited, own): (Vec<_>, Vec<_>) =
-        all.into_values().partition(|socket| socket.common().process.is_inherited());
+    let (own, inherited): (Vec<_>, Vec<_>) =
+        all.into_values().partition(|socket| socket.common().process.is_current());
     inherited.into_iter().for_each(leak);
     let end = Instant::now() + EXIT_TIMEOUT;
     let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.begin_close())).collect();

@@ -5,7 +5,7 @@ use std::ops::{Deref, Range};
 use std::vec;
 
 /// A buffer from whose beginning pieces are taken.
-pub(super) trait Buffer: Default + Deref<Target = [u8]> {
+pub trait Buffer: Default + Deref<Target = [u8]> {
     /// Takes the first `len` bytes, which the buffer must have.
     fn take_first(&mut self, len: usize) -> Self;
 }
@@ -24,7 +24,7 @@ impl Buffer for &mut [u8] {
 
 /// List of buffers.
 #[derive(Clone)]
-pub(super) struct Buffers<B> {
+pub struct Buffers<B> {
     first: B,
     rest: vec::IntoIter<B>,
     /// Number of bytes taken in total.
@@ -34,35 +34,35 @@ pub(super) struct Buffers<B> {
 }
 
 /// Gather list of the data to send.
-pub(super) type Source<'a> = Buffers<&'a [u8]>;
+pub type Source<'a> = Buffers<&'a [u8]>;
 
 /// Scatter list for received data.
-pub(super) type Sink<'a> = Buffers<&'a mut [u8]>;
+pub type Sink<'a> = Buffers<&'a mut [u8]>;
 
 impl<B: Buffer> Buffers<B> {
-    pub(super) fn new(parts: Vec<B>) -> Buffers<B> {
+    pub fn new(parts: Vec<B>) -> Buffers<B> {
         let remaining = parts.iter().map(|part| part.len()).sum();
         Buffers { first: B::default(), rest: parts.into_iter(), position: 0, remaining }
     }
 
     /// Returns the number of bytes not yet taken.
-    pub(super) fn remaining(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         self.remaining
     }
 
     /// Returns the number of bytes taken.
-    pub(super) fn position(&self) -> usize {
+    pub fn position(&self) -> usize {
         self.position
     }
 
     /// Skips `len` bytes, or all remaining ones if they are fewer.
-    pub(super) fn skip(&mut self, len: usize) {
+    pub fn skip(&mut self, len: usize) {
         self.take(0..len, |_, _| ());
     }
 
     /// Takes the next piece, of at most `len` bytes. The piece is empty only if nothing is left or `len` is
     /// 0.
-    pub(super) fn next_piece(&mut self, len: usize) -> B {
+    pub(crate) fn next_piece(&mut self, len: usize) -> B {
         while self.first.is_empty()
             && let Some(next) = self.rest.next()
         {
@@ -76,7 +76,7 @@ impl<B: Buffer> Buffers<B> {
 
     /// Takes as many bytes as the range is long, or all remaining ones if they are fewer, and calls `f` with
     /// each piece and its position in the range. Returns the position behind the last one.
-    pub(super) fn take(&mut self, range: Range<usize>, mut f: impl FnMut(usize, B)) -> usize {
+    pub(crate) fn take(&mut self, range: Range<usize>, mut f: impl FnMut(usize, B)) -> usize {
         let mut at = range.start;
         while at < range.end && self.remaining > 0 {
             let piece = self.next_piece(range.end - at);
@@ -90,7 +90,7 @@ impl<B: Buffer> Buffers<B> {
 
 /// Result of a receive call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Received {
+pub struct Received {
     /// Number of bytes received.
     pub bytes: usize,
     /// Sender of the datagram; `None` for a stream.

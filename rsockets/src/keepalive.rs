@@ -14,8 +14,8 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use parking_lot::Mutex;
 use urxe::sys::thread::spawn_background;
 
-use super::socket::Socket;
-use super::stream::Stream;
+use crate::socket::Socket;
+use crate::stream::Stream;
 
 /// Channel on which sockets are registered with the keepalive thread, and the ID of the process in which the
 /// thread runs. Its lock needs no handling at a fork: the child does not use its parent's channel or sockets.
@@ -48,7 +48,7 @@ fn run(registered: &Receiver<Weak<Stream>>) {
 ///
 /// # Errors
 /// `EAGAIN` if the thread cannot be started.
-pub(super) fn update(stream: &Arc<Stream>) -> Result<(), c_int> {
+pub(crate) fn update(stream: &Arc<Stream>) -> Result<(), c_int> {
     if stream.options().keep_alive().is_none() {
         return Ok(());
     }

@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use urxe::verbs::Cq;
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, PortSpace};
+use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, ConnectionManager, EventChannel, PortSpace};
 
-use super::buffers::{Received, Sink, Source};
-use super::common::{Common, errno};
-use super::connection::Connection;
-use super::link_polls::LinkPolls;
-use super::options::Options;
-use super::protocol::ConnData;
-use super::socket::Socket;
-use super::wait::{PollOutcome, until, wait_for_close};
-use crate::cancel::Call;
+use crate::buffers::{Received, Sink, Source};
+use crate::call::Call;
+use crate::common::{Common, errno};
+use crate::connection::Connection;
+use crate::link_polls::LinkPolls;
+use crate::options::Options;
+use crate::protocol::ConnData;
+use crate::socket::{Socket, Waitable};
+use crate::wait::{PollOutcome, until, wait_for_close};
 
 /// Maximum time for which a close waits for the acknowledgement of sent data, unless set by `SO_LINGER`.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// A stream socket.
-pub(super) struct Stream {
+pub struct Stream {
     common: Common,
     state: Mutex<State>,
     /// Pending `poll` events as of the last time that the state was locked.
@@ -37,7 +37,7 @@ pub(super) struct Stream {
 }
 
 /// Mutable state of the socket.
-pub(super) struct State {
+pub(crate) struct State {
     pub phase: Phase,
     pub options: Options,
     /// Error of a failed connect or listener, not yet reported to the program.
@@ -45,7 +45,7 @@ pub(super) struct State {
 }
 
 /// State of the connection.
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// Neither listening nor connected, possibly bound.
     Idle(CmId),
     /// Listening, with the next connection request to accept, if one has arrived.
@@ -64,8 +64,8 @@ impl Stream {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int) -> Result<Stream, c_int> {
-        let common = Common::new(family, libc::SOCK_STREAM)?;
+    pub(crate) fn new(manager: &ConnectionManager, family: c_int) -> Result<Stream, c_int> {
+        let common = Common::new(manager, family, libc::SOCK_STREAM)?;
         let id = common.create_id(PortSpace::Tcp)?;
         Ok(Stream::with(common, Phase::Idle(id), Options::default()))
     }
@@ -90,7 +90,7 @@ impl Stream {
     }
 
     /// Polls the link, processes completions and events, then calls `f` with the state.
-    pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         self.with_state_after(&mut LinkPolls::All, f)
     }
 
@@ -122,7 +122,7 @@ impl Stream {
     ///
     /// # Errors
     /// The errors of [`until`].
-    pub(super) fn until<T>(
+    pub(crate) fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
         wait: (bool, Option<Duration>),
@@ -135,7 +135,11 @@ impl Stream {
         })
     }
 
-    pub(super) fn listen(&self, backlog: c_int) -> Result<(), c_int> {
+    /// Listens for connections. The backlog is the maximum number of pending ones, at least 1.
+    ///
+    /// # Errors
+    /// `EINVAL` if the socket is or was connected, or is closed; those of binding it.
+    pub fn listen(&self, backlog: c_int) -> Result<(), c_int> {
         self.update(|state| {
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
@@ -153,7 +157,7 @@ impl Stream {
     }
 
     /// Waits for the next connection request and accepts it.
-    pub(super) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
+    pub(crate) fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
         let wait = self.options().receive_wait(0);
         loop {
             let (event, options) = self.until(call, wait, &Cell::new(0), |state| match &mut state.phase {
@@ -176,7 +180,7 @@ impl Stream {
 
     /// Accepts a connection request and creates the socket for the connection.
     fn accept_request(&self, id: &CmId, peer: &ConnData, options: Options) -> Result<Stream, c_int> {
-        let common = Common::new(self.common.family, libc::SOCK_STREAM)?;
+        let common = Common::new(&self.common.manager, self.common.family, libc::SOCK_STREAM)?;
         id.migrate(&common.channel).map_err(errno)?;
         let context = id.context().ok_or(libc::ECONNABORTED)?;
         let mut conn = Connection::new(id.clone(), &context, &options.sizes)?;
@@ -232,14 +236,28 @@ impl Stream {
         address.map_or_else(|| self.common.wildcard(), |address| self.common.to_family(address))
     }
 
+    /// Calls `f` with the connection.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if there is none, and the errors of `f`.
+    pub fn with_connection<R>(
+        &self,
+        f: impl FnOnce(&mut Connection) -> Result<R, c_int>,
+    ) -> Result<R, c_int> {
+        self.with_state(|state| match &mut state.phase {
+            Phase::Connected(conn) => f(conn),
+            _ => Err(libc::ENOTCONN),
+        })
+    }
+
     /// Probes the connection if it is idle. Returns the time at which to call this again, or `None` if no
     /// probes are needed.
-    pub(super) fn keep_alive(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn keep_alive(&self, now: Instant) -> Option<Instant> {
         self.with_state(|state| state.keep_alive(now))
     }
 }
 
-impl Socket for Stream {
+impl Waitable for Stream {
     fn common(&self) -> &Common {
         &self.common
     }
@@ -270,15 +288,48 @@ impl Socket for Stream {
         self.with_state_after(link_polls, |state| state.events())
     }
 
-    fn options(&self) -> MappedMutexGuard<'_, Options> {
-        MutexGuard::map(self.state.lock(), |state| &mut state.options)
-    }
-
     fn take_error(&self) -> Option<c_int> {
         self.with_state(|state| match &mut state.phase {
             Phase::Connected(conn) if conn.error.is_some() => conn.error.take(),
             _ => state.error.take(),
         })
+    }
+
+    fn begin_close(&self) -> Duration {
+        self.update(|state| {
+            let linger = state.options.linger.unwrap_or(LINGER);
+            if let Phase::Connected(conn) = &mut state.phase
+                && !linger.is_zero()
+            {
+                conn.shutdown(true, true);
+            }
+            linger
+        })
+    }
+
+    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
+        let flushed = |state: &mut State| match &state.phase {
+            Phase::Connected(conn) if !conn.is_flushed() => None,
+            _ => Some(Ok(())),
+        };
+        wait_for_close(deadline, on_progress, |call, timeout| {
+            self.until(call, (true, timeout), &Cell::new(0), flushed)
+        });
+        let phase = self.update(|state| std::mem::replace(&mut state.phase, Phase::Closed));
+        match phase {
+            Phase::Idle(id) => id.destroy(),
+            Phase::Listening(id, request) => {
+                request.into_iter().for_each(|event| event.id.destroy());
+                id.destroy();
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Socket for Stream {
+    fn options(&self) -> MappedMutexGuard<'_, Options> {
+        MutexGuard::map(self.state.lock(), |state| &mut state.options)
     }
 
     fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -356,38 +407,10 @@ impl Socket for Stream {
         _to: &dyn Fn() -> Result<Option<SocketAddr>, c_int>,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        self.send_bytes(call, source, flags)
-    }
-
-    fn begin_close(&self) -> Duration {
-        self.update(|state| {
-            let linger = state.options.linger.unwrap_or(LINGER);
-            if let Phase::Connected(conn) = &mut state.phase
-                && !linger.is_zero()
-            {
-                conn.shutdown(true, true);
-            }
-            linger
+        self.send_with(call, source, flags, |conn, source| {
+            conn.send_from(source);
+            Ok(())
         })
-    }
-
-    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
-        let flushed = |state: &mut State| match &state.phase {
-            Phase::Connected(conn) if !conn.is_flushed() => None,
-            _ => Some(Ok(())),
-        };
-        wait_for_close(deadline, on_progress, |call, timeout| {
-            self.until(call, (true, timeout), &Cell::new(0), flushed)
-        });
-        let phase = self.update(|state| std::mem::replace(&mut state.phase, Phase::Closed));
-        match phase {
-            Phase::Idle(id) => id.destroy(),
-            Phase::Listening(id, request) => {
-                request.into_iter().for_each(|event| event.id.destroy());
-                id.destroy();
-            }
-            _ => {}
-        }
     }
 }
 
@@ -514,38 +537,29 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use urxe::verbs::{Context, Fabric};
 
     use super::*;
-    use crate::cancel::PENDING;
-    use crate::rsocket::wait::{uncancellable, wait};
-
-    /// Variable that makes the test run the body, in a process with a device.
-    const BODY: &str = "URXE_TEST_BODY";
+    use crate::call::PENDING;
+    use crate::wait::{uncancellable, wait};
 
     /// A thread that waits for data must not sleep without the connection's completion channel.
     #[test]
     fn connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again() {
-        if std::env::var_os(BODY).is_none() {
-            let test = "rsocket::stream::tests::connection_established_in_the_last_look_before_the_sleep_wakes_the_thread_again";
-            let mut body = Command::new(std::env::current_exe().unwrap());
-            body.args(["--exact", test, "--nocapture"]).env(BODY, "1").env("URXE_LINK", "udp:127.18.41.1");
-            let output = body.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
-            return;
-        }
-        let listener = Arc::new(Stream::new(libc::AF_INET).unwrap());
-        listener.bind(([127, 18, 41, 1], 0).into()).unwrap();
+        let context = Context::on_fabric(&Fabric::new()).unwrap();
+        let address = (context.address().unwrap(), 0).into();
+        let manager = ConnectionManager::new(vec![context]).unwrap();
+        let listener = Arc::new(Stream::new(&manager, libc::AF_INET6).unwrap());
+        listener.bind(address).unwrap();
         listener.listen(1).unwrap();
         let time = Duration::from_secs(60);
         listener.options().receive_timeout = Some(time);
-        let client = Arc::new(Stream::new(libc::AF_INET).unwrap());
+        let client = Arc::new(Stream::new(&manager, libc::AF_INET6).unwrap());
         client.options().is_nonblocking = true;
-        let connected = client.clone().connect(&mut Call::new(), listener.local_addr().ok());
+        let connected = client.clone().connect(&mut Call::default(), listener.local_addr().ok());
         assert_eq!(connected, Err(libc::EINPROGRESS));
 
-        let mut call = Call::new();
+        let mut call = Call::default();
         let deadline = Instant::now() + time;
         let mut accepted = None;
         let is_connected = |state: &mut State| matches!(state.phase, Phase::Connected(_));
@@ -563,7 +577,8 @@ mod tests {
         });
         assert_eq!(end, Err(PENDING));
         let _accepted = accepted.expect("the last look has taken place").unwrap();
-        call.wait_uncancelled();
+        call.wait();
+        call.end();
         assert!(Instant::now() < deadline, "the thread slept although the socket had a new descriptor");
     }
 }

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use super::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
+use crate::protocol::{ProtocolError, TARGET_SGE_LEN, TargetSge};
 
 /// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Grant {
+pub(crate) struct Grant {
     /// Total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
     /// Offset of the buffer half granted to the peer, and the location of the entry in the peer's target SGL
@@ -17,7 +17,7 @@ pub(super) struct Grant {
 
 /// State of the receiving half.
 #[derive(Default, Debug)]
-pub(super) struct Incoming {
+pub(crate) struct Incoming {
     /// Size of half the buffer, in bytes.
     half: usize,
     /// Number of bytes that the peer may still write.
@@ -43,7 +43,7 @@ pub(super) struct Incoming {
 impl Incoming {
     /// Creates a buffer of two halves of `half` bytes. The first half and `credits` credits are granted to
     /// the peer.
-    pub(super) fn new(half: usize, credits: u16) -> Incoming {
+    pub(crate) fn new(half: usize, credits: u16) -> Incoming {
         Incoming {
             half,
             granted: half,
@@ -57,7 +57,7 @@ impl Incoming {
 
     /// Sets the location of the peer's target SGL. The handshake has announced the target for its first
     /// entry, so the second entry is written first.
-    pub(super) fn connect(&mut self, table: TargetSge) {
+    pub(crate) fn connect(&mut self, table: TargetSge) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
     }
@@ -71,7 +71,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`ProtocolError::Overrun`] if it exceeds the granted buffer space.
-    pub(super) fn on_data(&mut self, len: usize) -> Result<(), ProtocolError> {
+    pub(crate) fn on_data(&mut self, len: usize) -> Result<(), ProtocolError> {
         if len > self.granted {
             return Err(ProtocolError::Overrun { got: len, room: self.granted });
         }
@@ -82,20 +82,20 @@ impl Incoming {
     }
 
     /// Counts a received message that consumes a credit.
-    pub(super) fn count_message(&mut self) {
+    pub(crate) fn count_message(&mut self) {
         self.messages = self.messages.wrapping_add(1);
     }
 
     /// Returns the buffer ranges of the next unread bytes, at most `len` in total. The second range is empty
     /// unless the bytes wrap around the end of the buffer.
-    pub(super) fn ranges(&self, len: usize) -> [Range<usize>; 2] {
+    pub(crate) fn ranges(&self, len: usize) -> [Range<usize>; 2] {
         let len = len.min(self.unread);
         let first = len.min(self.size() - self.read_at);
         [self.read_at..self.read_at + first, 0..len - first]
     }
 
     /// Frees the space of `len` bytes that have been read.
-    pub(super) fn consume(&mut self, len: usize) {
+    pub(crate) fn consume(&mut self, len: usize) {
         let len = len.min(self.unread);
         self.unread -= len;
         self.read_at = (self.read_at + len) % self.size();
@@ -103,7 +103,7 @@ impl Incoming {
 
     /// Returns an update for the peer if half of the buffer is free or half of the credits are used, and
     /// records it as sent.
-    pub(super) fn grant(&mut self) -> Option<Grant> {
+    pub(crate) fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
         let has_half = self.size() - self.granted - self.unread >= self.half;
         if !has_half && limit.wrapping_sub(self.limit) < self.credits.div_ceil(2) {

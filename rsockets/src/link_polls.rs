@@ -7,7 +7,7 @@ use urxe::verbs::Cq;
 /// A poll of the link makes system calls and delivers the completions of all sockets on it. So `rpoll` of many sockets polls it
 /// once instead of once for each, and calls on a socket look first for completions that have arrived: 50 connections of
 /// redis-benchmark reached 72,000 requests/s with a poll of the link for each look, and 115,000 without.
-pub(super) enum LinkPolls {
+pub(crate) enum LinkPolls {
     /// None.
     None,
     /// That of each socket.
@@ -18,7 +18,7 @@ pub(super) enum LinkPolls {
 
 impl LinkPolls {
     /// Reports whether to poll the link of a socket's queue.
-    pub(super) fn take(&mut self, cq: &Cq) -> bool {
+    pub(crate) fn take(&mut self, cq: &Cq) -> bool {
         let LinkPolls::Later(queues) = self else { return matches!(self, LinkPolls::All) };
         // A queue with a requested event is for a program that waits; a poll of another one shows that this one polls.
         match queues.iter_mut().find(|queue| queue.polls_links_of(cq)) {
@@ -32,7 +32,7 @@ impl LinkPolls {
     }
 
     /// Polls the links that were left for later. Returns false if there are none.
-    pub(super) fn poll(self) -> bool {
+    pub(crate) fn poll(self) -> bool {
         let LinkPolls::Later(queues) = self else { return false };
         queues.iter().for_each(Cq::poll_link);
         !queues.is_empty()

@@ -11,14 +11,14 @@ use urxe::verbs::{
     WcStatus, WrData, WrOp,
 };
 
-use super::buffers::{Sink, Source};
-use super::common::Completions;
-use super::incoming::Incoming;
-use super::link_polls::LinkPolls;
-use super::mappings::{LocalMap, RemoteMap};
-use super::options::Sizes;
-use super::outgoing::{INTERNAL, Outgoing, Transfer};
-use super::protocol::{
+use crate::buffers::{Sink, Source};
+use crate::common::Completions;
+use crate::incoming::Incoming;
+use crate::link_polls::LinkPolls;
+use crate::mappings::{LocalMap, RemoteMap};
+use crate::options::Sizes;
+use crate::outgoing::{INTERNAL, Outgoing, Transfer};
+use crate::protocol::{
     ConnData, MAPPING_LEN, Mapping, Message, Order, ProtocolError, TARGET_SGE_LEN, TARGET_SGL_LEN, TargetSge,
     encodable_size,
 };
@@ -32,17 +32,17 @@ const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
 
 /// A connection.
-pub(super) struct Connection {
-    pub id: CmId,
+pub struct Connection {
+    pub(crate) id: CmId,
     qp: Qp,
-    pub completions: Completions,
+    pub(crate) completions: Completions,
     /// Tables that the peer writes: the target SGL, which lists peer memory for this end to write to,
     /// followed by the table of memory that the peer has mapped.
     tables: Mr,
     sends: Mr,
     receives: Mr,
     out: Outgoing,
-    pub inc: Incoming,
+    pub(crate) inc: Incoming,
     remote_map: RemoteMap,
     local_map: LocalMap<RawMr>,
     /// Address and length of each memory area mapped without peer access.
@@ -54,15 +54,15 @@ pub(super) struct Connection {
     /// Whether the peer's private data has arrived.
     is_negotiated: bool,
     /// Whether the peer can receive: the handshake is complete, or the peer has sent data.
-    pub is_established: bool,
+    pub(crate) is_established: bool,
     /// Whether more data may arrive.
-    pub can_read: bool,
+    pub(crate) can_read: bool,
     /// Whether more data may be sent.
-    pub can_write: bool,
+    pub(crate) can_write: bool,
     /// Error not yet reported to the program.
-    pub error: Option<c_int>,
+    pub(crate) error: Option<c_int>,
     /// Whether the connection has ended.
-    pub has_ended: bool,
+    pub(crate) has_ended: bool,
     /// Time of the last completion.
     last_recv: Instant,
 }
@@ -72,7 +72,7 @@ impl Connection {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
+    pub(crate) fn new(id: CmId, context: &Context, sizes: &Sizes) -> Result<Connection, c_int> {
         let pd = context.alloc_pd().map_err(|e| e.errno())?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mappings = encodable_size(sizes.mappings);
@@ -117,7 +117,7 @@ impl Connection {
     }
 
     /// Returns the private data to send in the handshake.
-    pub(super) fn conn_data(&self) -> ConnData {
+    pub(crate) fn conn_data(&self) -> ConnData {
         let target = |mr: &Mr, len: usize| TargetSge { addr: mr.addr(), key: mr.rkey().0, len: len as u32 };
         let half = self.receives.len() / 2;
         ConnData {
@@ -130,7 +130,7 @@ impl Connection {
     }
 
     /// Starts the protocol with the peer's private data.
-    pub(super) fn start(&mut self, peer: &ConnData) {
+    pub(crate) fn start(&mut self, peer: &ConnData) {
         self.order = peer.order;
         self.out.limit = peer.credits;
         // Cannot fail: the list of targets is empty.
@@ -142,7 +142,7 @@ impl Connection {
 
     /// Processes completions and sends pending updates to the peer. Returns true if there were any
     /// completions.
-    pub(super) fn process(&mut self, link_polls: &mut LinkPolls) -> bool {
+    pub(crate) fn process(&mut self, link_polls: &mut LinkPolls) -> bool {
         if !self.is_negotiated || self.has_ended {
             return false;
         }
@@ -286,7 +286,7 @@ impl Connection {
     }
 
     /// Sends as much of `source` as currently possible.
-    pub(super) fn send_from(&mut self, source: &mut Source<'_>) {
+    pub(crate) fn send_from(&mut self, source: &mut Source<'_>) {
         // Mappings are announced to the peer before the data that are sent after them.
         while self.can_write && self.is_established && self.local_map.is_announced() && source.remaining() > 0
         {
@@ -301,7 +301,7 @@ impl Connection {
     ///
     /// # Errors
     /// `EINVAL` if nothing is mapped to the offset.
-    pub(super) fn write_from(&mut self, source: &mut Source<'_>, offset: u64) -> Result<(), c_int> {
+    pub(crate) fn write_from(&mut self, source: &mut Source<'_>, offset: u64) -> Result<(), c_int> {
         while self.can_write && self.is_established && source.remaining() > 0 {
             let at = offset.checked_add(source.position() as u64).ok_or(libc::EINVAL)?;
             let to = self.remote_map.find(at).ok_or(libc::EINVAL)?;
@@ -315,7 +315,7 @@ impl Connection {
     }
 
     /// Copies received data to the sink. With `peek`, the data stays in the receive buffer.
-    pub(super) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
+    pub(crate) fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
         let before = sink.position();
         for range in self.inc.ranges(sink.remaining()) {
             sink.take(range, |at, piece| {
@@ -333,12 +333,12 @@ impl Connection {
     }
 
     /// Reports whether enough data can be sent to justify waking the program.
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.can_write && self.is_established && self.local_map.is_announced() && self.out.is_writable()
     }
 
     /// Reports whether everything sent has been acknowledged, or the connection has ended.
-    pub(super) fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed(&self) -> bool {
         self.has_ended || self.out.is_idle()
     }
 
@@ -351,13 +351,7 @@ impl Connection {
     ///
     /// # Errors
     /// An error number.
-    pub(super) unsafe fn map(
-        &mut self,
-        addr: *mut u8,
-        len: usize,
-        offset: u64,
-        shared: bool,
-    ) -> Result<(), c_int> {
+    pub unsafe fn map(&mut self, addr: *mut u8, len: usize, offset: u64, shared: bool) -> Result<(), c_int> {
         let bytes = u32::try_from(len).ok().filter(|len| *len > 0).ok_or(libc::EINVAL)?;
         if !shared {
             self.inaccessible.push((addr.addr() as u64, len));
@@ -377,7 +371,7 @@ impl Connection {
     ///
     /// # Errors
     /// `EINVAL` if the memory is not mapped.
-    pub(super) fn unmap(&mut self, addr: u64, len: usize) -> Result<(), c_int> {
+    pub fn unmap(&mut self, addr: u64, len: usize) -> Result<(), c_int> {
         if let Some(index) =
             self.inaccessible.iter().position(|(at, n)| *at == addr && (len == 0 || *n == len))
         {
@@ -389,7 +383,7 @@ impl Connection {
 
     /// Shuts down one or both directions. The peer is not informed if only the receiving direction is shut
     /// down.
-    pub(super) fn shutdown(&mut self, reads: bool, writes: bool) {
+    pub(crate) fn shutdown(&mut self, reads: bool, writes: bool) {
         let (could_read, could_write) = (self.can_read, self.can_write);
         self.can_read &= !reads;
         self.can_write &= !writes;
@@ -408,7 +402,7 @@ impl Connection {
 
     /// Probes the peer if nothing has arrived for the duration `idle`. Returns the time at which to call this
     /// again, or `None` once the connection has ended.
-    pub(super) fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
+    pub(crate) fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
         let due = self.last_recv + idle;
         if self.has_ended {
             return None;
@@ -428,14 +422,14 @@ impl Connection {
     }
 
     /// Ends the connection. Received data can still be read.
-    pub(super) fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         (self.can_read, self.can_write, self.has_ended) = (false, false, true);
         // Fails if the connection was never established, which does not matter.
         let _ = self.id.disconnect();
     }
 
     /// Ends the connection with an error, unless both directions are already shut down.
-    pub(super) fn fail(&mut self, errno: c_int) {
+    pub(crate) fn fail(&mut self, errno: c_int) {
         // After both directions were shut down nothing is lost by an error.
         if !self.has_ended && (self.can_read || self.can_write) {
             self.error = Some(errno);

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::pollfd;
+use nix::errno::Errno;
 use urxe::verbs::signals_restart_calls;
 
-use super::options::polling;
-use super::socket::Socket;
-use super::watchers::{Waker, thread_waker};
-use crate::cancel::{Call, PENDING};
-use crate::errno;
+use crate::call::{Call, PENDING};
+use crate::options::polling;
+use crate::socket::Socket;
+use crate::watchers::{Waker, thread_waker};
 
 /// Registration of a waker with sockets, cancelled on drop.
 struct Watching {
@@ -39,25 +39,28 @@ impl Drop for Watching {
 }
 
 /// Error of a wait until its deadline.
-pub(super) const TIMED_OUT: c_int = libc::EAGAIN;
+pub(crate) const TIMED_OUT: c_int = libc::EAGAIN;
 
-/// Makes a blocking call with thread cancellation disabled.
+/// Makes a blocking call within another one, which has disabled thread cancellation.
 ///
 /// # Errors
 /// The errors of the call.
-pub(super) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
-    let mut call = Call::new();
+pub(crate) fn uncancellable<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
+    let mut call = Call::default();
     loop {
         match attempt(&mut call) {
-            Err(PENDING) => call.wait_uncancelled(),
-            result => return result,
+            Err(PENDING) => call.wait(),
+            result => {
+                call.end();
+                return result;
+            }
         }
     }
 }
 
 /// Repeats a wait until it succeeds or fails for good, or until the deadline. Calls `on_progress` at least
 /// every 50 ms.
-pub(super) fn wait_for_close(
+pub(crate) fn wait_for_close(
     deadline: Instant,
     on_progress: &dyn Fn(),
     mut wait: impl FnMut(&mut Call, Option<Duration>) -> Result<(), c_int>,
@@ -77,7 +80,7 @@ pub(super) fn wait_for_close(
 ///
 /// # Errors
 /// [`PENDING`], [`TIMED_OUT`], `EINTR`, and the errors of `ppoll`.
-pub(super) fn wait<R>(
+pub(crate) fn wait<R>(
     call: &mut Call,
     sockets: &[Arc<dyn Socket>],
     others: &mut [pollfd],
@@ -121,7 +124,7 @@ pub(super) fn wait<R>(
 }
 
 /// Result of an attempt; `None` if the call must wait.
-pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
+pub(crate) type PollOutcome<T> = Option<Result<T, c_int>>;
 
 /// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait. After a signal,
 /// the call is restarted like a system call: only if it has no timeout, and `done`, the number of bytes that it
@@ -129,7 +132,7 @@ pub(super) type PollOutcome<T> = Option<Result<T, c_int>>;
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.
-pub(super) fn until<T>(
+pub(crate) fn until<T>(
     call: &mut Call,
     socket: &Arc<impl Socket>,
     (may_block, timeout): (bool, Option<Duration>),
@@ -154,11 +157,11 @@ pub(super) fn until<T>(
 
 /// Looks for the events of descriptors that are not rsockets. By `ppoll`, as preloaded libraries map `poll`
 /// to `rpoll`.
-pub(super) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
+pub(crate) fn poll(fds: &mut [pollfd]) -> Result<(), c_int> {
     let (len, now) = (fds.len() as libc::nfds_t, libc::timespec { tv_sec: 0, tv_nsec: 0 });
     // SAFETY: `fds` is a mutable slice of the given length, and a null mask is allowed.
     match unsafe { libc::ppoll(fds.as_mut_ptr(), len, &now, std::ptr::null()) } {
         0.. => Ok(()),
-        _ => Err(errno::get()),
+        _ => Err(Errno::last_raw()),
     }
 }

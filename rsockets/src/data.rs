@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use super::buffers::{Sink, Source};
-use super::connection::Connection;
-use super::socket::Socket;
-use super::stream::{Phase, State, Stream};
-use super::wait::PollOutcome;
-use crate::cancel::{Call, PENDING};
+use crate::buffers::{Sink, Source};
+use crate::call::{Call, PENDING};
+use crate::connection::Connection;
+use crate::socket::Socket;
+use crate::stream::{Phase, State, Stream};
+use crate::wait::PollOutcome;
 
 /// Calls `f` with the connection. If the socket has none, the call waits while the socket is connecting, and
 /// fails otherwise.
@@ -29,7 +29,7 @@ fn with_connection<T>(
 impl Stream {
     /// Receives data and returns the number of bytes, which is 0 only at the end of the stream or if the
     /// buffer is empty.
-    pub(super) fn receive_bytes(
+    pub(crate) fn receive_bytes(
         self: &Arc<Self>,
         call: &mut Call,
         sink: &mut Sink<'_>,
@@ -55,23 +55,12 @@ impl Stream {
         partial(done.get(), result)
     }
 
-    /// Sends data and returns the number of bytes. This is less than requested only if the call may not
-    /// block, or fails after sending some.
-    pub(super) fn send_bytes(
-        self: &Arc<Self>,
-        call: &mut Call,
-        source: &mut Source<'_>,
-        flags: c_int,
-    ) -> Result<usize, c_int> {
-        self.send_with(call, source, flags, |conn, source| {
-            conn.send_from(source);
-            Ok(())
-        })
-    }
-
-    /// Writes to the memory that the peer has mapped to `offset`. Returns the number of bytes like
-    /// [`send_bytes`](Self::send_bytes).
-    pub(super) fn write_at(
+    /// Makes one attempt to write to the memory that the peer has mapped to `offset`. Returns the number of
+    /// bytes like [`Socket::send`].
+    ///
+    /// # Errors
+    /// An error number, or [`PENDING`].
+    pub fn write_at(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,
@@ -82,7 +71,9 @@ impl Stream {
     }
 
     /// Calls `post`, which posts as much data as can currently be sent, until the entire source is posted.
-    fn send_with(
+    /// Returns the number of bytes. This is less than requested only if the call may not block, or fails
+    /// after sending some.
+    pub(crate) fn send_with(
         self: &Arc<Self>,
         call: &mut Call,
         source: &mut Source<'_>,

@@ -3,19 +3,20 @@
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// A UDP socket. Addresses passed to it must have the socket's address family.
-pub(super) struct UdpSocket {
+pub(crate) struct UdpSocket {
     fd: OwnedFd,
     is_v6: bool,
 }
 
 /// A received datagram: its length, its source, and the local address to which it was sent.
-pub(super) struct UdpDatagram {
+pub(crate) struct UdpDatagram {
     pub len: usize,
     pub from: SocketAddr,
     pub to: Option<IpAddr>,
@@ -35,16 +36,11 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
-        let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-        // The system call is made directly, because a preloaded library may map `socket` to `rsocket`.
-        // SAFETY: `socket` takes integers only and accesses no memory of the process.
-        let fd = unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-        if fd < 0 {
-            return Err(errno(Errno::last()));
-        }
-        // SAFETY: `fd` is not negative, so the call has just created it, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
+    pub(crate) fn new(is_v6: bool) -> Result<UdpSocket, c_int> {
+        let family = if is_v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        // By rustix, which makes the system call itself: a preloaded library may map `socket` to `rsocket`.
+        let fd = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        let fd = fd.map_err(|e| e.raw_os_error())?;
         // Needed to respond from the address that a datagram was sent to.
         match is_v6 {
             true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
@@ -58,7 +54,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
+    pub(crate) fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
         socket::setsockopt(&self.fd, sockopt::ReuseAddr, &reuses_address).map_err(errno)?;
         if self.is_v6 {
             socket::setsockopt(&self.fd, sockopt::Ipv6V6Only, &only_v6).map_err(errno)?;
@@ -70,7 +66,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn local_addr(&self) -> Result<SocketAddr, c_int> {
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr, c_int> {
         let storage: SockaddrStorage = socket::getsockname(self.fd.as_raw_fd()).map_err(errno)?;
         address(&storage).ok_or(libc::EAFNOSUPPORT)
     }
@@ -80,7 +76,7 @@ impl UdpSocket {
     ///
     /// # Errors
     /// An error number; `EAGAIN` if the send buffer is full.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         parts: &[IoSlice<'_>],
         to: SocketAddr,
@@ -112,7 +108,7 @@ impl UdpSocket {
 
     /// Receives the next datagram. The outer `Option` is `None` if no datagram is pending; the inner one is
     /// `None` if the datagram was longer than `buffer` and was dropped.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Option<Option<UdpDatagram>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];
         let fd = self.fd.as_raw_fd();

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use urxe::sys::fork::ForkGeneration;
 
 /// Eventfd that wakes one waiting thread.
-pub(super) type Waker = Arc<EventFd>;
+pub(crate) type Waker = Arc<EventFd>;
 
 thread_local! {
     /// This thread's waker, created at its first wait, with the process that created it.
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Returns this thread's waker. Creates one if the thread has none and `make` is set.
-pub(super) fn thread_waker(make: bool) -> Option<Waker> {
+pub(crate) fn thread_waker(make: bool) -> Option<Waker> {
     let get = |cell: &RefCell<Option<(ForkGeneration, Waker)>>| {
         let mut slot = cell.borrow_mut();
         // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
@@ -39,14 +39,14 @@ fn wake(waker: &Waker) {
 
 /// Wakers of the threads that wait for a socket.
 #[derive(Default)]
-pub(super) struct Watchers(Mutex<Vec<Waker>>);
+pub(crate) struct Watchers(Mutex<Vec<Waker>>);
 
 impl Watchers {
-    pub(super) fn add(&self, waker: &Waker) {
+    pub(crate) fn add(&self, waker: &Waker) {
         self.0.lock().push(waker.clone());
     }
 
-    pub(super) fn remove(&self, waker: &Waker) {
+    pub(crate) fn remove(&self, waker: &Waker) {
         let mut watchers = self.0.lock();
         if let Some(at) = watchers.iter().position(|other| Arc::ptr_eq(other, waker)) {
             watchers.swap_remove(at);
@@ -54,7 +54,7 @@ impl Watchers {
     }
 
     /// Wakes all waiting threads except the calling one. Called after the socket has changed.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
             let own = thread_waker(false);
@@ -65,13 +65,13 @@ impl Watchers {
 
     /// Wakes all waiting threads. Called when the socket has a new descriptor to wait for: a thread that
     /// processes this change in the last look before it sleeps would otherwise sleep without the descriptor.
-    pub(super) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         self.0.lock().iter().for_each(wake);
     }
 
     /// Reports whether no thread waits.
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 }

@@ -1,38 +1,34 @@
 //! C interface: the calls of `rdma/rsocket.h`.
 
-use std::any::Any;
 use std::ffi::{c_int, c_long, c_void};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 use std::time::Duration;
 
-use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{
+    c_short, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t,
+    timeval,
+};
+use urxe_rsockets::{self as rsockets, Received, Sink, Source, duration, get_for, repoll, stream, wait_for};
 
-use super::buffers::{Received, Sink, Source};
-use super::common::Common;
-use super::connection::Connection;
-use super::datagram::Datagram;
-use super::poll::{Sets, select, wait_for};
-use super::socket::Socket;
-use super::stream::{Phase, State, Stream};
-use super::{keepalive, repoll, table};
 use crate::cancel::Call;
 use crate::errno;
+use crate::rdmacm::process::{ExitStage, ProcessGlobals, set_exit_action};
 use crate::rdmacm::sockaddr::{read, write};
 
 entry_points! {
     "RDMACM_1.0" minus_one rsocket(family: c_int, kind: c_int, protocol: c_int) = new_socket;
     "RDMACM_1.0" minus_one rbind(fd: c_int, to: *const sockaddr, len: socklen_t)
-        => table::get(fd)?.bind(address(to, len)?);
-    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(table::get(fd)?)?.listen(backlog);
+        => rsockets::get(fd)?.bind(address(to, len)?);
+    "RDMACM_1.0" minus_one rlisten(fd: c_int, backlog: c_int) => stream(rsockets::get(fd)?)?.listen(backlog);
     "RDMACM_1.0" minus_one rshutdown(fd: c_int, how: c_int)
-        => table::get(fd)?.shutdown(ended_directions(how)?);
-    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| table::close(fd));
+        => rsockets::get(fd)?.shutdown(ended_directions(how)?);
+    "RDMACM_1.0" minus_one rclose(fd: c_int) => repoll::close(fd).or_else(|_| rsockets::close(fd));
     "RDMACM_1.0" minus_one rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
-        => table::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
+        => rsockets::get(fd)?.peer_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t)
-        => table::get(fd)?.local_addr().map(|address| write_address(address, out, len));
+        => rsockets::get(fd)?.local_addr().map(|address| write_address(address, out, len));
     "RDMACM_1.0" minus_one rsetsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void,
         len: socklen_t) = set_option;
     "RDMACM_1.0" minus_one rgetsockopt(fd: c_int, level: c_int, name: c_int, out: *mut c_void,
@@ -41,7 +37,11 @@ entry_points! {
     "RDMACM_1.0" minus_one riomap(fd: c_int, buffer: *mut c_void, len: size_t, protection: c_int,
         flags: c_int, offset: off_t) -> off_t = map;
     "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t)
-        => with_connection(fd, |conn| conn.unmap(buffer.addr() as u64, len));
+        => stream(rsockets::get(fd)?)?.with_connection(|conn| conn.unmap(buffer.addr() as u64, len));
+    "RDMACM_1.5" minus_one repoll_create(flags: c_int) => repoll::create(flags).map_err(|e| e as c_int);
+    // Returns an error number, as librdmacm does, and also stores it in `errno`.
+    "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event)
+        => repoll::change(set, op, fd, event.as_ref());
 }
 
 // `riowrite` returns -1 in an unsigned type.
@@ -69,6 +69,8 @@ waiting_entry_points! {
         timeout: *mut timeval) -> c_int => |call| select(call, count, &Sets([read, write, except]), timeout);
     "RDMACM_1.0" riowrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t, flags: c_int) -> ssize_t
         = write_at;
+    "RDMACM_1.5" repoll_wait(set: c_int, out: *mut epoll_event, max: c_int, timeout: c_int) -> c_int
+        => |call| repoll::wait(call, set, room(out, max)?, time_limit(timeout));
 }
 
 /// Maximum number of buffers per message (`IOV_MAX`).
@@ -88,21 +90,9 @@ fn new_socket(family: c_int, kind: c_int, protocol: c_int) -> Result<c_int, c_in
         (libc::AF_INET | libc::AF_INET6, ..) => return Err(libc::ESOCKTNOSUPPORT),
         _ => return Err(libc::EAFNOSUPPORT),
     }
-    let socket: Arc<dyn Socket> = match kind & !flags {
-        libc::SOCK_DGRAM => Arc::new(Datagram::new(family)?),
-        _ => Arc::new(Stream::new(family)?),
-    };
-    socket.options().is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-    Ok(table::add(socket))
-}
-
-/// Returns the stream socket, for operations that datagram sockets do not support.
-///
-/// # Errors
-/// `EOPNOTSUPP` on a datagram socket.
-fn stream(socket: Arc<dyn Socket>) -> Result<Arc<Stream>, c_int> {
-    let socket: Arc<dyn Any + Send + Sync> = socket;
-    socket.downcast().map_err(|_| libc::EOPNOTSUPP)
+    let manager = &ProcessGlobals::current()?.manager;
+    set_exit_action(ExitStage::Rsockets, |_, on_progress| rsockets::close_all(on_progress));
+    rsockets::create(manager, family, kind)
 }
 
 /// Returns whether a call of `shutdown` ends reads, and whether it ends writes.
@@ -161,18 +151,16 @@ unsafe fn accept(
     peer: *mut sockaddr,
     len: *mut socklen_t,
 ) -> Result<c_int, c_int> {
-    let new = Arc::new(stream(socket(call, fd)?)?.accept(call)?);
-    if let Ok(address) = new.peer_addr() {
+    let (new, address) = rsockets::accept(call, fd)?;
+    if let Some(address) = address {
         // SAFETY: the program passes null or a buffer for an address, with its length.
         unsafe { write_address(address, peer, len) };
     }
-    let fd = table::add(new.clone());
-    keepalive::update(&new).or_else(|e| table::close(fd).and(Err(e)))?;
-    Ok(fd)
+    Ok(new)
 }
 
 unsafe fn connect(call: &mut Call, fd: c_int, to: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
-    let socket = socket(call, fd)?;
+    let socket = get_for(call, fd)?;
     let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
     // SAFETY: `to` is not null, and the `len` bytes that the program passes include the family.
     let to = match has_family && c_int::from(unsafe { (*to).sa_family }) == libc::AF_UNSPEC {
@@ -232,22 +220,12 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-/// Returns the socket of a call. All attempts of the call must use the same socket.
-///
-/// # Errors
-/// `EBADF` if it is closed, or its descriptor denotes another socket by now.
-fn socket(call: &mut Call, fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
-    let socket = table::get(fd)?;
-    // The address identifies the socket as long as a handle exists.
-    if call.is_same_object(Arc::as_ptr(&socket).cast::<()>()) { Ok(socket) } else { Err(libc::EBADF) }
-}
-
 /// Makes one attempt to receive data.
 ///
 /// # Safety
 /// The entries of `list` are buffers that nothing else accesses during the attempt, or null.
 unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> Result<Received, c_int> {
-    let socket = match socket(call, fd) {
+    let socket = match get_for(call, fd) {
         Err(_) if call.done > 0 => return Ok(Received { bytes: call.done, ..Received::default() }),
         found => found?,
     };
@@ -278,7 +256,7 @@ unsafe fn send(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> Result<usize, c_int> {
-    let socket = match socket(call, fd) {
+    let socket = match get_for(call, fd) {
         Err(_) if call.done > 0 => return Ok(call.done),
         found => found?,
     };
@@ -312,7 +290,7 @@ unsafe fn receive_from(
 ) -> Result<usize, c_int> {
     // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
-    let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
+    let connected = || rsockets::get(fd).and_then(|socket| socket.peer_addr()).ok();
     if !peer.is_null()
         && let Some(address) = received.from.or_else(connected)
     {
@@ -390,6 +368,11 @@ unsafe fn send_list(call: &mut Call, fd: c_int, list: *const iovec, len: c_int) 
     unsafe { send(call, fd, parts(list, len)?, 0, null(), 0) }
 }
 
+/// Returns the time limit of a wait: `None`, which is without limit, for a negative number of milliseconds.
+fn time_limit(milliseconds: c_int) -> Option<Duration> {
+    u64::try_from(milliseconds).ok().map(Duration::from_millis)
+}
+
 unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -> Result<c_int, c_int> {
     let fds: &mut [pollfd] = match len {
         0 => &mut [],
@@ -398,7 +381,94 @@ unsafe fn poll(call: &mut Call, fds: *mut pollfd, len: nfds_t, timeout: c_int) -
         // call.
         len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
     };
-    wait_for(call, fds, u64::try_from(timeout).ok().map(Duration::from_millis))
+    wait_for(call, fds, time_limit(timeout))
+}
+
+/// Descriptor sets that the program passes to `select`: for reads, for writes, and for exceptions.
+struct Sets([*mut fd_set; 3]);
+
+/// Event to poll for the descriptors in each of the [`Sets`], and events for which a descriptor stays in it.
+const EVENTS: [(c_short, c_short); 3] = [
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+    (libc::POLLPRI, libc::POLLPRI),
+];
+
+impl Sets {
+    /// Returns the sets that are not null, with their [`EVENTS`].
+    fn given(&self) -> impl Iterator<Item = (*mut fd_set, (c_short, c_short))> {
+        self.0.into_iter().zip(EVENTS).filter(|(set, _)| !set.is_null())
+    }
+
+    /// Returns the descriptors below `count` that are in any of the sets, with the events to poll for.
+    ///
+    /// # Safety
+    /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
+    unsafe fn requested(&self, count: c_int) -> Vec<pollfd> {
+        let polled = |fd| {
+            // SAFETY: the caller passes valid sets, and `fd` is below `count` and so below `FD_SETSIZE`.
+            let sets = self.given().filter(|(set, _)| unsafe { libc::FD_ISSET(fd, *set) });
+            pollfd { fd, events: sets.fold(0, |events, (_, (event, _))| events | event), revents: 0 }
+        };
+        (0..count).map(polled).filter(|fd| fd.events != 0).collect()
+    }
+
+    /// Stores the found events in the sets, and returns the number of bits set.
+    ///
+    /// # Safety
+    /// Each set is null or points to a writable `fd_set`, and `fds` were returned by
+    /// [`requested`](Self::requested) for these sets.
+    unsafe fn store(&self, fds: &[pollfd]) -> c_int {
+        let mut count = 0;
+        for (set, (requested, ready)) in self.given() {
+            // SAFETY: the caller passes writable sets.
+            unsafe { libc::FD_ZERO(set) };
+            for fd in fds.iter().filter(|fd| fd.events & requested != 0 && fd.revents & ready != 0) {
+                // SAFETY: as above; `requested` returned the descriptor, which is thus below `FD_SETSIZE`.
+                unsafe { libc::FD_SET(fd.fd, set) };
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+/// Waits like `select`, but does not store the remaining time in `timeout`.
+///
+/// # Safety
+/// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
+///
+/// # Errors
+/// An error number, or [`PENDING`](crate::cancel::PENDING); the sets are unchanged in both cases.
+unsafe fn select(call: &mut Call, count: c_int, sets: &Sets, timeout: *mut timeval) -> Result<c_int, c_int> {
+    if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller passes null or a pointer to a valid `timeval`.
+    let time = unsafe { timeout.as_ref() }
+        .map(|time| duration(time.tv_sec, time.tv_usec).ok_or(libc::EINVAL))
+        .transpose()?;
+    // SAFETY: the caller passes null or valid sets, and `count` is at most `FD_SETSIZE`.
+    let mut fds = unsafe { sets.requested(count) };
+    wait_for(call, &mut fds, time)?;
+    if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: the caller passes null or writable sets, and `fds` are the entries that `requested` returned
+    // for them.
+    Ok(unsafe { sets.store(&fds) })
+}
+
+/// Returns the program's memory for events as a slice.
+///
+/// # Safety
+/// `out` is null or points to `max` writable events that nothing else accesses while the slice is used.
+unsafe fn room<'a>(out: *mut epoll_event, max: c_int) -> Result<&'a mut [MaybeUninit<epoll_event>], c_int> {
+    match usize::try_from(max) {
+        // SAFETY: `out` is not null, so the caller passes `max` events that only this slice accesses.
+        Ok(max @ 1..) if !out.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(out.cast(), max) }),
+        _ => Err(libc::EINVAL),
+    }
 }
 
 unsafe fn set_option(
@@ -408,29 +478,10 @@ unsafe fn set_option(
     value: *const c_void,
     len: socklen_t,
 ) -> Result<(), c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
     let value = unsafe { bytes(value, len as usize) }?;
-    socket.options().set(level, name, value)?;
-    stream(socket).map_or(Ok(()), |stream| keepalive::update(&stream))
-}
-
-/// Returns the value of an option, which may be a read-only one, such as the socket type.
-fn option(socket: Arc<dyn Socket>, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
-    let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
-    let Common { family, kind, .. } = *socket.common();
-    match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.take_error().unwrap_or(0)),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => int(kind),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) if kind == libc::SOCK_DGRAM => int(libc::IPPROTO_UDP),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
-        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(family),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-            let listens = |state: &mut State| matches!(state.phase, Phase::Listening(..));
-            int(stream(socket).is_ok_and(|stream| stream.with_state(listens)).into())
-        }
-        _ => socket.options().get(level, name),
-    }
+    rsockets::set_option(socket, level, name, value)
 }
 
 unsafe fn get_option(
@@ -440,11 +491,11 @@ unsafe fn get_option(
     out: *mut c_void,
     len: *mut socklen_t,
 ) -> Result<(), c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     if out.is_null() || len.is_null() {
         return Err(libc::EFAULT);
     }
-    let value = option(socket, level, name)?;
+    let value = rsockets::option(socket, level, name)?;
     // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
     // at `out`; no more are copied.
     unsafe {
@@ -459,7 +510,7 @@ unsafe fn get_option(
 /// supported platforms, variadic arguments are passed like named ones; for a command without an argument, it
 /// is not read.
 unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, c_int> {
-    let socket = table::get(fd)?;
+    let socket = rsockets::get(fd)?;
     match command {
         libc::F_GETFL => {
             let nonblocking = socket.options().is_nonblocking;
@@ -479,14 +530,6 @@ unsafe fn control(fd: c_int, command: c_int, argument: c_long) -> Result<c_int, 
     }
 }
 
-/// Calls `f` with the connection of a socket.
-fn with_connection<R>(fd: c_int, f: impl FnOnce(&mut Connection) -> Result<R, c_int>) -> Result<R, c_int> {
-    stream(table::get(fd)?)?.with_state(|state| match &mut state.phase {
-        Phase::Connected(conn) => f(conn),
-        _ => Err(libc::ENOTCONN),
-    })
-}
-
 /// Maps memory to `offset`, or to an offset equal to its address if `offset` is -1. With `PROT_WRITE`, the
 /// peer may write to the memory; with `PROT_NONE`, it has no access.
 unsafe fn map(
@@ -497,16 +540,16 @@ unsafe fn map(
     flags: c_int,
     offset: off_t,
 ) -> Result<off_t, c_int> {
-    table::get(fd)?;
+    rsockets::get(fd)?;
     if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
         return Err(libc::EINVAL);
     }
     let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
     let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let stream = stream(rsockets::get(fd)?)?;
     // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
     // with `riounmap` or closes the socket.
-    let map = |conn: &mut Connection| unsafe { conn.map(buffer.cast(), len, at, protection != 0) };
-    with_connection(fd, map)?;
+    stream.with_connection(|conn| unsafe { conn.map(buffer.cast(), len, at, protection != 0) })?;
     Ok(offset)
 }
 
@@ -518,7 +561,7 @@ unsafe fn write_at(
     offset: off_t,
     flags: c_int,
 ) -> Result<usize, c_int> {
-    let socket = socket(call, fd)?;
+    let socket = get_for(call, fd)?;
     let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
     // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
     let mut source = Source::new(vec![unsafe { bytes(from, len) }?]);

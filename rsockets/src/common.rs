@@ -4,16 +4,18 @@ use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use urxe::verbs::cm::{CmId, EventChannel, IdError, PortSpace};
+use urxe::sys::fork::ForkGeneration;
+use urxe::verbs::cm::{CmId, ConnectionManager, EventChannel, IdError, PortSpace};
 use urxe::verbs::errors::{CqOverflow, CreateError};
 use urxe::verbs::{Completion, CompletionChannel, Context, Cq, CqOptions, Notify};
 
-use super::watchers::Watchers;
-use crate::rdmacm::process::ProcessGlobals;
+use crate::watchers::Watchers;
 
 /// State of a socket that does not change.
-pub(super) struct Common {
-    pub process: &'static ProcessGlobals,
+pub(crate) struct Common {
+    /// Process that created the socket. A forked child does not use the sockets of its parent.
+    pub process: ForkGeneration,
+    pub manager: ConnectionManager,
     /// `AF_INET` or `AF_INET6`.
     pub family: c_int,
     /// `SOCK_STREAM` or `SOCK_DGRAM`.
@@ -30,29 +32,29 @@ impl Common {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int, kind: c_int) -> Result<Common, c_int> {
-        let process = ProcessGlobals::current()?;
+    pub(crate) fn new(manager: &ConnectionManager, family: c_int, kind: c_int) -> Result<Common, c_int> {
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         let fd = channel.as_fd().as_raw_fd();
-        Ok(Common { process, family, kind, fd, channel, watchers: Watchers::default() })
+        let (process, manager) = (ForkGeneration::current(), manager.clone());
+        Ok(Common { process, manager, family, kind, fd, channel, watchers: Watchers::default() })
     }
 
     /// Creates a connection manager id on the event channel.
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn create_id(&self, space: PortSpace) -> Result<CmId, c_int> {
-        self.process.manager.create_id(&self.channel, space).map_err(errno)
+    pub(crate) fn create_id(&self, space: PortSpace) -> Result<CmId, c_int> {
+        self.manager.create_id(&self.channel, space).map_err(errno)
     }
 
     /// Fails with `EAFNOSUPPORT` if an address is not of the socket's family.
-    pub(super) fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {
+    pub(crate) fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {
         let is_v6 = self.family == libc::AF_INET6;
         if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
     }
 
     /// Returns the wildcard address of the socket's family, with port 0.
-    pub(super) fn wildcard(&self) -> SocketAddr {
+    pub(crate) fn wildcard(&self) -> SocketAddr {
         match self.family {
             libc::AF_INET6 => (IpAddr::from(Ipv6Addr::UNSPECIFIED), 0).into(),
             _ => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -60,7 +62,7 @@ impl Common {
     }
 
     /// Converts an address to the socket's family: IPv4 to IPv4-mapped IPv6 on an IPv6 socket.
-    pub(super) fn to_family(&self, address: SocketAddr) -> SocketAddr {
+    pub(crate) fn to_family(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
                 (v4.ip().to_ipv6_mapped(), v4.port()).into()
@@ -71,7 +73,7 @@ impl Common {
 }
 
 /// Returns the error number that a socket reports for a connection manager error.
-pub(super) fn errno(e: IdError) -> c_int {
+pub(crate) fn errno(e: IdError) -> c_int {
     match e {
         IdError::PortInUse(_)
         | IdError::PortInUseByWildcard(_)
@@ -83,7 +85,7 @@ pub(super) fn errno(e: IdError) -> c_int {
 }
 
 /// Completion queue of a queue pair, with the channel that reports completions once it is [armed](Self::arm).
-pub(super) struct Completions {
+pub(crate) struct Completions {
     pub cq: Cq,
     /// Buffer for completions, kept between polls.
     pub polled: Vec<Completion>,
@@ -93,7 +95,7 @@ pub(super) struct Completions {
 
 impl Completions {
     /// Creates a queue with the given capacity.
-    pub(super) fn new(context: &Context, capacity: usize) -> Result<Completions, CreateError> {
+    pub(crate) fn new(context: &Context, capacity: usize) -> Result<Completions, CreateError> {
         let channel = context.create_channel()?;
         let cq = context.create_cq(CqOptions::new(capacity).channel(&channel))?;
         Ok(Completions { cq, polled: Vec::new(), channel, is_armed: false })
@@ -105,7 +107,7 @@ impl Completions {
     ///
     /// # Errors
     /// [`CqOverflow`] if completions were lost.
-    pub(super) fn poll(&mut self, polls_link: bool) -> Result<Vec<Completion>, CqOverflow> {
+    pub(crate) fn poll(&mut self, polls_link: bool) -> Result<Vec<Completion>, CqOverflow> {
         let mut polled = std::mem::take(&mut self.polled);
         polled.clear();
         match polls_link {
@@ -119,7 +121,7 @@ impl Completions {
     /// caller must then poll once more for completions that arrived earlier. Only this function consumes
     /// completion events: if thread B polls after thread A has armed and before A sleeps, the event stays in
     /// the channel and wakes A.
-    pub(super) fn arm(&mut self) -> BorrowedFd<'_> {
+    pub(crate) fn arm(&mut self) -> BorrowedFd<'_> {
         while self.channel.next_event().is_some() {
             self.is_armed = false;
         }

@@ -11,11 +11,11 @@ use urxe::verbs::{
     grh,
 };
 
-use super::buffers::Source;
-use super::common::Completions;
-use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
-use super::options::Sizes;
-use super::peers::canonical;
+use crate::buffers::Source;
+use crate::common::Completions;
+use crate::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, parse_source};
+use crate::options::Sizes;
+use crate::peers::canonical;
 
 /// Minimum number of send slots, and thus of datagrams that can be in flight.
 const MIN_SLOTS: usize = 4;
@@ -23,20 +23,20 @@ const MIN_SLOTS: usize = 4;
 const RECEIVE: u64 = 1 << 63;
 
 /// A received datagram, whose data is still in a receive buffer.
-pub(super) struct RecvDatagram {
+pub(crate) struct RecvDatagram {
     pub from: SocketAddr,
     pub qpn: Qpn,
     pub slot: RecvSlot,
 }
 
 /// Location of the data of a received datagram: index of the receive, and range in the registered memory.
-pub(super) struct RecvSlot {
+pub(crate) struct RecvSlot {
     pub index: usize,
     pub range: Range<usize>,
 }
 
 /// A UD queue pair and its buffers.
-pub(super) struct UdQp {
+pub(crate) struct UdQp {
     /// Local address at which peers reach the queue pair.
     pub local: IpAddr,
     pub qp: Qp,
@@ -61,7 +61,7 @@ impl UdQp {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
+    pub(crate) fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<UdQp, c_int> {
         let create = |e: urxe::verbs::errors::CreateError| e.errno();
         let pd = context.alloc_pd().map_err(create)?;
         let (send_len, receive_len) = (MAX_HEADER_LEN + mtu, grh::LEN + mtu);
@@ -96,7 +96,7 @@ impl UdQp {
     }
 
     /// Posts the receive with the given index, once the data of its last datagram is no longer needed.
-    pub(super) fn post_recv(&mut self, index: usize) {
+    pub(crate) fn post_recv(&mut self, index: usize) {
         let len = grh::LEN + self.mtu;
         let sge = self.receives.sge(index * len..(index + 1) * len);
         let sges = [sge];
@@ -105,13 +105,13 @@ impl UdQp {
     }
 
     /// Returns the maximum number of data bytes in a datagram with the given header.
-    pub(super) fn max_data_len(&self, header: &Header) -> usize {
+    pub(crate) fn max_data_len(&self, header: &Header) -> usize {
         self.mtu.min(MAX_MESSAGE_LEN) - header.bytes().len()
     }
 
     /// Polls completions and calls `on_datagram` for each received datagram. Returns true if there were any
     /// completions. Datagrams without a valid header are dropped.
-    pub(super) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
+    pub(crate) fn process(&mut self, mut on_datagram: impl FnMut(&mut UdQp, RecvDatagram)) -> bool {
         let polled = self.completions.poll(true).unwrap_or_else(|_| {
             self.has_failed = true;
             Vec::new()
@@ -162,7 +162,7 @@ impl UdQp {
     }
 
     /// Copies data of a received datagram, beginning at offset `at`.
-    pub(super) fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
+    pub(crate) fn read(&self, slot: &RecvSlot, at: usize, to: &mut [u8]) {
         // The range is inside the memory, as the completion was.
         let _ = self.receives.read(slot.range.start + at, to);
     }
@@ -171,7 +171,7 @@ impl UdQp {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         to: (&Ah, Qpn),
         header: &Header,
@@ -198,17 +198,17 @@ impl UdQp {
     }
 
     /// Returns true once, at the first call after the queue pair has failed.
-    pub(super) fn take_failure(&mut self) -> bool {
+    pub(crate) fn take_failure(&mut self) -> bool {
         self.has_failed && !std::mem::replace(&mut self.failure_reported, true)
     }
 
     /// Reports whether a datagram can be sent, or would fail, without waiting.
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         self.has_failed || !self.free.is_empty()
     }
 
     /// Reports whether all datagrams have been sent.
-    pub(super) fn is_flushed(&self) -> bool {
+    pub(crate) fn is_flushed(&self) -> bool {
         self.has_failed || self.free.len() == self.slots
     }
 }

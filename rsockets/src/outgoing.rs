@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
+use crate::protocol::{Message, ProtocolError, TARGET_SGL_LEN, TargetSge};
 
 /// Maximum length of an RDMA WRITE, so that the first bytes are in flight while the next ones are copied.
 const MAX_WRITE_LEN: usize = 1 << 16;
@@ -12,11 +12,11 @@ const MAX_WRITE_LEN: usize = 1 << 16;
 const CREDIT_MESSAGES: usize = 4;
 /// Maximum number of outstanding internal work requests: credit messages, two shutdown messages, and one
 /// keepalive write.
-pub(super) const INTERNAL: usize = CREDIT_MESSAGES + 3;
+pub(crate) const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// An RDMA WRITE to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Transfer {
+pub(crate) struct Transfer {
     /// Ranges of the data in the send buffer, a ring. The second is empty unless the data wraps around.
     pub from: [Range<usize>; 2],
     /// Destination at the peer; `len` is the length of the write.
@@ -38,7 +38,7 @@ enum InFlight {
 
 /// State of the sending half.
 #[derive(Default, Debug)]
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     /// Size of the send buffer, in bytes.
     size: usize,
     /// Offset of the next data in the send buffer.
@@ -62,7 +62,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Creates the state for a send buffer of `size` bytes and a send queue of `slots` work requests.
-    pub(super) fn new(size: usize, slots: usize) -> Outgoing {
+    pub(crate) fn new(size: usize, slots: usize) -> Outgoing {
         Outgoing { size, slots, ..Outgoing::default() }
     }
 
@@ -70,7 +70,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`ProtocolError::TooManyTargets`] if the peer announces more targets than it can have.
-    pub(super) fn add_target(&mut self, target: TargetSge) -> Result<(), ProtocolError> {
+    pub(crate) fn add_target(&mut self, target: TargetSge) -> Result<(), ProtocolError> {
         if self.targets.len() >= TARGET_SGL_LEN {
             return Err(ProtocolError::TooManyTargets);
         }
@@ -87,7 +87,7 @@ impl Outgoing {
     }
 
     /// Returns the number of bytes that a single RDMA WRITE of stream data can currently carry.
-    pub(super) fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         let target = self.targets.front().map_or(0, |target| target.len as usize);
         if self.has_credit() { target.min(self.ring_room()) } else { 0 }
     }
@@ -98,7 +98,7 @@ impl Outgoing {
     }
 
     /// Reports whether enough data can be sent to justify waking the program.
-    pub(super) fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         let min_len =
             self.targets.front().map_or(0, |target| target.len as usize).min(self.size / 4).min(2048);
         self.has_credit() && min_len > 0 && self.ring_room() >= min_len
@@ -106,7 +106,7 @@ impl Outgoing {
 
     /// Allocates the next data message, of at most `len` bytes. Returns `None` if nothing can currently be
     /// sent.
-    pub(super) fn transfer(&mut self, len: usize) -> Option<Transfer> {
+    pub(crate) fn transfer(&mut self, len: usize) -> Option<Transfer> {
         let len = len.min(self.room());
         let target = self.targets.front_mut().filter(|_| len > 0)?;
         let to = TargetSge { len: len as u32, ..*target };
@@ -120,7 +120,7 @@ impl Outgoing {
     }
 
     /// Allocates an RDMA WRITE of at most `to.len` bytes to memory that the peer has mapped.
-    pub(super) fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
+    pub(crate) fn direct(&mut self, to: TargetSge) -> Option<Transfer> {
         let len = (to.len as usize).min(self.ring_room());
         let to = TargetSge { len: len as u32, ..to };
         (len > 0).then(|| Transfer { from: self.reserve(len), to, message: None })
@@ -138,23 +138,23 @@ impl Outgoing {
 
     /// Reports whether a credit message may be sent. Both ends reserve room in their queues for a few of
     /// them.
-    pub(super) fn can_send_credits(&self) -> bool {
+    pub(crate) fn can_send_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
 
     /// Records a credit message.
-    pub(super) fn on_credits_sent(&mut self) {
+    pub(crate) fn on_credits_sent(&mut self) {
         self.credits += 1;
         self.in_flight.push_back(InFlight::Credits);
     }
 
     /// Reports whether a mapping may be announced. Like data, the announcement consumes a credit.
-    pub(super) fn can_announce_mapping(&self) -> bool {
+    pub(crate) fn can_announce_mapping(&self) -> bool {
         self.has_credit() && self.in_flight.len() < self.slots
     }
 
     /// Records the announcement of a mapping.
-    pub(super) fn on_mapping_announced(&mut self) {
+    pub(crate) fn on_mapping_announced(&mut self) {
         self.sent = self.sent.wrapping_add(1);
         self.in_flight.push_back(InFlight::Other);
     }
@@ -162,12 +162,12 @@ impl Outgoing {
     /// Records a shutdown message or a keepalive write. Each end sends at most two shutdown messages; both
     /// ends reserve queue entries for them, so they need no credit. A keepalive write carries no data and
     /// causes no completion at the peer; it is sent only while nothing else is outstanding.
-    pub(super) fn on_other_sent(&mut self) {
+    pub(crate) fn on_other_sent(&mut self) {
         self.in_flight.push_back(InFlight::Other);
     }
 
     /// Records the completion of the oldest work request.
-    pub(super) fn on_completion(&mut self) {
+    pub(crate) fn on_completion(&mut self) {
         match self.in_flight.pop_front() {
             Some(InFlight::Bytes(len)) => self.used -= len,
             Some(InFlight::Credits) => self.credits -= 1,
@@ -176,7 +176,7 @@ impl Outgoing {
     }
 
     /// Reports whether no work request is outstanding.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.is_empty()
     }
 }

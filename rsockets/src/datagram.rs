@@ -15,19 +15,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
-use urxe::verbs::cm::PortSpace;
+use urxe::verbs::cm::{ConnectionManager, PortSpace};
 
-use super::buffers::{Received, Sink, Source};
-use super::common::{Common, errno};
-use super::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
-use super::link_polls::LinkPolls;
-use super::options::Options;
-use super::peers::{Peers, Route, canonical, is_same};
-use super::socket::Socket;
-use super::ud_qp::{RecvDatagram, RecvSlot, UdQp};
-use super::udp::{UdpDatagram, UdpSocket};
-use super::wait::{PollOutcome, until, wait_for_close};
-use crate::cancel::{Call, PENDING};
+use crate::buffers::{Received, Sink, Source};
+use crate::call::{Call, PENDING};
+use crate::common::{Common, errno};
+use crate::headers::{Header, MAX_HEADER_LEN, MAX_MESSAGE_LEN, Op, Resolution, source};
+use crate::link_polls::LinkPolls;
+use crate::options::Options;
+use crate::peers::{Peers, Route, canonical, is_same};
+use crate::socket::{Socket, Waitable};
+use crate::ud_qp::{RecvDatagram, RecvSlot, UdQp};
+use crate::udp::{UdpDatagram, UdpSocket};
+use crate::wait::{PollOutcome, until, wait_for_close};
 
 /// Maximum time for which a close waits until all datagrams are sent.
 const LINGER: Duration = Duration::from_secs(5);
@@ -41,7 +41,7 @@ const UDP_FULL_WAIT: Duration = Duration::from_millis(10);
 const MAX_UDP_LEN: usize = MAX_MESSAGE_LEN + MAX_HEADER_LEN;
 
 /// A datagram socket.
-pub(super) struct Datagram {
+pub(crate) struct Datagram {
     common: Common,
     udp: UdpSocket,
     state: Mutex<State>,
@@ -95,10 +95,11 @@ impl Datagram {
     ///
     /// # Errors
     /// An error number.
-    pub(super) fn new(family: c_int) -> Result<Datagram, c_int> {
+    pub(crate) fn new(manager: &ConnectionManager, family: c_int) -> Result<Datagram, c_int> {
         let state = State { can_read: true, can_write: true, ..State::default() };
         let udp = UdpSocket::new(family == libc::AF_INET6)?;
-        let common = Common { fd: udp.as_fd().as_raw_fd(), ..Common::new(family, libc::SOCK_DGRAM)? };
+        let common = Common::new(manager, family, libc::SOCK_DGRAM)?;
+        let common = Common { fd: udp.as_fd().as_raw_fd(), ..common };
         Ok(Datagram { common, udp, state: Mutex::new(state) })
     }
 
@@ -139,7 +140,7 @@ impl Datagram {
     }
 }
 
-impl Socket for Datagram {
+impl Waitable for Datagram {
     fn common(&self) -> &Common {
         &self.common
     }
@@ -160,12 +161,29 @@ impl Socket for Datagram {
         self.with_state(|state| state.events())
     }
 
-    fn options(&self) -> MappedMutexGuard<'_, Options> {
-        MutexGuard::map(self.state.lock(), |state| &mut state.options)
-    }
-
     fn take_error(&self) -> Option<c_int> {
         self.with_state(|state| state.error.take())
+    }
+
+    fn begin_close(&self) -> Duration {
+        self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
+    }
+
+    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
+        let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
+        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, (true, timeout), flushed));
+        self.update(|state| {
+            state.is_closed = true;
+            state.unread.clear();
+            std::mem::take(&mut state.peers);
+            std::mem::take(&mut state.qps)
+        });
+    }
+}
+
+impl Socket for Datagram {
+    fn options(&self) -> MappedMutexGuard<'_, Options> {
+        MutexGuard::map(self.state.lock(), |state| &mut state.options)
     }
 
     fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -213,21 +231,6 @@ impl Socket for Datagram {
             state.can_write &= !writes;
             state.peer.map(|_| ()).ok_or(libc::ENOTCONN)
         })
-    }
-
-    fn begin_close(&self) -> Duration {
-        self.with_state(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
-    }
-
-    fn close(self: Arc<Self>, deadline: Instant, on_progress: &dyn Fn()) {
-        let flushed = |state: &mut State| state.qps.iter().all(UdQp::is_flushed).then_some(Ok(()));
-        wait_for_close(deadline, on_progress, |call, timeout| self.until(call, (true, timeout), flushed));
-        self.update(|state| {
-            state.is_closed = true;
-            state.unread.clear();
-            std::mem::take(&mut state.peers);
-            std::mem::take(&mut state.qps)
-        });
     }
 
     fn local_addr(&self) -> Result<SocketAddr, c_int> {

@@ -3,19 +3,19 @@
 
 use std::collections::VecDeque;
 
-use super::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, TargetSge};
+use crate::protocol::{MAPPING_LEN, Mapping, ProtocolError, TARGET_SGE_LEN, TargetSge};
 
 /// Memory that the peer has mapped for the local end.
 #[derive(Debug, Default)]
-pub(super) struct RemoteMap(Vec<Mapping>);
+pub(crate) struct RemoteMap(Vec<Mapping>);
 
 impl RemoteMap {
-    pub(super) fn new(len: usize) -> RemoteMap {
+    pub(crate) fn new(len: usize) -> RemoteMap {
         RemoteMap(vec![Mapping::default(); len])
     }
 
     /// Returns the number of entries in the table.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
@@ -23,14 +23,14 @@ impl RemoteMap {
     ///
     /// # Errors
     /// [`ProtocolError::Entry`] if the table has no such entry.
-    pub(super) fn entry(&mut self, index: usize) -> Result<&mut Mapping, ProtocolError> {
+    pub(crate) fn entry(&mut self, index: usize) -> Result<&mut Mapping, ProtocolError> {
         let len = self.0.len();
         self.0.get_mut(index).ok_or(ProtocolError::Entry { got: index, len })
     }
 
     /// Returns the memory from the given offset to the end of its mapping, or `None` if nothing is mapped
     /// there.
-    pub(super) fn find(&self, offset: u64) -> Option<TargetSge> {
+    pub(crate) fn find(&self, offset: u64) -> Option<TargetSge> {
         self.0.iter().find_map(|Mapping { offset: start, target }| {
             let inside = offset.checked_sub(*start)?;
             let remaining = u64::from(target.len).checked_sub(inside).filter(|remaining| *remaining > 0)?;
@@ -41,7 +41,7 @@ impl RemoteMap {
 
 /// Memory that this end has mapped for the peer, and the changes not yet announced to the peer.
 #[derive(Debug)]
-pub(super) struct LocalMap<R> {
+pub(crate) struct LocalMap<R> {
     /// Location of the peer's mapped-memory table.
     table: TargetSge,
     entries: Vec<Option<Entry<R>>>,
@@ -59,20 +59,20 @@ struct Entry<R> {
 
 impl<R> LocalMap<R> {
     /// Creates an empty map. The peer has a table of `len` entries directly after its target SGL.
-    pub(super) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
+    pub(crate) fn new(target_sgl: TargetSge, len: usize) -> LocalMap<R> {
         let addr = target_sgl.addr.wrapping_add(u64::from(target_sgl.len) * TARGET_SGE_LEN as u64);
         let table = TargetSge { addr, key: target_sgl.key, len: len as u32 };
         LocalMap { table, entries: Vec::new(), unannounced: VecDeque::new() }
     }
 
     /// Returns the index of the first free entry, or `None` if the peer's table is full.
-    pub(super) fn free_entry(&self) -> Option<usize> {
+    pub(crate) fn free_entry(&self) -> Option<usize> {
         let free = self.entries.iter().position(Option::is_none).unwrap_or(self.entries.len());
         (free < self.table.len as usize).then_some(free)
     }
 
     /// Adds a mapping in a [free entry](Self::free_entry).
-    pub(super) fn add(&mut self, index: usize, addr: u64, mapping: Mapping, region: R) {
+    pub(crate) fn add(&mut self, index: usize, addr: u64, mapping: Mapping, region: R) {
         if index == self.entries.len() {
             self.entries.push(None);
         }
@@ -82,7 +82,7 @@ impl<R> LocalMap<R> {
 
     /// Removes the mapping of the memory at `addr`, whose length must be `len` unless `len` is 0. Reports
     /// whether such a mapping existed.
-    pub(super) fn remove(&mut self, addr: u64, len: usize) -> bool {
+    pub(crate) fn remove(&mut self, addr: u64, len: usize) -> bool {
         let is_it = |e: &Option<Entry<R>>| {
             e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.target.len as usize == len))
         };
@@ -94,7 +94,7 @@ impl<R> LocalMap<R> {
 
     /// Takes the next entry to announce. Returns its index, its content (zeros for a removed entry), and its
     /// location in the peer's table.
-    pub(super) fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
+    pub(crate) fn next(&mut self) -> Option<(usize, Mapping, TargetSge)> {
         let index = self.unannounced.pop_front()?;
         let mapping = self.entries[index].as_ref().map_or(Mapping::default(), |entry| entry.mapping);
         let addr = self.table.addr.wrapping_add((index * MAPPING_LEN) as u64);
@@ -102,7 +102,7 @@ impl<R> LocalMap<R> {
     }
 
     /// Reports whether all changes have been announced.
-    pub(super) fn is_announced(&self) -> bool {
+    pub(crate) fn is_announced(&self) -> bool {
         self.unannounced.is_empty()
     }
 }
