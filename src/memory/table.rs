@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 use super::extent::Extent;
+use super::null::Null;
 use super::region::{FastRegion, Region};
 use super::window::Window;
-use super::{
-    Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind, null,
-};
+use super::{Access, AccessError, Accessor, Bind, FastReg, HostSlice, ManagementError, PdId, WindowKind};
 use crate::sys::pinned::is_any_unmapped;
 use crate::wire::{LKey, Permutation, RKey};
 
@@ -29,6 +28,8 @@ pub struct Table {
     hints: [u32; HINTS],
     /// Free slots, the one freed first at the front, so that keys recur as late as possible.
     free: VecDeque<u32>,
+    /// Buffers that back all null regions, allocated when the first one is registered.
+    null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
@@ -102,7 +103,7 @@ impl Table {
     /// Creates an empty table that generates its keys from the given seed.
     pub fn seeded(seed: u64) -> Table {
         let permutation = Permutation::new(SLOT_BITS, seed);
-        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new() }
+        Table { seed, permutation, slots: Vec::new(), hints: [0; HINTS], free: VecDeque::new(), null: None }
     }
 
     /// Returns the slot number that a key refers to, which may be beyond the end of the table.
@@ -198,7 +199,7 @@ impl Table {
     /// Registers a null region, for local use only: every address reads as zeros and discards writes. Returns
     /// `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
-        null::allocate();
+        self.null.get_or_insert_with(Null::default);
         self.insert(|_| Entry::Null(pd))
     }
 
@@ -511,17 +512,18 @@ impl Table {
         if let Some(region) = self.plain_region(lkey, by) {
             return self.part(&region.extent, lkey, addr, len.into(), needed);
         }
-        if self.is_null_region(lkey, by) {
-            return null::run(lkey.0, addr, len, needed);
+        if let Some(null) = self.null_region(lkey, by) {
+            return null.run(lkey.0, addr, len, needed);
         }
         self.part(&self.region(lkey, by)?, lkey, addr, len.into(), needed)
     }
 
-    /// Reports whether a key is that of a null region in the accessor's protection domain.
+    /// Returns the memory behind null regions if a key is that of one in the accessor's protection domain.
     #[cold]
-    fn is_null_region(&self, lkey: LKey, by: Accessor) -> bool {
+    fn null_region(&self, lkey: LKey, by: Accessor) -> Option<&Null> {
         let is_of_slot = |slot: &Slot, pd: PdId| slot.generation == lkey.generation() && pd == by.pd;
-        matches!(self.entry(lkey), Some((slot, Entry::Null(pd))) if is_of_slot(slot, *pd))
+        let is_null = matches!(self.entry(lkey), Some((slot, Entry::Null(pd))) if is_of_slot(slot, *pd));
+        self.null.as_ref().filter(|_| is_null)
     }
 
     /// Returns the extent that a peer may access through `rkey`.
