@@ -1,6 +1,7 @@
-//! Measures the gain from several shards: WRITEs over UDP sockets of the loopback interface, by 1, 2 and 4 threads with 4
-//! queue pairs and a completion queue each, between two NICs of this process with 1, 2 and 4 shards. The numbers of shards
-//! alternate, because the machine's performance changes from one second to the next. docs/PERFORMANCE.md has results.
+//! Measures the gain from several shards: WRITEs over UDP sockets of the loopback interface, by 1, 2 and 4
+//! threads with 4 queue pairs and a completion queue each, between two NICs of this process with 1, 2 and 4
+//! shards. The numbers of shards alternate, because the machine's performance changes from one second to the
+//! next. docs/PERFORMANCE.md has results.
 //!
 //! `cargo bench --profile dist --bench shards [-- --quick]`: 5 rounds of half a second, or 1 of 50 ms.
 

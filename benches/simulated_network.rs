@@ -1,8 +1,9 @@
-//! Time and memory of simulated networks: an incast and an all-to-all of 1,000 NICs with 100,000 and 1,000,000
-//! packets, and as many idle NICs as the limit of open files allows, at most 10,000. Each row is measured in a
-//! process of its own.
+//! Time and memory of simulated networks: an incast and an all-to-all of 1,000 NICs with 100,000 and
+//! 1,000,000 packets, and as many idle NICs as the limit of open files allows, at most 10,000. Each row is
+//! measured in a process of its own.
 //!
-//! `cargo bench --profile dist --bench simulated_network [-- CASE NICS PACKETS]` runs all rows, or one in this process.
+//! `cargo bench --profile dist --bench simulated_network [-- CASE NICS PACKETS]` runs all rows, or one in
+//! this process.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

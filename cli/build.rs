@@ -1,5 +1,5 @@
-//! Determines the commit from which the command is built, and its features, for `urxe --version`; and the directory
-//! of the libraries that the command contains.
+//! Determines the commit from which the command is built, and its features, for `urxe --version`; and the
+//! directory of the libraries that the command contains.
 
 use std::env;
 use std::fs;

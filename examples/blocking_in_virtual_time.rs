@@ -1,8 +1,8 @@
-//! Blocking code in virtual time: a client and a server with blocking calls, each in a thread of its own, over a wire that loses
-//! packets.
+//! Blocking code in virtual time: a client and a server with blocking calls, each in a thread of its own,
+//! over a wire that loses packets.
 //!
-//! Shows `Fabric::spawn`: the threads run one at a time, in an order that the seed determines, so that a run repeats exactly. Run
-//! it with `cargo run --example blocking_in_virtual_time [SEED]`.
+//! Shows `Fabric::spawn`: the threads run one at a time, in an order that the seed determines, so that a run
+//! repeats exactly. Run it with `cargo run --example blocking_in_virtual_time [SEED]`.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const REQUESTS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Answers each request with its number plus one. Ordinary code with blocking calls: it knows nothing of virtual time.
+/// Answers each request with its number plus one. Ordinary code with blocking calls: it knows nothing of
+/// virtual time.
 fn serve(node: &TestEndpoint) -> Result<()> {
     for n in 0..REQUESTS {
         node.qp.post_recv(&RecvWr::empty(n))?;

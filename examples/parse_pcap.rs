@@ -11,7 +11,8 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use urxe::wire::frame::{self, Checksums, Content};
 use urxe::wire::{Packet, icrc};
 
-/// Returns the Ethernet frames in a pcap or pcapng file. Captures of urxe contain IP packets, which get an Ethernet header.
+/// Returns the Ethernet frames in a pcap or pcapng file. Captures of urxe contain IP packets, which get an
+/// Ethernet header.
 fn frames(file: &[u8]) -> Result<Vec<Vec<u8>>, Box<dyn Error>> {
     const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
     let (mut links, mut frames) = (Vec::new(), Vec::new());

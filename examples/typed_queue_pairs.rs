@@ -1,7 +1,8 @@
-//! Typed queue pairs: the service is in the type, so that a call that the service does not have is a compile error.
+//! Typed queue pairs: the service is in the type, so that a call that the service does not have is a compile
+//! error.
 //!
-//! Shows `Qp<Rc>`, `Qp<Uc>` and `Qp<Ud>`, a function over all connected services, and conversions. Run it with `cargo
-//! run --example typed_queue_pairs`.
+//! Shows `Qp<Rc>`, `Qp<Uc>` and `Qp<Ud>`, a function over all connected services, and conversions. Run it
+//! with `cargo run --example typed_queue_pairs`.
 
 use std::time::Duration;
 

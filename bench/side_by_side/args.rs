@@ -11,8 +11,8 @@ use clap::Parser;
     disable_version_flag = true
 )]
 pub struct Args {
-    /// Takes about four minutes: three rounds of most rows that targets refer to, one short round of some of the
-    /// others, without clients and busy pairs.
+    /// Takes about four minutes: three rounds of most rows that targets refer to, one short round of some of
+    /// the others, without clients and busy pairs.
     #[arg(long)]
     pub quick: bool,
     /// Measures only rows whose name contains PATTERN.

@@ -158,8 +158,8 @@ impl Op {
         }
     }
 
-    /// Returns the length of the request packet for a message of `payload` bytes that fits into one: BTH, RETH or DETH,
-    /// payload and ICRC.
+    /// Returns the length of the request packet for a message of `payload` bytes that fits into one: BTH,
+    /// RETH or DETH, payload and ICRC.
     pub const fn packet_len(self, payload: usize) -> usize {
         let extended = match self {
             Op::Write => 16,

@@ -2,7 +2,8 @@
 //! alternate, and only ratios of adjacent ones are meaningful, because a machine's performance changes from
 //! one second to the next.
 //!
-//! `cargo bench --package urxe-bench --profile dist --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
+//! `cargo bench --package urxe-bench --profile dist --bench side_by_side [-- --quick] [--only PATTERN] [--out
+//! DIR]`
 
 mod args;
 mod carrier;

@@ -13,7 +13,8 @@ pub struct Perftest {
     /// `ib_write_bw`, `ib_send_bw` or `ib_write_lat`.
     pub program: &'static str,
     pub size: usize,
-    /// Number of messages, or of round trips of a latency measurement. With `-e`, the programs do not measure for a given time.
+    /// Number of messages, or of round trips of a latency measurement. With `-e`, the programs do not
+    /// measure for a given time.
     pub messages: usize,
     /// Whether the program sleeps until a completion channel notifies it (`-e`), instead of polling.
     pub events: bool,
@@ -54,8 +55,8 @@ impl Perftest {
         command
     }
 
-    /// Returns the average throughput, or the typical latency, which is the median, and the 99th percentile, from the only line of
-    /// numbers.
+    /// Returns the average throughput, or the typical latency, which is the median, and the 99th percentile,
+    /// from the only line of numbers.
     fn parse(&self, out: &str) -> Option<Metrics> {
         let numbers = |line: &str| {
             let fields: std::result::Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();

@@ -35,8 +35,8 @@ pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
 pub const BUSY_PAIRS: [usize; 2] = [1, 4];
 pub const BUSY_LINKS: [LinkKind; 2] = [LinkKind::Udp4, LinkKind::SharedMemory];
 
-/// Number of threads that only spin beside programs that poll memory, and number of round trips of these programs. Each round
-/// trip may take two time slices of the scheduler.
+/// Number of threads that only spin beside programs that poll memory, and number of round trips of these
+/// programs. Each round trip may take two time slices of the scheduler.
 pub const BUSY_THREADS: usize = 2;
 const ROUND_TRIPS_BESIDE_LOAD: usize = 1000;
 
@@ -141,7 +141,8 @@ pub fn ping(kind: LinkKind, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", kind.name(), op.name()), 8)
 }
 
-/// Returns the row key for round trips of raw datagrams with the lengths, socket options and calls of eight-byte messages.
+/// Returns the row key for round trips of raw datagrams with the lengths, socket options and calls of
+/// eight-byte messages.
 pub fn raw_udp_ping_like(op: Op) -> Key {
     Key::new(format!("raw UDP, unconnected, as urxe's {}", op.name()), 8)
 }
@@ -264,7 +265,8 @@ impl Plan {
         self.add(ping(kind, op), Measurement::Urxe(task, placement));
     }
 
-    /// Adds the items of processes that exchange packets through shared memory, next to what they are compared with.
+    /// Adds the items of processes that exchange packets through shared memory, next to what they are
+    /// compared with.
     fn shared_memory(&mut self, round_trips: usize) {
         self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
         for size in [MESSAGE, 1 << 20] {
@@ -315,8 +317,8 @@ impl Plan {
         }
     }
 
-    /// Adds programs that wait for data by polling memory, so that the library's background thread has to receive it, and the
-    /// same in memory without urxe: each alone and beside other load.
+    /// Adds programs that wait for data by polling memory, so that the library's background thread has to
+    /// receive it, and the same in memory without urxe: each alone and beside other load.
     fn memory_pollers(&mut self, round_trips: usize) {
         type Measure = fn(usize) -> (Key, Measurement);
         const fn latency(shared_memory: bool, messages: usize) -> Perftest {

@@ -8,7 +8,8 @@ use crate::job::{Job, Metrics, Role};
 use crate::ping;
 use crate::progress::Progress;
 
-/// Measures round trips of a number in one word of shared memory, which the active end makes odd and the passive end even.
+/// Measures round trips of a number in one word of shared memory, which the active end makes odd and the
+/// passive end even.
 pub fn ping(job: &Job, control: &Control, rounds: usize) -> Result<Metrics> {
     let word = Progress::map(&job.progress)?;
     control.exchange(&())?;

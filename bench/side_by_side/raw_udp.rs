@@ -128,8 +128,9 @@ pub fn ping(job: &Job, control: &Control, ips: [IpAddr; 2], rounds: usize) -> Re
     ping_pong(job, control, rounds, || Ok(socket.send(&data)?), || socket.recv(&mut buffer))
 }
 
-/// Measures round trips of datagrams as long as urxe's packets, with the socket options and the calls of urxe's link: the
-/// socket is not connected, and the kernel reports the sender and the header fields of each datagram.
+/// Measures round trips of datagrams as long as urxe's packets, with the socket options and the calls of
+/// urxe's link: the socket is not connected, and the kernel reports the sender and the header fields of each
+/// datagram.
 pub fn ping_like_link(
     job: &Job,
     control: &Control,

@@ -58,7 +58,8 @@ impl Target {
     }
 }
 
-/// For urxe's and a client's own transport: the lowest ratio of their throughputs, and the highest of their latencies.
+/// For urxe's and a client's own transport: the lowest ratio of their throughputs, and the highest of their
+/// latencies.
 const CLIENT_LIMITS: [(Carrier, Carrier, f64, f64); 3] = [
     (Carrier::Sockets, Carrier::Tcp, 1.1, 1.0),
     (Carrier::SharedMemory, Carrier::Tcp, 2.0, 0.5),

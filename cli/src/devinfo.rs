@@ -77,8 +77,8 @@ struct LinkReport {
     attributes: Option<Vec<Field>>,
 }
 
-/// A link to list: its device name if libibverbs programs have a device on it, its text, and its specification
-/// or the reason why it is invalid.
+/// A link to list: its device name if libibverbs programs have a device on it, its text, and its
+/// specification or the reason why it is invalid.
 type Candidate = (Option<String>, String, Result<LinkSpec, String>);
 
 impl Devinfo {

@@ -117,7 +117,8 @@ impl Doctor {
     /// # Errors
     /// [`CliError::Failed`] if there is a problem.
     pub fn run(&self, libraries: Libraries) -> Result<(), CliError> {
-        // The environment that `urxe run` would set. Creating it finds the libraries and the private directory.
+        // The environment that `urxe run` would set. Creating it finds the libraries and the private
+        // directory.
         let environment = DeviceArgs::default().variables(libraries);
         let machine = machine::checks(environment.as_ref().map(|_| ()));
         let program = self.program.first().map(|name| program::inspect(name, environment.as_deref().ok()));

@@ -92,10 +92,10 @@ enum Command {
 }
 
 /// Parses the command line, runs the command, and prints the error if it fails. `libraries` returns the files
-/// inside the executable that `urxe run` needs. The exit status is 0 for success, 1 for a failure, 2 for a bad
-/// command line and 130 for a measurement interrupted by Ctrl-C. For `urxe run` it is 126 if the program could not
-/// be run and 127 if there is no such program, as with `env` and similar commands; any other status is the
-/// program's own.
+/// inside the executable that `urxe run` needs. The exit status is 0 for success, 1 for a failure, 2 for a
+/// bad command line and 130 for a measurement interrupted by Ctrl-C. For `urxe run` it is 126 if the program
+/// could not be run and 127 if there is no such program, as with `env` and similar commands; any other status
+/// is the program's own.
 pub fn main(libraries: Libraries) -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
@@ -122,9 +122,9 @@ pub fn main(libraries: Libraries) -> ExitCode {
     })
 }
 
-/// Runs a command with the events of `URXE_LOG`, and prints the error if it fails. Returns the exit status: 0 for
-/// success, 130 if the command has installed the [`Interrupt`] and it is set, 127 for [`CliError::NoProgram`], and
-/// `failure` for other errors.
+/// Runs a command with the events of `URXE_LOG`, and prints the error if it fails. Returns the exit status: 0
+/// for success, 130 if the command has installed the [`Interrupt`] and it is set, 127 for
+/// [`CliError::NoProgram`], and `failure` for other errors.
 pub fn execute(failure: ExitCode, command: impl FnOnce(&mut Interrupt) -> Result<(), CliError>) -> ExitCode {
     let mut interrupt = Interrupt::default();
     let result = log::install().and_then(|()| command(&mut interrupt));

@@ -78,8 +78,8 @@ pub struct NicArgs {
     pub address: AddressArgs,
     /// Number of shards, a power of two up to 64 [default: 1]
     ///
-    /// Each shard has its own socket, lock and thread, for programs whose threads have a completion queue each;
-    /// the queue pairs of a completion queue are in one shard. Requires a udp or packet link.
+    /// Each shard has its own socket, lock and thread, for programs whose threads have a completion queue
+    /// each; the queue pairs of a completion queue are in one shard. Requires a udp or packet link.
     #[arg(long, value_name = "N", value_parser = Completed::new(["1", "2", "4", "8", "16", "32", "64"], parse_shards),
         hide_possible_values = true)]
     pub shards: Option<usize>,
@@ -93,10 +93,10 @@ pub struct NicArgs {
     ///
     /// Whether packets to other programs of this host and user take rings in shared memory instead of UDP
     /// sockets: `off`, `auto` (those of RC and XRC, where possible; the default of `urxe run` alone) or
-    /// `require` (else they are dropped). Both ends need the option, or the variable URXE_SHARED_MEMORY. With
-    /// `auto` and `require`, and always under `urxe run`, the program shares its addresses with others;
-    /// otherwise it binds them exclusively. tcpdump and Wireshark on the interface do not show packets in
-    /// rings, --capture does.
+    /// `require` (else they are dropped). Both ends need the option, or the variable URXE_SHARED_MEMORY.
+    /// With `auto` and `require`, and always under `urxe run`, the program shares its addresses with
+    /// others; otherwise it binds them exclusively. tcpdump and Wireshark on the interface do not show
+    /// packets in rings, --capture does.
     #[arg(long, value_name = "WHEN", value_parser = Completed::new(SharedMemory::ALL.map(SharedMemory::name), parse_shared_memory),
         hide_possible_values = true)]
     pub shared_memory: Option<SharedMemory>,
@@ -151,8 +151,8 @@ pub struct NicArgs {
     /// Class of device: default, strict, rxe, mlx5 or throughput
     ///
     /// `default` is the specification, lenient about posted work requests, `strict` the letter of the
-    /// specification, `rxe` Linux's soft-RoCE, `mlx5` ConnectX; `throughput` sends packets of equal length in
-    /// WRITEs and READs of some KiB and more, for udp links. docs/guide/personalities.md lists the
+    /// specification, `rxe` Linux's soft-RoCE, `mlx5` ConnectX; `throughput` sends packets of equal length
+    /// in WRITEs and READs of some KiB and more, for udp links. docs/guide/personalities.md lists the
     /// differences.
     #[arg(long, value_name = "CLASS", value_parser = Completed::new(Personality::ALL.map(|class| class.name), parse_personality),
         hide_possible_values = true)]

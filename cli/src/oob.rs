@@ -52,8 +52,9 @@ impl OobArgs {
     }
 
     /// Connects to the server or, if no host is specified, waits for a client, and passes the connection to
-    /// `set_up`. If that fails for a client, which may be any program that connects, the server reports the failure and
-    /// waits for the next client. Error messages name `peer_program` as the program to start at the other end.
+    /// `set_up`. If that fails for a client, which may be any program that connects, the server reports the
+    /// failure and waits for the next client. Error messages name `peer_program` as the program to start
+    /// at the other end.
     pub fn open<T>(
         &self,
         peer_program: &str,

@@ -182,8 +182,8 @@ pub fn client<S: Read + Write>(
     Ok(remote)
 }
 
-/// Sends the addresses of the server's queue pairs, which must be ready to receive, to a client whose addresses
-/// [`recv_addresses`] has returned, and waits for the client's "done".
+/// Sends the addresses of the server's queue pairs, which must be ready to receive, to a client whose
+/// addresses [`recv_addresses`] has returned, and waits for the client's "done".
 ///
 /// # Errors
 /// [`HandshakeError`].

@@ -157,8 +157,8 @@ struct Pingpong<'a> {
 /// One queue pair of the ping-pong.
 struct PingpongQp {
     qp: Qp,
-    /// Whether the last send has completed. `received` records whether a message has arrived since that send;
-    /// the queue pair may send again once both are set.
+    /// Whether the last send has completed. `received` records whether a message has arrived since that
+    /// send; the queue pair may send again once both are set.
     send_done: bool,
     received: bool,
 }

@@ -89,8 +89,8 @@ pub struct DeviceArgs {
     no_warnings: bool,
     /// Give ports a LID, for programs for InfiniBand
     ///
-    /// The LID is the last 16 bits of the address, and addresses devices whose addresses differ in these bits
-    /// alone. Ports of RoCE have LID 0, and such programs fail on them.
+    /// The LID is the last 16 bits of the address, and addresses devices whose addresses differ in these
+    /// bits alone. Ports of RoCE have LID 0, and such programs fail on them.
     #[arg(long)]
     lid_routing: bool,
     /// Support registration of DMA-bufs (`ibv_reg_dmabuf_mr`)
@@ -275,8 +275,8 @@ impl DeviceArgs {
     }
 }
 
-/// Warns of variables in the environment that are ignored, because only options set them. Those of an enclosing `urxe
-/// run` are meant for its program alone.
+/// Warns of variables in the environment that are ignored, because only options set them. Those of an
+/// enclosing `urxe run` are meant for its program alone.
 fn warn_of_ignored(variables: &[(&'static str, Option<OsString>)]) {
     if env::var_os("URXE_SYSFS").is_some() {
         return;
@@ -442,8 +442,8 @@ fn is_private(directory: &Path, owner: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
 }
 
-/// Returns a random suffix for the name of a temporary file. A process ID would not be unique, because processes
-/// in several PID namespaces share the directory, such as the containers of a pod.
+/// Returns a random suffix for the name of a temporary file. A process ID would not be unique, because
+/// processes in several PID namespaces share the directory, such as the containers of a pod.
 fn unique_suffix() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }

@@ -142,7 +142,8 @@ fn roff(text: &str) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Keeps the line breaks of an argument's help in the man page, by a leading space: roff starts a new line there.
+/// Keeps the line breaks of an argument's help in the man page, by a leading space: roff starts a new line
+/// there.
 fn keep_lines(arg: Arg) -> Arg {
     let Some(help) = arg.get_long_help().map(ToString::to_string) else { return arg };
     let is_table = |paragraph: &str| paragraph.contains('\n');
@@ -151,8 +152,8 @@ fn keep_lines(arg: Arg) -> Arg {
     arg.long_help(help.split("\n\n").map(keep).collect::<Vec<_>>().join("\n\n"))
 }
 
-/// Converts the text after the options of `--help`, examples and then notes, to man page sections. clap_mangen
-/// would join the lines of the examples.
+/// Converts the text after the options of `--help`, examples and then notes, to man page sections.
+/// clap_mangen would join the lines of the examples.
 fn examples_section(text: &str) -> String {
     let (mut out, mut in_notes) = (String::from(".SH EXAMPLES\n.nf\n"), false);
     for line in text.lines().filter(|line| !matches!(*line, "" | "Examples:" | "Example:")) {

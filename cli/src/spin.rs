@@ -22,7 +22,8 @@ pub struct Spin<'a> {
 }
 
 impl<'a> Spin<'a> {
-    /// Creates a wait that gives up after `timeout` without progress. `nic` says whether the failure of a work request is explained.
+    /// Creates a wait that gives up after `timeout` without progress. `nic` says whether the failure of a
+    /// work request is explained.
     pub fn new(interrupt: &'a Interrupt, timeout: Duration, nic: &'a NicArgs) -> Spin<'a> {
         Spin { interrupt, timeout, empty: 0, since: None, nic }
     }

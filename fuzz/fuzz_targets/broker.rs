@@ -1,5 +1,6 @@
-//! Fuzz target: a broker, and hostile processes that send arbitrary and almost valid messages with arbitrary descriptors
-//! over their connections. The broker must not panic, must serve honest processes in between, and must not keep descriptors.
+//! Fuzz target: a broker, and hostile processes that send arbitrary and almost valid messages with arbitrary
+//! descriptors over their connections. The broker must not panic, must serve honest processes in between, and
+//! must not keep descriptors.
 #![no_main]
 
 #[path = "input.rs"]
@@ -30,8 +31,8 @@ const CHECK_INTERVAL: u64 = 256;
 const MAX_DESCRIPTORS: usize = 1000;
 /// Maximum wait for a response, which the broker owes for most messages.
 const RESPONSE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-/// Time within which an honest process gets a partition. The broker makes it wait for those of processes that have
-/// just disconnected.
+/// Time within which an honest process gets a partition. The broker makes it wait for those of processes that
+/// have just disconnected.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn message(p: &mut Input<'_>) -> Vec<u8> {
@@ -65,7 +66,8 @@ fn message(p: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// Returns descriptors of several kinds. A keepalive descriptor is a socket with an unread message of descriptors.
+/// Returns descriptors of several kinds. A keepalive descriptor is a socket with an unread message of
+/// descriptors.
 fn descriptors(p: &mut Input<'_>) -> Vec<OwnedFd> {
     let count = [0, 0, 0, 1, 1, 2, 3, 253][p.below(8)];
     let kind = p.u8();

@@ -1,10 +1,11 @@
-//! Fuzz target: calls of the C library in any order, with arbitrary integers, flags, masks and attributes. The library must
-//! not panic, change memory outside of registered regions, report more completions than were posted, or refuse to
-//! destroy objects without users.
+//! Fuzz target: calls of the C library in any order, with arbitrary integers, flags, masks and attributes.
+//! The library must not panic, change memory outside of registered regions, report more completions than were
+//! posted, or refuse to destroy objects without users.
 //!
-//! Left out is what C programs may not do: use objects that are destroyed or NULL (optional ones are NULL at times), pass
-//! pointers or lengths that do not match their memory, post BIND_MW or TSO without a window or header, poll with a
-//! negative count, acknowledge events that were not retrieved. Calls that block (events) are left out too.
+//! Left out is what C programs may not do: use objects that are destroyed or NULL (optional ones are NULL at
+//! times), pass pointers or lengths that do not match their memory, post BIND_MW or TSO without a window or
+//! header, poll with a negative count, acknowledge events that were not retrieved. Calls that block (events)
+//! are left out too.
 #![no_main]
 
 #[path = "input.rs"]
@@ -82,7 +83,8 @@ unsafe extern "C" {
     fn mbps_to_ibv_rate(mbps: c_int) -> c_int;
 }
 
-/// Words of `struct ibv_context` with the functions that `verbs.h` calls directly: after the device, the table.
+/// Words of `struct ibv_context` with the functions that `verbs.h` calls directly: after the device, the
+/// table.
 const POLL_CQ: usize = 1 + 11;
 const REQ_NOTIFY_CQ: usize = 1 + 12;
 const POST_SRQ_RECV: usize = 1 + 20;
@@ -272,7 +274,8 @@ impl Program {
         }
     }
 
-    /// Modifies a queue pair by arbitrary attributes, or takes it a step towards a connection with another one.
+    /// Modifies a queue pair by arbitrary attributes, or takes it a step towards a connection with another
+    /// one.
     fn modify(&mut self, p: &mut Input<'_>) {
         let (qp, peer) = (pick(&self.qps, p), pick(&self.qps, p));
         if qp.is_null() {
@@ -303,7 +306,8 @@ impl Program {
             put(8, &1u32.to_le_bytes());
             put(28, &peer_qpn.to_le_bytes());
             put(32, &0xfu32.to_le_bytes());
-            // is_global, port_num of the address, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port, timeout, retries.
+            // is_global, port_num of the address, max_rd_atomic, max_dest_rd_atomic, min_rnr_timer, port,
+            // timeout, retries.
             put(76, &[0]);
             put(85, &[1, 1]);
             put(126, &[4, 4, 1, 1, 8, 1, 1]);

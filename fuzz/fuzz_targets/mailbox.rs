@@ -1,6 +1,7 @@
-//! Fuzz target: the mailboxes through which processes that share an address get requests for their services. Hostile
-//! processes send datagrams to the mailbox of a service, and hostile hosts send packets that the broker forwards to it.
-//! The process must count or deliver each datagram unchanged; neither it nor the broker may panic.
+//! Fuzz target: the mailboxes through which processes that share an address get requests for their services.
+//! Hostile processes send datagrams to the mailbox of a service, and hostile hosts send packets that the
+//! broker forwards to it. The process must count or deliver each datagram unchanged; neither it nor the
+//! broker may panic.
 #![no_main]
 
 #[path = "input.rs"]

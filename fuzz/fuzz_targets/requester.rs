@@ -1,6 +1,7 @@
-//! Fuzz target: the requesters of a NIC, and an adversary in place of the responders. The adversary answers each request
-//! as the specification demands, but loses, reorders, replays and alters its responses. The NIC must not panic, complete
-//! work out of order or twice, change memory that no key grants, or send without bound.
+//! Fuzz target: the requesters of a NIC, and an adversary in place of the responders. The adversary answers
+//! each request as the specification demands, but loses, reorders, replays and alters its responses. The NIC
+//! must not panic, complete work out of order or twice, change memory that no key grants, or send without
+//! bound.
 #![no_main]
 // The modules have functions for other targets, which `allow(dead_code)` covers.
 

@@ -1,6 +1,7 @@
-//! Fuzz target: the responders of a NIC, and an adversary in place of the requesters. The adversary sends messages of all
-//! operations with the PSNs that the NIC expects, but loses, reorders, replays and alters their packets. The NIC must not
-//! panic, complete receives out of order or twice, change memory that no key grants, or send without bound.
+//! Fuzz target: the responders of a NIC, and an adversary in place of the requesters. The adversary sends
+//! messages of all operations with the PSNs that the NIC expects, but loses, reorders, replays and alters
+//! their packets. The NIC must not panic, complete receives out of order or twice, change memory that no key
+//! grants, or send without bound.
 #![no_main]
 // The modules have functions for other targets, which `allow(dead_code)` covers.
 

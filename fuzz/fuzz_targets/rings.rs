@@ -1,8 +1,8 @@
-//! Fuzz target: the rings in shared memory between the processes of a host. A hostile process passes rings of its own to
-//! an honest one and writes anything into them, and does the same with the rings that the honest process passes to it.
-//! The honest process must deliver what a model of the reader reads from the same memory, must write what it sends into
-//! the room that a model of the writer has, must close a ring of which a position or record is invalid, and must keep
-//! no descriptors.
+//! Fuzz target: the rings in shared memory between the processes of a host. A hostile process passes rings of
+//! its own to an honest one and writes anything into them, and does the same with the rings that the honest
+//! process passes to it. The honest process must deliver what a model of the reader reads from the same
+//! memory, must write what it sends into the room that a model of the writer has, must close a ring of which
+//! a position or record is invalid, and must keep no descriptors.
 #![no_main]
 
 #[path = "input.rs"]
@@ -63,11 +63,12 @@ const MAX_MESSAGES: usize = 64;
 /// QPN partition in which the hostile process listens.
 const PARTITION: u32 = 40;
 
-/// Number of executions after which the honest process joins again, and descriptors are counted. It passes no ring to a
-/// process that has broken the protocol before, so each execution has a hostile process with another address.
+/// Number of executions after which the honest process joins again, and descriptors are counted. It passes no
+/// ring to a process that has broken the protocol before, so each execution has a hostile process with
+/// another address.
 const JOIN_INTERVAL: u64 = 240;
-/// Time within which a process gets a partition. The broker makes it wait for those of processes that have just
-/// disconnected.
+/// Time within which a process gets a partition. The broker makes it wait for those of processes that have
+/// just disconnected.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time within which the kernel closes a socket.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -157,7 +158,8 @@ struct ToVictim {
 }
 
 impl ToVictim {
-    /// Sends a message, with a descriptor if there is one. Returns false if the connection is closed, or has many messages.
+    /// Sends a message, with a descriptor if there is one. Returns false if the connection is closed, or has
+    /// many messages.
     fn send(&mut self, message: &[u8], fd: Option<&OwnedFd>) -> bool {
         let Some(connection) = self.connection.as_ref().filter(|_| self.messages + 1 < MAX_MESSAGES) else {
             return false;
@@ -468,8 +470,8 @@ fn is_open(connection: &OwnedFd) -> bool {
     }
 }
 
-/// Reports whether a connection is open, or closed, as expected. The kernel may close it late: a process that inspects
-/// the descriptors of others holds the socket for a moment.
+/// Reports whether a connection is open, or closed, as expected. The kernel may close it late: a process that
+/// inspects the descriptors of others holds the socket for a moment.
 fn is_open_if(expected: bool, connection: &OwnedFd) -> bool {
     let begin = std::time::Instant::now();
     while is_open(connection) {
@@ -636,8 +638,8 @@ impl Victim {
         Some(FromVictim { memory, connection, head: 0, tail: 0, was_invalid: false })
     }
 
-    /// Sends packets into a ring, and compares what the victim writes with the model. Returns false if the victim has
-    /// closed the ring.
+    /// Sends packets into a ring, and compares what the victim writes with the model. Returns false if the
+    /// victim has closed the ring.
     fn check_writer(&mut self, ring: &mut FromVictim, p: &mut Input<'_>) -> bool {
         let tail = ring.memory.read_u64(TAIL);
         if !is_open(&ring.connection) {

@@ -16,7 +16,8 @@ pub fn address() -> Ipv4Addr {
     Ipv4Addr::new(127, 64 | a & 0x3f, b, 1)
 }
 
-/// Starts the broker in a thread. It serves processes of any user, so that the names of its sockets are abstract.
+/// Starts the broker in a thread. It serves processes of any user, so that the names of its sockets are
+/// abstract.
 pub fn start_broker(shared_memory: SharedMemory) -> SharedUdpLink {
     let ip = IpAddr::from(address());
     thread::spawn(move || {

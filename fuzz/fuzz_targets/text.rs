@@ -1,6 +1,7 @@
-//! Fuzz target: parses arbitrary text as a fault of any kind, a frames link configuration and a MAC address. Each
-//! parser must accept the text or reject it with an error, and none may panic. A fault that was parsed keeps its text,
-//! so an equal one is created whose text is generated; parsing that must yield an equal fault again.
+//! Fuzz target: parses arbitrary text as a fault of any kind, a frames link configuration and a MAC address.
+//! Each parser must accept the text or reject it with an error, and none may panic. A fault that was parsed
+//! keeps its text, so an equal one is created whose text is generated; parsing that must yield an equal fault
+//! again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

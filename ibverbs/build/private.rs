@@ -123,9 +123,9 @@ const NAMES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// Returns the assembly that exports the private symbols. Each name is one jump to the function in braces, with
-/// one version per node; the version in the newest node is the default. `verbs_register_driver_n` exists only
-/// in node `n`.
+/// Returns the assembly that exports the private symbols. Each name is one jump to the function in braces,
+/// with one version per node; the version in the newest node is the default. `verbs_register_driver_n` exists
+/// only in node `n`.
 pub fn assembly(jump: &str) -> String {
     let mut text = String::from(".pushsection .text\n");
     for (function, names) in NAMES {

@@ -34,8 +34,8 @@ pub(crate) struct AddressHandle {
 
 ffi_object! { AddressHandle { c: ibv_ah } [context, handle] }
 
-/// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]), with `--lid-routing`. An
-/// address without a GRH is otherwise invalid (the kernel's `rdma_check_ah_attr`).
+/// Returns the address vector of the neighbour with the given LID ([`urxe::verbs::lid_of`]), with
+/// `--lid-routing`. An address without a GRH is otherwise invalid (the kernel's `rdma_check_ah_attr`).
 fn neighbor_path(context: &Context, lid: u16) -> Option<AddressVector> {
     if !context.device.settings.lid_routing {
         context.device.warn_of_lid(lid);

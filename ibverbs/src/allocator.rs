@@ -7,8 +7,8 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munma
 
 use urxe::sys::pinned::mark_unmapped;
 
-/// Size from which an allocation is a mapping of its own, as by default in glibc (M_MMAP_THRESHOLD in mallopt(3)). Queues are the
-/// largest allocations: one of 2048 completions is that long.
+/// Size from which an allocation is a mapping of its own, as by default in glibc (M_MMAP_THRESHOLD in
+/// mallopt(3)). Queues are the largest allocations: one of 2048 completions is that long.
 const MAPPED: usize = 128 << 10;
 
 /// Alignment of mappings, on every architecture.
@@ -20,7 +20,8 @@ static ALLOCATOR: MappedWhenLarge = MappedWhenLarge;
 /// Takes large allocations from the kernel, and others from the C library.
 ///
 /// The C library may reuse memory that a program has registered, and its mappings are not reported to
-/// [`pinned`](urxe::sys::pinned). So a key of memory that the program has freed could give access to the library's queues.
+/// [`pinned`](urxe::sys::pinned). So a key of memory that the program has freed could give access to the
+/// library's queues.
 struct MappedWhenLarge;
 
 fn is_mapped(layout: Layout) -> bool {
@@ -35,9 +36,9 @@ fn map(len: usize) -> *mut u8 {
     at.cast()
 }
 
-// SAFETY: blocks of `is_mapped` layouts are private mappings of at least the layout's size, which is not 0, at a multiple of the
-// page size, which is not less than the alignment; all others are blocks of `System`. The layout, which the caller passes
-// again, tells which one a block is.
+// SAFETY: blocks of `is_mapped` layouts are private mappings of at least the layout's size, which is not 0,
+// at a multiple of the page size, which is not less than the alignment; all others are blocks of `System`.
+// The layout, which the caller passes again, tells which one a block is.
 unsafe impl GlobalAlloc for MappedWhenLarge {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_mapped(layout) {
@@ -56,8 +57,9 @@ unsafe impl GlobalAlloc for MappedWhenLarge {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller passes a block of this allocator and its layout, and does not use the block any more. `munmap` fails
-        // if it would exceed the maximum number of mappings, and then the block stays.
+        // SAFETY: the caller passes a block of this allocator and its layout, and does not use the block any
+        // more. `munmap` fails if it would exceed the maximum number of mappings, and then the block
+        // stays.
         unsafe {
             match is_mapped(layout) {
                 true => drop(munmap(block.cast(), layout.size())),
@@ -67,10 +69,11 @@ unsafe impl GlobalAlloc for MappedWhenLarge {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller guarantees that `size` is not 0 and, rounded up to the alignment, is at most `isize::MAX`.
+        // SAFETY: the caller guarantees that `size` is not 0 and, rounded up to the alignment, is at most
+        // `isize::MAX`.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller passes a block of this allocator and its layout. `mremap` moves a whole mapping to a range that the
-        // kernel chooses; the new block has room for the bytes that are copied.
+        // SAFETY: the caller passes a block of this allocator and its layout. `mremap` moves a whole mapping
+        // to a range that the kernel chooses; the new block has room for the bytes that are copied.
         unsafe {
             match (is_mapped(layout), is_mapped(new)) {
                 (false, false) => System.realloc(block, layout, size),
@@ -101,8 +104,8 @@ mod tests {
     fn block_keeps_its_bytes_while_it_grows_and_shrinks() {
         let layout = |size| Layout::from_size_align(size, 64).unwrap();
         let mut size = 1000;
-        // SAFETY: the layouts are not empty, each block is freed or reallocated once with its current layout, and accessed within
-        // its size.
+        // SAFETY: the layouts are not empty, each block is freed or reallocated once with its current layout,
+        // and accessed within its size.
         unsafe {
             let mut block = MappedWhenLarge.alloc_zeroed(layout(size));
             block.add(999).write(7);

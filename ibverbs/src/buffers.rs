@@ -20,11 +20,13 @@ const _: () = {
 /// Maximum number of elements of a list that is copied; no queue pair accepts as many.
 const MAX_COPIED: usize = 1024;
 
-/// Returns a program's scatter/gather list as a slice; its elements have the layout of [`Sge`]. A list that is not aligned, such as
-/// libiscsi's in packed structures, is copied, because a slice of it would be undefined.
+/// Returns a program's scatter/gather list as a slice; its elements have the layout of [`Sge`]. A list that
+/// is not aligned, such as libiscsi's in packed structures, is copied, because a slice of it would be
+/// undefined.
 ///
 /// # Errors
-/// `EINVAL` for a negative count, for a null list of another count than 0, or for more than `MAX_COPIED` elements that are not aligned.
+/// `EINVAL` for a negative count, for a null list of another count than 0, or for more than `MAX_COPIED`
+/// elements that are not aligned.
 ///
 /// # Safety
 /// `list` has `count` readable elements, or is null; they are not written during `'a`, which ends before the
@@ -34,8 +36,9 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
     match usize::try_from(count) {
         Ok(0) => Ok(Cow::Borrowed(&[])),
         Ok(count) if !list.is_null() && list.is_aligned() => {
-            // SAFETY: the list is aligned and not null, so the caller passes `count` readable elements, which are
-            // not written during `'a`. Both types have the same fields of integers at the same offsets (asserted above).
+            // SAFETY: the list is aligned and not null, so the caller passes `count` readable elements, which
+            // are not written during `'a`. Both types have the same fields of integers at the
+            // same offsets (asserted above).
             Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(list, count) }))
         }
         Ok(count) if !list.is_null() && count <= MAX_COPIED => {

@@ -35,8 +35,8 @@ pub(crate) fn disable() -> (Disabled, OnSuccess) {
     (disable_alone(), OnSuccess::new())
 }
 
-/// Disables cancellation as [`disable`] does, for a call that reports errors by its result alone: `errno` stays
-/// unchanged in any case.
+/// Disables cancellation as [`disable`] does, for a call that reports errors by its result alone: `errno`
+/// stays unchanged in any case.
 pub(crate) fn disable_and_keep_errno() -> (Disabled, KeptErrno) {
     (disable_alone(), KeptErrno(errno::get()))
 }

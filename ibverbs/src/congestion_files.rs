@@ -1,9 +1,9 @@
 //! Congestion parameters in a device's sysfs tree, where other programs read and change them.
 //!
-//! `urxe run` creates a file for each parameter, which `/sys/class/net` and debugfs show under further names, and never
-//! overwrites it. A process reads the files when it opens the device and several times a second after that. Only texts
-//! that differ from those of `urxe run` count, because the program may have been started with another
-//! `URXE_CONGESTION`.
+//! `urxe run` creates a file for each parameter, which `/sys/class/net` and debugfs show under further names,
+//! and never overwrites it. A process reads the files when it opens the device and several times a second
+//! after that. Only texts that differ from those of `urxe run` count, because the program may have been
+//! started with another `URXE_CONGESTION`.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -33,8 +33,8 @@ pub(crate) struct CongestionFiles {
 }
 
 impl CongestionFiles {
-    /// Reads the files of the device `name`, and changes the parameters of its NIC. Returns `None` if the device has no
-    /// files because the program does not run under `urxe run`.
+    /// Reads the files of the device `name`, and changes the parameters of its NIC. Returns `None` if the
+    /// device has no files because the program does not run under `urxe run`.
     pub(crate) fn open(sysfs: &str, name: &str, nic: &Context) -> Option<CongestionFiles> {
         let directory = PathBuf::from(format!("{sysfs}/congestion/{name}"));
         let initial: Congestion =
@@ -48,8 +48,8 @@ impl CongestionFiles {
         Some(files)
     }
 
-    /// Reads the files again, and changes the parameters of the NIC if the files have changed. Waits up to `timeout` for
-    /// the lock of each shard; after a failure, the next call changes the parameters.
+    /// Reads the files again, and changes the parameters of the NIC if the files have changed. Waits up to
+    /// `timeout` for the lock of each shard; after a failure, the next call changes the parameters.
     pub(crate) fn update(&mut self, nic: &WeakContext, timeout: Duration) {
         self.read();
         if self.in_effect != self.congestion && nic.set_congestion_within(self.congestion, timeout) {
@@ -57,8 +57,9 @@ impl CongestionFiles {
         }
     }
 
-    /// Takes the values from the files that have changed. A text that is no permitted value is warned of, and replaced by
-    /// the one before. That need not be this NIC's value, which other programs must not take over.
+    /// Takes the values from the files that have changed. A text that is no permitted value is warned of, and
+    /// replaced by the one before. That need not be this NIC's value, which other programs must not take
+    /// over.
     fn read(&mut self) {
         let texts = self.seen.iter_mut().zip(&mut self.valid);
         for (parameter, (seen, valid)) in CongestionParameter::ALL.iter().zip(texts) {
@@ -67,7 +68,8 @@ impl CongestionFiles {
             let Ok(text) = read(&path) else { continue };
             let is_new = text != *seen;
             seen.clone_from(&text);
-            // A shell empties a file before it writes: an empty file counts if it is still empty the next time.
+            // A shell empties a file before it writes: an empty file counts if it is still empty the next
+            // time.
             if is_new == text.is_empty() {
                 continue;
             }
@@ -112,7 +114,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A device `mlx5_0` in a tree of `urxe run` with default congestion control, and a NIC opened with `own`.
+    /// A device `mlx5_0` in a tree of `urxe run` with default congestion control, and a NIC opened with
+    /// `own`.
     struct Device {
         tree: tempfile::TempDir,
         nic: Context,
@@ -136,8 +139,8 @@ mod tests {
             CongestionFiles::open(self.tree.path().to_str().unwrap(), "mlx5_0", &self.nic).unwrap()
         }
 
-        /// Writes to the file of `rpg_ai_rate`, updates the NIC, and returns the text of the file and the congestion
-        /// control of the NIC.
+        /// Writes to the file of `rpg_ai_rate`, updates the NIC, and returns the text of the file and the
+        /// congestion control of the NIC.
         fn after_write(&self, files: &mut CongestionFiles, text: &str) -> (String, String) {
             fs::write(self.file("rpg_ai_rate"), text).unwrap();
             files.update(&self.nic.downgrade(), TIMEOUT);

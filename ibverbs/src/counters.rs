@@ -1,11 +1,13 @@
 //! Publication of port counters in a device's sysfs tree, where other programs read them.
 //!
-//! Several times a second, when the last queue pair is destroyed, and when a device is closed, a process adds the events counted since its last
-//! publication to the device's totals, a file in the tree, and rewrites the files below `ports/1` whose values
-//! have changed. Readers therefore open ordinary files, whose values include processes that have ended. A killed
-//! process loses the counts since its last publication. The data path is not involved.
+//! Several times a second, when the last queue pair is destroyed, and when a device is closed, a process adds
+//! the events counted since its last publication to the device's totals, a file in the tree, and rewrites the
+//! files below `ports/1` whose values have changed. Readers therefore open ordinary files, whose values
+//! include processes that have ended. A killed process loses the counts since its last publication. The data
+//! path is not involved.
 //!
-//! The thread that publishes the counters also reads the device's congestion parameters (`congestion_files.rs`).
+//! The thread that publishes the counters also reads the device's congestion parameters
+//! (`congestion_files.rs`).
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -27,8 +29,8 @@ use crate::congestion_files::CongestionFiles;
 
 /// Interval between publications of a device's counters.
 const INTERVAL: Duration = Duration::from_millis(PUBLISHING_INTERVAL_MS);
-/// Minimum interval between publications because of destroyed queue pairs. A publication takes 100 µs, ten times
-/// as long as a program needs to create, connect, use and destroy a queue pair.
+/// Minimum interval between publications because of destroyed queue pairs. A publication takes 100 µs, ten
+/// times as long as a program needs to create, connect, use and destroy a queue pair.
 const MIN_IDLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum wait for a lock. A NIC's lock may never be released in a process that exits, and the process that
 /// holds the lock on the totals may be stopped.
@@ -57,9 +59,9 @@ struct Publication {
 }
 
 impl Publisher {
-    /// Starts publishing the counters of a NIC opened on the device `name`, after changing its congestion parameters to
-    /// those of the device's files. Returns `None` if the device has no tree because the program does not run under
-    /// `urxe run`.
+    /// Starts publishing the counters of a NIC opened on the device `name`, after changing its congestion
+    /// parameters to those of the device's files. Returns `None` if the device has no tree because the
+    /// program does not run under `urxe run`.
     pub(crate) fn start(sysfs: &str, name: &str, nic: &Context) -> Option<Publisher> {
         let totals = PathBuf::from(format!("{sysfs}/counters/{name}"));
         if !totals.is_file() {
@@ -86,8 +88,8 @@ impl Publisher {
         Some(Publisher { publication, last_idle: Mutex::new(None), end: end_tx, thread })
     }
 
-    /// Publishes the counters of a NIC whose last queue pair has been destroyed, unless this was done less than
-    /// [`MIN_IDLE_INTERVAL`] ago. The program may call `_exit`, which runs no exit handlers.
+    /// Publishes the counters of a NIC whose last queue pair has been destroyed, unless this was done less
+    /// than [`MIN_IDLE_INTERVAL`] ago. The program may call `_exit`, which runs no exit handlers.
     pub(crate) fn publish_idle(&self) {
         let mut last = self.last_idle.lock();
         if last.is_none_or(|last| last.elapsed() >= MIN_IDLE_INTERVAL) {

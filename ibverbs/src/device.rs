@@ -302,8 +302,8 @@ impl Device {
         }
     }
 
-    /// Reports whether DMA-bufs can be registered. Programs (NCCL) take that for support of GPUDirect, so it has to be asked
-    /// for: memory of a GPU cannot be mapped.
+    /// Reports whether DMA-bufs can be registered. Programs (NCCL) take that for support of GPUDirect, so it
+    /// has to be asked for: memory of a GPU cannot be mapped.
     pub(crate) fn has_dma_buf(&self) -> bool {
         self.settings.dma_buf || self.settings.personality == Personality::MLX5
     }

@@ -115,7 +115,8 @@ pub(crate) fn seed() -> Result<Option<u64>, String> {
     parse_with("URXE_SEED", "a number", |text| text.parse().ok())
 }
 
-/// Returns how addresses are shared, as specified by `URXE_PROGRAM`, `URXE_ANY_USER` and `URXE_SHARED_MEMORY`.
+/// Returns how addresses are shared, as specified by `URXE_PROGRAM`, `URXE_ANY_USER` and
+/// `URXE_SHARED_MEMORY`.
 fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
@@ -142,8 +143,8 @@ fn flag(name: &str) -> Result<Option<bool>, String> {
     })
 }
 
-/// Finds the `urxe` program that was built or installed with this library, unless another user may have put it
-/// there.
+/// Finds the `urxe` program that was built or installed with this library, unless another user may have put
+/// it there.
 fn adjacent_program() -> Option<PathBuf> {
     // SAFETY: `Dl_info` consists of raw pointers, for which zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -32,9 +32,9 @@ pub(crate) fn is_set() -> bool {
     CALLS.get().1
 }
 
-/// Guard for a call, which restores the value that `errno` had before the call unless the call [`set`] it. The
-/// system calls of a call that succeeds may fail, for example with `EAGAIN`; programs in Go take an `errno` that
-/// a successful call leaves behind for its failure.
+/// Guard for a call, which restores the value that `errno` had before the call unless the call [`set`] it.
+/// The system calls of a call that succeeds may fail, for example with `EAGAIN`; programs in Go take an
+/// `errno` that a successful call leaves behind for its failure.
 pub(crate) struct OnSuccess(c_int);
 
 impl OnSuccess {

@@ -2,14 +2,14 @@
 //! manager over [`urxe::verbs`], so that programs linked against these libraries run on urxe unmodified.
 //!
 //! Each exported function is a thin wrapper around its counterpart in [`urxe::verbs`]. `abi` defines the C
-//! structs, `object` ties each C struct to the Rust state behind it, `entry_points!` defines the C functions, and
-//! `export!` assigns the C symbol name and version. Nothing is public in Rust.
+//! structs, `object` ties each C struct to the Rust state behind it, `entry_points!` defines the C functions,
+//! and `export!` assigns the C symbol name and version. Nothing is public in Rust.
 //!
 //! The sockets behind `rsocket` are in the package `urxe-rsockets`.
 //!
-//! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects, `abi`.
-//! Among the files of verbs objects, the order is: `ops` and `open`, the files that create queues, the files
-//! of the objects, then `context`, `object` and the files that these two import.
+//! Imports go in one direction, which `.ci/layers` checks: `rsocket`, `rdmacm`, the files of verbs objects,
+//! `abi`. Among the files of verbs objects, the order is: `ops` and `open`, the files that create queues, the
+//! files of the objects, then `context`, `object` and the files that these two import.
 #![warn(unreachable_pub)]
 
 #[macro_use]

@@ -1,4 +1,5 @@
-//! Output to standard error: the library's messages, and its tracing events up to the level given by `URXE_LOG`.
+//! Output to standard error: the library's messages, and its tracing events up to the level given by
+//! `URXE_LOG`.
 
 use std::io::{self, Write};
 
@@ -20,8 +21,8 @@ pub(crate) fn install() -> Result<(), String> {
     Ok(())
 }
 
-/// Writes a line to standard error, to explain what the C interface reports only as an error number. If the line
-/// cannot be written, it is lost: `eprintln!` would panic, which ends the program.
+/// Writes a line to standard error, to explain what the C interface reports only as an error number. If the
+/// line cannot be written, it is lost: `eprintln!` would panic, which ends the program.
 pub(crate) fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "urxe: {text}");
 }

@@ -86,13 +86,13 @@ fn access(bits: c_uint) -> Access {
     Access::from_bits_retain(bits & !OPTIONAL | optional)
 }
 
-/// Largest region of which every page is faulted in. For writing, 128 MiB in pages of 4 KiB take 35 ms, and 55 ms if transfers
-/// touch them first.
+/// Largest region of which every page is faulted in. For writing, 128 MiB in pages of 4 KiB take 35 ms, and
+/// 55 ms if transfers touch them first.
 const MAX_POPULATED: usize = 256 << 20;
 
-/// Faults in the range, as a device would pin it, and reports whether that is possible: it must be mapped and readable, and
-/// if the device may write to it, its first and last page must be writable. Of a range larger than
-/// [`MAX_POPULATED`], which may be sparse, only these two pages are faulted in.
+/// Faults in the range, as a device would pin it, and reports whether that is possible: it must be mapped and
+/// readable, and if the device may write to it, its first and last page must be writable. Of a range larger
+/// than [`MAX_POPULATED`], which may be sparse, only these two pages are faulted in.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     let page = page_size();
     let first = addr - addr % page;

@@ -25,8 +25,8 @@ use crate::live_objects::{self, Identity};
 /// it.
 ///
 /// # Safety
-/// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct that
-/// begins with it.
+/// The type has a `FfiCell<C>` at [`OFFSET`](Self::OFFSET), where `C` is [`Self::C`] or a longer C struct
+/// that begins with it.
 pub(crate) unsafe trait FfiObject: Sized + 'static {
     /// The C struct that programs see.
     type C;

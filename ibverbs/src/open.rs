@@ -65,7 +65,7 @@ unsafe fn close_device(c: *mut ibv_context) -> Result<(), c_int> {
 /// descriptor.
 unsafe fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, c_int> {
     let shared = shared_context::find(cmd_fd).ok_or(libc::EINVAL)?;
-    // SAFETY: `shared_context::find` found the descriptor open, and `ibv_import_device` transfers its ownership from
-    // the program.
+    // SAFETY: `shared_context::find` found the descriptor open, and `ibv_import_device` transfers its
+    // ownership from the program.
     Ok(new_context(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, shared))
 }

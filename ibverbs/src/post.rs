@@ -122,7 +122,8 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
 /// # Safety
 /// The elements of `wr` are readable, and so is the memory that they name.
 unsafe fn atomic_write_value(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
-    // SAFETY: the caller passes a request with readable elements, and the result is used in this function only.
+    // SAFETY: the caller passes a request with readable elements, and the result is used in this function
+    // only.
     match &*unsafe { elements(wr.sg_list, wr.num_sge) }? {
         [sge] if sge.length == 8 => {
             let at: *const [u8; 8] = std::ptr::with_exposed_provenance(sge.addr as usize);
@@ -176,8 +177,8 @@ fn has_piece_list(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SEND_INLINE != 0 && wr.opcode != ATOMIC_WRITE && wr.num_sge != 1
 }
 
-/// Appends the inline data pieces of the first `max` requests in a list, and the elements that are not aligned, in list
-/// order, for [`convert`].
+/// Appends the inline data pieces of the first `max` requests in a list, and the elements that are not
+/// aligned, in list order, for [`convert`].
 ///
 /// # Safety
 /// `list` is null or the head of a list that is readable and unchanged while the pieces are used, with its
@@ -210,8 +211,8 @@ unsafe fn collect_pieces(
     }
 }
 
-/// Converts the data of a request. `pieces` begins with the inline pieces of the request, and `copies` with its elements
-/// if they are not aligned; this function removes them.
+/// Converts the data of a request. `pieces` begins with the inline pieces of the request, and `copies` with
+/// its elements if they are not aligned; this function removes them.
 ///
 /// # Safety
 /// The elements of `wr` and its inline data are readable and unchanged during `'a`.

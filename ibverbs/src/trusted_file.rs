@@ -6,9 +6,9 @@ use std::path::Path;
 use nix::unistd::geteuid;
 
 /// Reports whether only root and the user of this process can have put a file at `path`, which has neither
-/// symbolic links nor `..`: the file and all directories above it belong to these two, and nobody else can write
-/// to them. A sticky directory such as `/tmp`, where others cannot rename what is not theirs, is accepted above
-/// the directory of the file.
+/// symbolic links nor `..`: the file and all directories above it belong to these two, and nobody else can
+/// write to them. A sticky directory such as `/tmp`, where others cannot rename what is not theirs, is
+/// accepted above the directory of the file.
 pub(crate) fn is_trusted(path: &Path) -> bool {
     path.is_absolute()
         && path.ancestors().enumerate().all(|(level, of)| {

@@ -6,8 +6,8 @@ use std::sync::Once;
 use urxe::memory::page_size;
 use urxe::sys::pinned::{is_registered, mark_unmapped};
 
-/// Asks the preload library for reports, if it is there. Without it, a part of a region that the program has unmapped is
-/// noticed when the library maps something there, or at an access while nothing is.
+/// Asks the preload library for reports, if it is there. Without it, a part of a region that the program has
+/// unmapped is noticed when the library maps something there, or at an access while nothing is.
 pub(crate) fn watch() {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
@@ -22,8 +22,8 @@ pub(crate) fn watch() {
     });
 }
 
-/// Handles the report that the program loses the pages of `len` bytes at `addr`, or those in private mappings only: madvise(2)
-/// takes none from a shared mapping.
+/// Handles the report that the program loses the pages of `len` bytes at `addr`, or those in private mappings
+/// only: madvise(2) takes none from a shared mapping.
 extern "C" fn on_report(addr: usize, len: usize, private_only: bool) {
     let page = page_size();
     let Some(end) = addr.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return };

@@ -1,7 +1,7 @@
 //! A 16:1 incast in ten lines: sixteen hosts send to one, with DCQCN and flow control.
 //!
-//! Shows `Traffic`, its table, CSV and plot. Run it with `cargo run --package urxe-netsim --example incast [DIRECTORY]`, which writes
-//! `incast.csv` and `incast.svg` there.
+//! Shows `Traffic`, its table, CSV and plot. Run it with `cargo run --package urxe-netsim --example incast
+//! [DIRECTORY]`, which writes `incast.csv` and `incast.svg` there.
 
 use std::path::PathBuf;
 use std::time::Duration;

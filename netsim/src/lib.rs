@@ -1,6 +1,7 @@
 //! Traffic on simulated networks of [`urxe`]: flows between hosts, and what becomes of them.
 //!
-//! The network, its switches and all NICs run in virtual time, so that the results are the same on every machine. A 16:1 incast:
+//! The network, its switches and all NICs run in virtual time, so that the results are the same on every
+//! machine. A 16:1 incast:
 //!
 //! ```
 //! # use std::time::Duration;

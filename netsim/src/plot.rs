@@ -39,8 +39,8 @@ impl Line {
         Line { name: name.into(), points }
     }
 
-    /// Returns a line of values, one for each `step` of time, over milliseconds. `combine` makes one of several values,
-    /// if there are more than a panel shows.
+    /// Returns a line of values, one for each `step` of time, over milliseconds. `combine` makes one of
+    /// several values, if there are more than a panel shows.
     pub fn over_time(name: &str, step: Duration, values: &[f64], combine: fn(&[f64]) -> f64) -> Line {
         let group = values.len().div_ceil(POINTS).max(1);
         let at = |i: usize| (i * group) as f64 * step.as_secs_f64() * 1e3;

@@ -64,7 +64,8 @@ pub struct QueueReport {
 }
 
 impl FlowReport {
-    /// Returns the mean rate from the start to the completion, or to `end` if the flow is not complete, in bits per second.
+    /// Returns the mean rate from the start to the completion, or to `end` if the flow is not complete, in
+    /// bits per second.
     pub fn rate(&self, end: Duration) -> f64 {
         let time = self.completed_at.unwrap_or(end).saturating_sub(self.start);
         if time.is_zero() { 0.0 } else { self.bytes as f64 * 8.0 / time.as_secs_f64() }
@@ -139,8 +140,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Writes comma-separated values: a line for each interval, with the time in seconds, the rate of each flow in bits per second,
-    /// and the length of each queue in bytes.
+    /// Writes comma-separated values: a line for each interval, with the time in seconds, the rate of each
+    /// flow in bits per second, and the length of each queue in bytes.
     ///
     /// # Errors
     /// Those of `out`.

@@ -16,8 +16,8 @@ const DEPTH: u64 = 32;
 #[error(transparent)]
 #[non_exhaustive]
 pub enum TrafficError {
-    /// A call failed: the topology cannot be simulated or has no such host, an object of a NIC could not be created or connected, a
-    /// work request not be posted, or the report not be written.
+    /// A call failed: the topology cannot be simulated or has no such host, an object of a NIC could not be
+    /// created or connected, a work request not be posted, or the report not be written.
     Call(urxe::Error),
     /// A flow has failed.
     #[error("the flow from host {from} to host {to} failed: {status}")]
@@ -39,7 +39,8 @@ impl<E: Into<urxe::Error>> From<E> for TrafficError {
     }
 }
 
-/// Traffic from one host to another, as WRITEs of a queue pair of its own. Unless a length is set, it goes on to the end.
+/// Traffic from one host to another, as WRITEs of a queue pair of its own. Unless a length is set, it goes on
+/// to the end.
 #[derive(Clone, Debug)]
 pub struct Flow {
     from: usize,
@@ -136,8 +137,8 @@ impl Traffic {
         &mut self.flows[last]
     }
 
-    /// Records the length of the queue of a priority in which packets wait at `from` for the wire to `to`. Without a call, the
-    /// queues in front of the receivers are recorded.
+    /// Records the length of the queue of a priority in which packets wait at `from` for the wire to `to`.
+    /// Without a call, the queues in front of the receivers are recorded.
     pub fn queue(&mut self, from: Node, to: Node, priority: u8) -> &mut Traffic {
         self.queues.push((from, to, priority));
         self

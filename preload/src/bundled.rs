@@ -1,7 +1,8 @@
-//! Warning about a libibverbs of the program's own that finds no device: one linked into the program statically, or a
-//! bundled copy under another name, as auditwheel adds it to Python wheels. `urxe run` preloads urxe's library, whose
-//! symbols normally take precedence over a copy's. A program still uses a copy whose functions it calls without the
-//! loader's help, or looks up through an object linked with the copy (`dlsym`).
+//! Warning about a libibverbs of the program's own that finds no device: one linked into the program
+//! statically, or a bundled copy under another name, as auditwheel adds it to Python wheels. `urxe run`
+//! preloads urxe's library, whose symbols normally take precedence over a copy's. A program still uses a copy
+//! whose functions it calls without the loader's help, or looks up through an object linked with the copy
+//! (`dlsym`).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -12,8 +13,8 @@ use crate::next::{warn, with_saved_errno};
 /// End of the name of the file that libibverbs reads when it looks for devices.
 static ABI_VERSION_FILE: [u8; 35] = *b"/class/infiniband_verbs/abi_version";
 
-/// Warns, at most once, if the program opens [`ABI_VERSION_FILE`] and has loaded a libibverbs other than urxe's, which
-/// opens no such file.
+/// Warns, at most once, if the program opens [`ABI_VERSION_FILE`] and has loaded a libibverbs other than
+/// urxe's, which opens no such file.
 pub fn warn_of_copy(name: &[u8]) {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !name.ends_with(&ABI_VERSION_FILE) || DONE.swap(true, Ordering::Relaxed) {
@@ -52,8 +53,8 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
     1
 }
 
-/// Reports whether an object other than this library contains the name of [`ABI_VERSION_FILE`] in its constants, as
-/// libibverbs does.
+/// Reports whether an object other than this library contains the name of [`ABI_VERSION_FILE`] in its
+/// constants, as libibverbs does.
 ///
 /// # Safety
 /// The description is the loader's, and valid during the call.
@@ -71,11 +72,12 @@ unsafe fn is_libibverbs(info: &libc::dl_phdr_info) -> bool {
         if (start..start + len).contains(&(name.as_ptr() as usize)) {
             return false;
         }
-        // SAFETY: a loadable segment with read permission is mapped from `start` on, and `dl_iterate_phdr` keeps the
-        // object loaded during the call.
+        // SAFETY: a loadable segment with read permission is mapped from `start` on, and `dl_iterate_phdr`
+        // keeps the object loaded during the call.
         let bytes =
             unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(start), len) };
-        // Not memmem or memcmp, in which AddressSanitizer finds accesses to the padding of the program's constants.
+        // Not memmem or memcmp, in which AddressSanitizer finds accesses to the padding of the program's
+        // constants.
         bytes.windows(name.len()).any(|window| window.iter().eq(name))
     })
 }

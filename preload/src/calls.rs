@@ -8,8 +8,8 @@ use crate::next::{Next, next};
 use crate::redirect::{flags_of_mode, redirect};
 
 /// Defines one interposed function per line: its arguments before the file name, its arguments after the file
-/// name, its return type, the directory against which a relative name is resolved, and, if it opens a file, the flags of
-/// `open`.
+/// name, its return type, the directory against which a relative name is resolved, and, if it opens a file,
+/// the flags of `open`.
 macro_rules! interpose {
     ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr $(, $flags:expr)?;)*) => {
         $(

@@ -1,9 +1,10 @@
-//! Interposed `dlopen` and `dlmopen`. A program that opens a libibverbs or librdmacm of its own, by a path or under
-//! the name that auditwheel gives to a bundled copy, gets urxe's library. RTLD_DEEPBIND is ignored: an object opened with
-//! it would prefer its own copy to the preloaded libraries, and the C library to this library's functions.
+//! Interposed `dlopen` and `dlmopen`. A program that opens a libibverbs or librdmacm of its own, by a path or
+//! under the name that auditwheel gives to a bundled copy, gets urxe's library. RTLD_DEEPBIND is ignored: an
+//! object opened with it would prefer its own copy to the preloaded libraries, and the C library to this
+//! library's functions.
 //!
-//! The C library takes the search path from the object that contains the return address. These functions therefore
-//! jump to the next ones, which requires assembly, instead of calling them.
+//! The C library takes the search path from the object that contains the return address. These functions
+//! therefore jump to the next ones, which requires assembly, instead of calling them.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};

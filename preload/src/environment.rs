@@ -1,6 +1,6 @@
-//! Interposed functions that execute programs. A program that is started with a cleaned environment (`env -i`, tools
-//! that pass on a few variables only) would find the system's libibverbs; these functions restore the variables of
-//! `urxe run`.
+//! Interposed functions that execute programs. A program that is started with a cleaned environment (`env
+//! -i`, tools that pass on a few variables only) would find the system's libibverbs; these functions restore
+//! the variables of `urxe run`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -24,8 +24,8 @@ const MAX_OWN: usize = 32;
 /// Maximum number of variables in an environment that counts as cleaned.
 const MAX_CLEANED: usize = 224;
 
-/// Copies of this process's variables from `urxe run`, as `NAME=value`, before the first null pointer. They are never
-/// freed.
+/// Copies of this process's variables from `urxe run`, as `NAME=value`, before the first null pointer. They
+/// are never freed.
 static OWN: [AtomicPtr<c_char>; MAX_OWN] = [const { AtomicPtr::new(null_mut()) }; MAX_OWN];
 
 static EXECVE: Next = Next::new("execve\0");
@@ -41,14 +41,14 @@ unsafe extern "C" {
 /// Iterates over the strings in an array.
 ///
 /// # Safety
-/// The pointer is null or to a null-terminated array, whose strings are zero-terminated and live as long as the iterator
-/// and its items.
+/// The pointer is null or to a null-terminated array, whose strings are zero-terminated and live as long as
+/// the iterator and its items.
 unsafe fn strings<'a>(array: Strings) -> impl Iterator<Item = &'a CStr> {
     let mut at = (!is_invalid(array)).then_some(array);
     std::iter::from_fn(move || {
         let entry = at?;
-        // SAFETY: `entry` is the first one or follows one that is not null, so it is in the array; its string is
-        // zero-terminated.
+        // SAFETY: `entry` is the first one or follows one that is not null, so it is in the array; its string
+        // is zero-terminated.
         unsafe {
             let text = *entry;
             at = (!is_invalid(text)).then(|| entry.add(1));
@@ -57,14 +57,14 @@ unsafe fn strings<'a>(array: Strings) -> impl Iterator<Item = &'a CStr> {
     })
 }
 
-/// Copies the variables of `urxe run`, because the program may change its environment. Must be called before the
-/// program runs.
+/// Copies the variables of `urxe run`, because the program may change its environment. Must be called before
+/// the program runs.
 pub fn resolve() {
     for next in [&EXECVE, &EXECVPE, &POSIX_SPAWN, &POSIX_SPAWNP] {
         next.get();
     }
-    // SAFETY: the loader has set up the environment and the program's name, and no other thread runs yet that could
-    // change them.
+    // SAFETY: the loader has set up the environment and the program's name, and no other thread runs yet that
+    // could change them.
     unsafe {
         let is_cleaner = is_cleaner(CStr::from_ptr(program_invocation_short_name).to_bytes());
         let is_served = strings(environ).any(|text| text.to_bytes().starts_with(TREE));
@@ -88,9 +88,9 @@ fn name_of(text: &CStr) -> &[u8] {
     text.to_bytes().split(|byte| *byte == b'=').next().unwrap_or_default()
 }
 
-/// Calls `execute` with the environment, to which the variables of `urxe run` are added if it has been cleaned. An
-/// environment with LD_PRELOAD, even an empty one, or with other variables of `urxe run`, stays as it is. Allocates
-/// no memory, because the caller may be a child between fork and exec.
+/// Calls `execute` with the environment, to which the variables of `urxe run` are added if it has been
+/// cleaned. An environment with LD_PRELOAD, even an empty one, or with other variables of `urxe run`, stays
+/// as it is. Allocates no memory, because the caller may be a child between fork and exec.
 ///
 /// # Safety
 /// As for [`strings`].
@@ -114,8 +114,8 @@ unsafe fn with_variables<R>(environment: Strings, execute: impl FnOnce(Strings) 
     execute(list.as_ptr())
 }
 
-/// Warns of a program that removes LD_PRELOAD for the programs that it starts, given a path or a name to search for in
-/// PATH. A path that does not exist causes no warning.
+/// Warns of a program that removes LD_PRELOAD for the programs that it starts, given a path or a name to
+/// search for in PATH. A path that does not exist causes no warning.
 ///
 /// # Safety
 /// `program` is null or zero-terminated.

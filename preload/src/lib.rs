@@ -3,12 +3,12 @@
 //! names in `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband`, and names of PCI
 //! functions that do not exist, to the corresponding files in the directory tree given by `URXE_SYSFS`. Every
 //! other name is passed to the C library unchanged, without an allocation, a lock or a system call, and with
-//! errno preserved; only for programs that have named a directory of the tree does the library check relative names
-//! of files that are created or opened for writing.
+//! errno preserved; only for programs that have named a directory of the tree does the library check relative
+//! names of files that are created or opened for writing.
 //!
-//! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open themselves
-//! (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`). It reports to urxe the
-//! ranges that programs unmap.
+//! It also keeps programs on urxe that would load another libibverbs: it replaces copies that they open
+//! themselves (`dlopen`), and adds the variables of `urxe run` to a cleaned environment (`execve`). It
+//! reports to urxe the ranges that programs unmap.
 
 #![allow(unknown_lints, reason = "Rust 1.101 introduces the next one")]
 #![allow(

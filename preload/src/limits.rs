@@ -1,5 +1,6 @@
-//! Interposed `getrlimit` and `prlimit`, which report the limit on locked memory (RLIMIT_MEMLOCK) as unlimited. Registration locks
-//! no memory, so the limit does not apply, but programs such as GASNet compute from it how much they may register.
+//! Interposed `getrlimit` and `prlimit`, which report the limit on locked memory (RLIMIT_MEMLOCK) as
+//! unlimited. Registration locks no memory, so the limit does not apply, but programs such as GASNet compute
+//! from it how much they may register.
 
 use std::ffi::c_int;
 

@@ -54,8 +54,8 @@ macro_rules! next {
 }
 pub(crate) use next;
 
-/// Reports whether a pointer is null or points into the first page, which is never mapped. The kernel fails a call with such a
-/// pointer with EFAULT, so the library must not read its target.
+/// Reports whether a pointer is null or points into the first page, which is never mapped. The kernel fails a
+/// call with such a pointer with EFAULT, so the library must not read its target.
 pub fn is_invalid<T>(pointer: *const T) -> bool {
     pointer.addr() < 4096
 }

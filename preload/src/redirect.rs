@@ -12,8 +12,8 @@ use crate::next::{Failed, fail, is_invalid, with_saved_errno};
 struct Directory {
     name: &'static [u8],
     next: u8,
-    /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`, `bus`,
-    /// `kernel` and `dev`.
+    /// Length of the prefix that is replaced by the name of the tree, which contains `class`, `devices`,
+    /// `bus`, `kernel` and `dev`.
     prefix_len: usize,
     /// Whether the machine may have such names too. Those that exist there are not redirected.
     is_shared: bool,
@@ -29,8 +29,8 @@ impl Directory {
     }
 }
 
-/// Directories of RDMA devices, and those in which PCI functions and congestion control of these devices appear beside
-/// others.
+/// Directories of RDMA devices, and those in which PCI functions and congestion control of these devices
+/// appear beside others.
 const DIRECTORIES: [Directory; 8] = [
     Directory::own(b"/sys/class/infiniband", 4),
     Directory::own(b"/sys/class/infiniband_verbs", 4),
@@ -68,8 +68,8 @@ pub fn tree() -> &'static CStr {
     unsafe { CStr::from_ptr(tree) }
 }
 
-/// Whether the program has named a directory of the tree, or started in one, so that names may be relative to such a
-/// directory. Until then, relative names cost no system call.
+/// Whether the program has named a directory of the tree, or started in one, so that names may be relative to
+/// such a directory. Until then, relative names cost no system call.
 static HAS_NAMED_DIRECTORY: AtomicBool = AtomicBool::new(false);
 
 /// Finds out whether the program starts in the tree.
@@ -91,8 +91,8 @@ struct DeviceName {
 }
 
 /// Runs `call` with the name of the corresponding file in the tree if the [`DIRECTORIES`] include `path`,
-/// relative to the directory `from`, and with `path` unchanged otherwise. If the call opens a file, `flags` returns the flags
-/// of `open`.
+/// relative to the directory `from`, and with `path` unchanged otherwise. If the call opens a file, `flags`
+/// returns the flags of `open`.
 ///
 /// # Safety
 /// `path` is null or zero-terminated.
@@ -217,8 +217,8 @@ unsafe fn relative_refusal(from: c_int, path: *const c_char, flags: impl FnOnce(
     if name.to_bytes().starts_with(b"/") { None } else { with_saved_errno(|| refusal(from, name, flags)) }
 }
 
-/// Returns the error of an `open` in the tree that the kernel would refuse root too: no files can be created in sysfs, and a file that
-/// has no store function, which nobody may write to, cannot be opened for writing.
+/// Returns the error of an `open` in the tree that the kernel would refuse root too: no files can be created
+/// in sysfs, and a file that has no store function, which nobody may write to, cannot be opened for writing.
 #[cold]
 #[inline(never)]
 fn refusal(from: c_int, name: &CStr, flags: c_int) -> Option<c_int> {

@@ -1,7 +1,8 @@
-//! Interposed `sigaction`, `signal`, and the calls that set the signal mask. The urxe library handles SIGSEGV and SIGBUS raised by its own
-//! accesses to the program's memory, and forwards others to the program's handlers. With these functions, the
-//! program sets and queries its own handlers, not the library's. A thread that blocks all signals does not block these
-//! two, because the kernel ends the process at a fault in a thread that does.
+//! Interposed `sigaction`, `signal`, and the calls that set the signal mask. The urxe library handles SIGSEGV
+//! and SIGBUS raised by its own accesses to the program's memory, and forwards others to the program's
+//! handlers. With these functions, the program sets and queries its own handlers, not the library's. A thread
+//! that blocks all signals does not block these two, because the kernel ends the process at a fault in a
+//! thread that does.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -98,7 +99,8 @@ signals! {
     __sysv_signal: SA_RESETHAND | SA_NODEFER;
 }
 
-/// Defines the functions that change the signal mask of the calling thread; SIGSEGV and SIGBUS stay unblocked.
+/// Defines the functions that change the signal mask of the calling thread; SIGSEGV and SIGBUS stay
+/// unblocked.
 macro_rules! masks {
     ($($name:ident,)*) => {
         $(

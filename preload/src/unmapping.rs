@@ -1,9 +1,10 @@
-//! Interposed `munmap`, `mmap`, `mremap` and `madvise`. They report the memory whose pages the process loses. A key must give no
-//! access to later mappings at the addresses of its region.
+//! Interposed `munmap`, `mmap`, `mremap` and `madvise`. They report the memory whose pages the process loses.
+//! A key must give no access to later mappings at the addresses of its region.
 //!
-//! UCX, Open MPI and libfabric overwrite the code of these functions, whose address they ask `dlsym` for, to observe the calls
-//! of the C library itself. So this library must not define the functions that `dlsym` finds: it gives them the symbol version that
-//! programs are linked against, but not as the default one, and `dlsym` ignores such symbols.
+//! UCX, Open MPI and libfabric overwrite the code of these functions, whose address they ask `dlsym` for, to
+//! observe the calls of the C library itself. So this library must not define the functions that `dlsym`
+//! finds: it gives them the symbol version that programs are linked against, but not as the default one, and
+//! `dlsym` ignores such symbols.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -12,8 +13,8 @@ use libc::{MAP_FAILED, off_t, size_t};
 
 use crate::next::{next, with_saved_errno};
 
-/// Function of the urxe library to which calls are reported: the first address, the number of bytes, and whether only pages of
-/// private mappings are lost.
+/// Function of the urxe library to which calls are reported: the first address, the number of bytes, and
+/// whether only pages of private mappings are lost.
 type Report = extern "C" fn(usize, usize, bool);
 
 /// Null until the library has registered memory.
@@ -83,7 +84,8 @@ unsafe extern "C" fn mmap(
     let next = next!(mmap: Mmap, MAP_FAILED);
     // SAFETY: the caller's arguments satisfy the contract of the function.
     let mapped = unsafe { next(address, len, protection, flags, fd, offset) };
-    // This call (MAP_FIXED), or an earlier one that was not reported, has unmapped the previous mapping of the range.
+    // This call (MAP_FIXED), or an earlier one that was not reported, has unmapped the previous mapping of
+    // the range.
     if mapped != MAP_FAILED {
         report(mapped, len, false);
     }
@@ -101,8 +103,8 @@ unsafe extern "C" fn mremap(
 ) -> *mut c_void {
     type Mremap = unsafe extern "C" fn(*mut c_void, size_t, size_t, c_int, *mut c_void) -> *mut c_void;
     let next = next!(mremap: Mremap, MAP_FAILED);
-    // SAFETY: the caller's arguments satisfy the contract of the function; the last one exists only with MREMAP_FIXED, and is
-    // then passed in the same register as here.
+    // SAFETY: the caller's arguments satisfy the contract of the function; the last one exists only with
+    // MREMAP_FIXED, and is then passed in the same register as here.
     let mapped = unsafe { next(address, old, new, flags, to) };
     if mapped == address {
         let kept = old.min(new);

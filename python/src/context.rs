@@ -48,7 +48,8 @@ impl Context {
         self.0.gids().iter().map(|gid| gid.to_string()).collect()
     }
 
-    /// Returns the NIC's counters by name. A counter with an equivalent in the kernel's hw_counters has its name.
+    /// Returns the NIC's counters by name. A counter with an equivalent in the kernel's hw_counters has its
+    /// name.
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.0.counters().iter().into_py_dict(py)
     }
@@ -146,8 +147,8 @@ impl Pd {
         Region::allocate(py, self, length, Access::from_bits_retain(access))
     }
 
-    /// Registers the memory of an object with a C-contiguous buffer, such as a bytearray or a numpy array, without
-    /// a copy. The buffer stays exported until the region is deregistered or destroyed.
+    /// Registers the memory of an object with a C-contiguous buffer, such as a bytearray or a numpy array,
+    /// without a copy. The buffer stays exported until the region is deregistered or destroyed.
     #[pyo3(signature = (buffer, access=0xf))]
     fn reg_buffer(&self, buffer: &Bound<'_, PyAny>, access: u32) -> PyResult<Region> {
         Region::register(self, buffer, Access::from_bits_retain(access))

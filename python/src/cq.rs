@@ -39,8 +39,8 @@ impl Completion {
         self.0.status == WcStatus::Success
     }
 
-    /// Number of bytes received, read or swapped; for sends, the message length. For a UD receive, it includes
-    /// the 40 bytes of the routing header.
+    /// Number of bytes received, read or swapped; for sends, the message length. For a UD receive, it
+    /// includes the 40 bytes of the routing header.
     #[getter]
     fn byte_len(&self) -> u32 {
         self.0.byte_len
@@ -103,8 +103,8 @@ impl Cq {
 
     /// Blocks until there is a completion, and returns it if its status is success.
     ///
-    /// Raises CompletionError if its status is an error, WaitTimeoutError after `timeout` seconds, and IdleError if
-    /// nothing in virtual time can end the wait.
+    /// Raises CompletionError if its status is an error, WaitTimeoutError after `timeout` seconds, and
+    /// IdleError if nothing in virtual time can end the wait.
     #[pyo3(signature = (timeout=5.0))]
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Completion> {
         let completion = self.wait_for(py, timeout)?;
@@ -130,8 +130,8 @@ impl Cq {
 /// Longest time during which Ctrl-C has no effect on a wait.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Calls `wait` with the GIL released until it ends other than by a timeout, or `timeout` seconds have passed. In real
-/// time, handlers of signals run meanwhile.
+/// Calls `wait` with the GIL released until it ends other than by a timeout, or `timeout` seconds have
+/// passed. In real time, handlers of signals run meanwhile.
 pub(crate) fn wait<T: Send>(
     py: Python<'_>,
     context: &Context,

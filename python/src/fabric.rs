@@ -22,13 +22,14 @@ use crate::qp::Qp;
 
 /// An in-memory switch, and the NICs on it.
 ///
-/// With virtual_time, its clock starts at 0, and only waits, step, advance and run_until_idle move it; the same seed
-/// and the same calls produce the same packets.
+/// With virtual_time, its clock starts at 0, and only waits, step, advance and run_until_idle move it; the
+/// same seed and the same calls produce the same packets.
 ///
-/// Impairments of every direction: latency, a random jitter on top of it, and reorder_by, the additional delay of
-/// packets selected by reorder, in seconds; loss, duplicate, reorder and corrupt, probabilities from 0 to 1; bandwidth in
-/// bits per second, and for its queue the length queue_bytes and the ECN marking threshold ecn_threshold, in bytes; mtu,
-/// the largest IP packet in bytes. seed initializes all random numbers.
+/// Impairments of every direction: latency, a random jitter on top of it, and reorder_by, the additional
+/// delay of packets selected by reorder, in seconds; loss, duplicate, reorder and corrupt, probabilities from
+/// 0 to 1; bandwidth in bits per second, and for its queue the length queue_bytes and the ECN marking
+/// threshold ecn_threshold, in bytes; mtu, the largest IP packet in bytes. seed initializes all random
+/// numbers.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Fabric(verbs::Fabric);
 
@@ -145,14 +146,15 @@ impl Fabric {
         Ok(Context::new(&context))
     }
 
-    /// Creates a pcapng file for the packets of NICs, or replaces an existing one. In virtual time, its timestamps are
-    /// virtual too.
+    /// Creates a pcapng file for the packets of NICs, or replaces an existing one. In virtual time, its
+    /// timestamps are virtual too.
     fn capture(&self, py: Python<'_>, path: PathBuf) -> PyResult<Capture> {
         let timestamps = if self.0.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall };
         Ok(Capture(CaptureFile::create(path, timestamps).or_raise(py)?))
     }
 
-    /// Current time in nanoseconds: of the fabric's clock in virtual time, otherwise since the first use in the process.
+    /// Current time in nanoseconds: of the fabric's clock in virtual time, otherwise since the first use in
+    /// the process.
     #[getter]
     fn now_ns(&self) -> u64 {
         self.0.now().0
@@ -170,8 +172,8 @@ impl Fabric {
         self.0.config().seed
     }
 
-    /// Advances virtual time to the next packet arrival or timer. Returns the new time in nanoseconds, or None if nothing
-    /// is pending or the fabric is in real time.
+    /// Advances virtual time to the next packet arrival or timer. Returns the new time in nanoseconds, or
+    /// None if nothing is pending or the fabric is in real time.
     fn step(&self, py: Python<'_>) -> Option<u64> {
         py.detach(|| self.0.step()).map(|at| at.0)
     }
@@ -184,8 +186,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Runs until nothing is pending or virtual time has advanced by `limit` seconds. Returns whether nothing is
-    /// pending.
+    /// Runs until nothing is pending or virtual time has advanced by `limit` seconds. Returns whether nothing
+    /// is pending.
     #[pyo3(signature = (limit=10.0))]
     fn run_until_idle(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
         self.check_virtual()?;
@@ -270,7 +272,8 @@ pub(crate) struct Node {
     qps: Py<PyTuple>,
 }
 
-/// A pcapng file, created by Fabric.capture. As a context manager, it flushes the file at the end of the block.
+/// A pcapng file, created by Fabric.capture. As a context manager, it flushes the file at the end of the
+/// block.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Capture(CaptureFile);
 

@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use urxe::verbs::Context;
 
-/// An object of a NIC, with its context. Dropping it in a child of `fork` leaks both, because their locks may be held
-/// by threads that do not exist in the child: Python destroys inherited objects when the child exits.
+/// An object of a NIC, with its context. Dropping it in a child of `fork` leaks both, because their locks may
+/// be held by threads that do not exist in the child: Python destroys inherited objects when the child exits.
 pub(crate) struct Held<T>(Option<(T, Context)>);
 
 impl<T> Held<T> {

@@ -1,7 +1,8 @@
-//! The extension module `urxe._native`: the Python API of the mock NIC. `python/urxe/_native.pyi` has its types.
+//! The extension module `urxe._native`: the Python API of the mock NIC. `python/urxe/_native.pyi` has its
+//! types.
 //!
-//! The classes are thin: each holds an object of `urxe::verbs`, and converts arguments, results and errors. Doc
-//! comments of classes and methods are their docstrings in Python.
+//! The classes are thin: each holds an object of `urxe::verbs`, and converts arguments, results and errors.
+//! Doc comments of classes and methods are their docstrings in Python.
 #![expect(clippy::too_many_arguments, reason = "Python passes the arguments by keyword")]
 
 mod context;

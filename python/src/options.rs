@@ -5,8 +5,9 @@ use urxe::verbs::{self, Access, AckTimeout, Mtu, RecvCaps, RnrTimer, SendCaps};
 
 use crate::convert::{invalid, qp_type};
 
-/// Attributes for creating a queue pair: its service, the sizes of its queues in work requests, the scatter/gather
-/// elements of a work request, its bytes of inline data, and whether all sends complete whatever their flags.
+/// Attributes for creating a queue pair: its service, the sizes of its queues in work requests, the
+/// scatter/gather elements of a work request, its bytes of inline data, and whether all sends complete
+/// whatever their flags.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct QpOptions(pub verbs::QpOptions);
 
@@ -32,8 +33,9 @@ impl QpOptions {
     }
 }
 
-/// Attributes of a connection between two queue pairs: what the peer may access, the path MTU in bytes (None for the
-/// port's), and as in `struct ibv_qp_attr` the codes of timers, retries and numbers of READs and atomics in flight.
+/// Attributes of a connection between two queue pairs: what the peer may access, the path MTU in bytes (None
+/// for the port's), and as in `struct ibv_qp_attr` the codes of timers, retries and numbers of READs and
+/// atomics in flight.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct ConnectOptions(pub verbs::ConnectOptions);
 

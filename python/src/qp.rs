@@ -204,7 +204,8 @@ impl Qp {
         self.post(py, data, flags, |sges| SendWr::read(wr_id, sges, remote.0))
     }
 
-    /// Posts an atomic compare-and-swap on 8 bytes. The original value is stored in `data`, in host byte order.
+    /// Posts an atomic compare-and-swap on 8 bytes. The original value is stored in `data`, in host byte
+    /// order.
     #[pyo3(signature = (data, remote, compare, swap, *, wr_id=0, signaled=true, fence=false))]
     fn post_compare_swap(
         &self,

@@ -1,4 +1,5 @@
-//! Memory regions: memory of the NIC's own that Python sees as a buffer, and buffers of Python that the NIC accesses.
+//! Memory regions: memory of the NIC's own that Python sees as a buffer, and buffers of Python that the NIC
+//! accesses.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -92,8 +93,8 @@ impl Memory {
     }
 }
 
-/// A registered memory region. It supports the buffer protocol, without a copy: peers change the memory at any time,
-/// also while Python code runs, so read it after a completion.
+/// A registered memory region. It supports the buffer protocol, without a copy: peers change the memory at
+/// any time, also while Python code runs, so read it after a completion.
 #[pyclass(frozen, module = "urxe")]
 pub(crate) struct Region {
     /// `None` once the region is deregistered.
@@ -149,10 +150,10 @@ impl Region {
             let message = "the buffer is read-only: register it with access REMOTE_READ or 0";
             return Err(PyBufferError::new_err(message));
         }
-        // SAFETY: the exporter keeps the `len_bytes()` bytes at `buf_ptr()` in place until the buffer is released, which
-        // `Memory` does after it has deregistered them, and permits writing unless the buffer is read-only, in which
-        // case `access` permits none. Python defines no exclusive access to an exported buffer: every holder may
-        // write to it at any time, and so may the NIC.
+        // SAFETY: the exporter keeps the `len_bytes()` bytes at `buf_ptr()` in place until the buffer is
+        // released, which `Memory` does after it has deregistered them, and permits writing unless
+        // the buffer is read-only, in which case `access` permits none. Python defines no exclusive
+        // access to an exported buffer: every holder may write to it at any time, and so may the NIC.
         let registered = unsafe { pd.0.reg_mr_raw(buffer.buf_ptr().cast(), buffer.len_bytes(), access) };
         let registration = registered.or_raise(object.py())?;
         Ok(Region::new(pd.0.context(), Memory::Foreign { registration, buffer }))
@@ -180,8 +181,8 @@ impl Region {
         self.len
     }
 
-    /// Returns a scatter/gather element for `length` bytes at `offset`, by default for all bytes from there to the end.
-    /// A range outside the region is rejected only when the element is used.
+    /// Returns a scatter/gather element for `length` bytes at `offset`, by default for all bytes from there
+    /// to the end. A range outside the region is rejected only when the element is used.
     #[pyo3(signature = (offset=0, length=None))]
     fn sge(&self, offset: u64, length: Option<u32>) -> PyResult<Sge> {
         let rest = (self.len as u64).saturating_sub(offset);
@@ -218,8 +219,8 @@ impl Region {
         target.set_item(PySlice::full(slf.py()), PyBytes::new(slf.py(), &data))
     }
 
-    /// Deregisters the region: its keys become invalid, and its memory is freed or its buffer released. Raises
-    /// BufferError while a memoryview of it exists. A second call has no effect.
+    /// Deregisters the region: its keys become invalid, and its memory is freed or its buffer released.
+    /// Raises BufferError while a memoryview of it exists. A second call has no effect.
     fn deregister(&self) -> PyResult<()> {
         let exports = self.exports.load(Ordering::Relaxed);
         if exports > 0 {
@@ -244,9 +245,10 @@ impl Region {
             return Err(PyBufferError::new_err("the region is deregistered"));
         };
         let len = isize::try_from(len).expect("an allocation is shorter than isize::MAX bytes");
-        // SAFETY: Python passes a `view` to be filled. The `len` bytes at `start` stay valid until the view is
-        // released: the view holds a reference to the region, and `deregister` keeps the memory while there are
-        // exports. No Rust reference to the bytes exists, so Python may read and write them.
+        // SAFETY: Python passes a `view` to be filled. The `len` bytes at `start` stay valid until the view
+        // is released: the view holds a reference to the region, and `deregister` keeps the memory
+        // while there are exports. No Rust reference to the bytes exists, so Python may read and
+        // write them.
         let filled = unsafe {
             ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, is_readonly.into(), flags)
         };

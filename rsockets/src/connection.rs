@@ -211,8 +211,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the target that the peer has written to this end's target SGL with the message. The peer may be writing the entry
-    /// behind it, and reuses an entry once the target announced in it is full.
+    /// Takes the target that the peer has written to this end's target SGL with the message. The peer may be
+    /// writing the entry behind it, and reuses an entry once the target announced in it is full.
     fn read_target(&mut self) -> Result<(), ProtocolError> {
         let (at, mut bytes) = (self.next_target * TARGET_SGE_LEN, [0; TARGET_SGE_LEN]);
         // Cannot fail: `next_target` is below the length of the table.

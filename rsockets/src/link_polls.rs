@@ -4,9 +4,10 @@ use urxe::verbs::Cq;
 
 /// Links that are polled when sockets are processed.
 ///
-/// A poll of the link makes system calls and delivers the completions of all sockets on it. So `rpoll` of many sockets polls it
-/// once instead of once for each, and calls on a socket look first for completions that have arrived: 50 connections of
-/// redis-benchmark reached 72,000 requests/s with a poll of the link for each look, and 115,000 without.
+/// A poll of the link makes system calls and delivers the completions of all sockets on it. So `rpoll` of
+/// many sockets polls it once instead of once for each, and calls on a socket look first for completions that
+/// have arrived: 50 connections of redis-benchmark reached 72,000 requests/s with a poll of the link for each
+/// look, and 115,000 without.
 pub(crate) enum LinkPolls {
     /// None.
     None,
@@ -20,7 +21,8 @@ impl LinkPolls {
     /// Reports whether to poll the link of a socket's queue.
     pub(crate) fn take(&mut self, cq: &Cq) -> bool {
         let LinkPolls::Later(queues) = self else { return matches!(self, LinkPolls::All) };
-        // A queue with a requested event is for a program that waits; a poll of another one shows that this one polls.
+        // A queue with a requested event is for a program that waits; a poll of another one shows that this
+        // one polls.
         match queues.iter_mut().find(|queue| queue.polls_links_of(cq)) {
             Some(queue) if queue.is_armed() && !cq.is_armed() && cq.polls_links_of(queue) => {
                 *queue = cq.clone()

@@ -31,8 +31,9 @@ pub struct Stream {
     state: Mutex<State>,
     /// Pending `poll` events as of the last time that the state was locked.
     events: AtomicI16,
-    /// Completion queue of the connection, once there is one. While this queue and the event channel are empty, `events`
-    /// are current, and `rpoll` needs no lock: with 50 connections, the locks took a fifth of the time of redis-benchmark.
+    /// Completion queue of the connection, once there is one. While this queue and the event channel are
+    /// empty, `events` are current, and `rpoll` needs no lock: with 50 connections, the locks took a
+    /// fifth of the time of redis-benchmark.
     cq: OnceLock<Cq>,
 }
 

@@ -126,9 +126,9 @@ pub(crate) fn wait<R>(
 /// Result of an attempt; `None` if the call must wait.
 pub(crate) type PollOutcome<T> = Option<Result<T, c_int>>;
 
-/// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait. After a signal,
-/// the call is restarted like a system call: only if it has no timeout, and `done`, the number of bytes that it
-/// has transferred, is 0.
+/// Calls `poll_once` for a socket. If it has no result and the call may block, sets up a wait. After a
+/// signal, the call is restarted like a system call: only if it has no timeout, and `done`, the number of
+/// bytes that it has transferred, is 0.
 ///
 /// # Errors
 /// `EAGAIN`, `EINTR`, [`PENDING`], and the errors of `poll_once`.

@@ -20,7 +20,8 @@ pub(crate) fn thread_waker(make: bool) -> Option<Waker> {
     let get = |cell: &RefCell<Option<(ForkGeneration, Waker)>>| {
         let mut slot = cell.borrow_mut();
         // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
-        // Its copy of the descriptor is not closed: the child may have closed it and opened another with the same number.
+        // Its copy of the descriptor is not closed: the child may have closed it and opened another with the
+        // same number.
         std::mem::forget(slot.take_if(|(process, _)| !process.is_current()));
         if slot.is_none() && make {
             let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).ok()?;

@@ -113,8 +113,8 @@ pub struct Target {
 pub type Violation = String;
 
 impl Connection {
-    /// Creates the queue pair and buffers of one end. Receives are posted by [`post_receives`](Self::post_receives)
-    /// once the queue pair is in INIT.
+    /// Creates the queue pair and buffers of one end. Receives are posted by
+    /// [`post_receives`](Self::post_receives) once the queue pair is in INIT.
     pub fn new(
         (pd, cq): (&Pd, &Cq),
         number: u64,
@@ -272,8 +272,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts a WRITE of no bytes if nothing has completed for some time. Without work requests in flight, neither end
-    /// notices that the other was killed.
+    /// Posts a WRITE of no bytes if nothing has completed for some time. Without work requests in flight,
+    /// neither end notices that the other was killed.
     ///
     /// # Errors
     /// A violation.

@@ -1,5 +1,5 @@
-//! Parameters that the two ends of a connection exchange: in the private data of the connection manager, or over
-//! TCP together with the endpoints of the queue pairs.
+//! Parameters that the two ends of a connection exchange: in the private data of the connection manager, or
+//! over TCP together with the endpoints of the queue pairs.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -50,8 +50,8 @@ fn parse(bytes: &[u8]) -> Option<(Offer, Endpoint)> {
     Some((Offer::parse(bytes)?, Endpoint { gid: Gid(*gid), qpn: Qpn::new(qpn), psn: Psn::new(psn) }))
 }
 
-/// A non-blocking TCP connection, which carries one message in each direction and whose end ends the connection
-/// of the queue pairs.
+/// A non-blocking TCP connection, which carries one message in each direction and whose end ends the
+/// connection of the queue pairs.
 pub struct Exchange {
     pub stream: TcpStream,
     bytes: Vec<u8>,

@@ -1,5 +1,5 @@
-//! Soak test: several processes exchange and verify messages while they are killed, stopped and restarted, and
-//! packets are lost.
+//! Soak test: several processes exchange and verify messages while they are killed, stopped and restarted,
+//! and packets are lost.
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -34,8 +34,8 @@ Examples:
   urxe-soak --seconds 60 --seed 7     the same schedule of faults, to repeat a failure
   urxe-soak --seconds 7200 --json     two hours, with the results as JSON";
 
-/// Exchange and verify messages between processes that are killed, stopped and restarted, over links that lose
-/// packets
+/// Exchange and verify messages between processes that are killed, stopped and restarted, over links that
+/// lose packets
 ///
 /// Starts several processes, each with a NIC on a loopback address; two of every four share one address
 /// through the broker, and exchange packets through rings in shared memory if the seed is odd. They connect

@@ -1,5 +1,5 @@
-//! Supervisor of the soak test: starts the workers, disturbs them according to the schedule, and compares their
-//! reports.
+//! Supervisor of the soak test: starts the workers, disturbs them according to the schedule, and compares
+//! their reports.
 
 use std::collections::HashMap;
 use std::fs;
@@ -102,8 +102,8 @@ impl Drop for Worker {
     }
 }
 
-/// Returns an address for each process, on loopback and different for each supervisor. The first two of every four
-/// processes share one.
+/// Returns an address for each process, on loopback and different for each supervisor. The first two of every
+/// four processes share one.
 fn addresses(supervisor: u32, processes: usize) -> Vec<IpAddr> {
     let [_, a, b, c] = (supervisor << 5).to_be_bytes();
     let address = |n: usize| match n % 4 {
@@ -177,8 +177,8 @@ impl Supervisor {
         })
     }
 
-    /// Waits until the workers are ready, disturbs them for the given time or until Ctrl-C, lets them end their connections, and fills the
-    /// summary.
+    /// Waits until the workers are ready, disturbs them for the given time or until Ctrl-C, lets them end
+    /// their connections, and fills the summary.
     ///
     /// # Errors
     /// The text of a violation.

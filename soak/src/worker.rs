@@ -1,5 +1,5 @@
-//! A worker process of the soak test: one NIC that connects to the other workers and accepts their connections,
-//! and exchanges and verifies messages with all of them in one thread.
+//! A worker process of the soak test: one NIC that connects to the other workers and accepts their
+//! connections, and exchanges and verifies messages with all of them in one thread.
 
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -50,16 +50,16 @@
 //!
 //! # Shared memory
 //!
-//! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one of them
-//! forbids it (`rings`). The broker has no part in it: a process listens for rings on a Unix socket named after its
-//! partition.
+//! Processes of one user exchange packets through rings in shared memory instead of the sockets, unless one
+//! of them forbids it (`rings`). The broker has no part in it: a process listens for rings on a Unix socket
+//! named after its partition.
 //!
 //! # Death of a client
 //!
-//! A program may end as soon as it has polled a receive completion. The acknowledgement may still be delayed until a response carries
-//! it; an adapter sends it nevertheless. Therefore a client records its last acknowledgements in memory of which the broker has the
-//! descriptor (`LastAcks`), and the broker sends them when the connection ends. On a link without a broker (packet sockets, frames)
-//! they are lost.
+//! A program may end as soon as it has polled a receive completion. The acknowledgement may still be delayed
+//! until a response carries it; an adapter sends it nevertheless. Therefore a client records its last
+//! acknowledgements in memory of which the broker has the descriptor (`LastAcks`), and the broker sends them
+//! when the connection ends. On a link without a broker (packet sockets, frames) they are lost.
 //!
 //! # Death of the broker
 //!
@@ -73,8 +73,9 @@
 //! network namespace as addresses do. A process that finds no broker starts one; the broker exits when no
 //! process has a partition any more.
 //!
-//! Depends on `link` (sockets of UDP links), `rings`, `host` (Unix sockets), `cm` (responses to unmatched MADs),
-//! `nic` (QPN partitions), `sys`, `transport`, `burst` and `wire`. `client` and `server` do not depend on each other.
+//! Depends on `link` (sockets of UDP links), `rings`, `host` (Unix sockets), `cm` (responses to unmatched
+//! MADs), `nic` (QPN partitions), `sys`, `transport`, `burst` and `wire`. `client` and `server` do not depend
+//! on each other.
 
 mod client;
 mod forwarded_mad;

@@ -19,7 +19,8 @@ const OWN_USER: &str = "own";
 pub struct Request {
     /// First partition that the client already has, in a request to a new broker (`reattach`). That request
     /// also carries the keepalive descriptors for the addresses, in the order of `bind_addrs`. `None`
-    /// requests any free partitions (`acquire`). The first descriptor of each request is that of the last acknowledgements.
+    /// requests any free partitions (`acquire`). The first descriptor of each request is that of the last
+    /// acknowledgements.
     pub partition: Option<usize>,
     /// Number of shards, a power of two. The client has one partition per shard, with consecutive numbers.
     pub shards: usize,

@@ -26,8 +26,8 @@ pub struct BrokerStatus {
     pub services: usize,
 }
 
-/// Returns the status of each shared address in this thread's network namespace, for all users. Omits an address
-/// whose socket names are hashes because they would be too long otherwise.
+/// Returns the status of each shared address in this thread's network namespace, for all users. Omits an
+/// address whose socket names are hashes because they would be too long otherwise.
 ///
 /// # Errors
 /// Error from reading the kernel's table of Unix sockets.

@@ -46,8 +46,8 @@ impl<'a> Copier<'a> {
         let _ = (0..packets).all(|_| self.copy_next(out));
     }
 
-    /// Appends the next packet to `out`, and computes its ICRC if it is deferred: a wrong one if user memory cannot be read.
-    /// Returns false if there are no more packets.
+    /// Appends the next packet to `out`, and computes its ICRC if it is deferred: a wrong one if user memory
+    /// cannot be read. Returns false if there are no more packets.
     #[inline]
     pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
         let packet_len = self.left.min(self.burst.segment);
@@ -92,7 +92,8 @@ impl<'a> Copier<'a> {
         true
     }
 
-    /// Returns the next bytes of the current piece, at most `max`; of the next piece, if the current one has none left.
+    /// Returns the next bytes of the current piece, at most `max`; of the next piece, if the current one has
+    /// none left.
     #[inline]
     fn take(&mut self, max: usize) -> &'a [u8] {
         if self.rest.is_empty()

@@ -8,8 +8,8 @@ use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, IpIdent};
 /// Packets of a burst, without ICRCs, on their way to the receiver. The buffers are reused.
 #[derive(Debug, Default)]
 pub struct GatheredPackets {
-    /// The packets, with unspecified bytes in place of the payloads in `payloads`. Only the first `used` bytes belong to
-    /// packets.
+    /// The packets, with unspecified bytes in place of the payloads in `payloads`. Only the first `used`
+    /// bytes belong to packets.
     bytes: Vec<u8>,
     used: usize,
     /// Length of every packet except the last, and the end of the current packet.
@@ -19,7 +19,8 @@ pub struct GatheredPackets {
 }
 
 impl GatheredPackets {
-    /// Passes the packets of `burst`, whose ICRCs are deferred, to `sink`. Payloads in user memory stay there.
+    /// Passes the packets of `burst`, whose ICRCs are deferred, to `sink`. Payloads in user memory stay
+    /// there.
     pub fn deliver(&mut self, burst: &TxBurst<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) {
         self.begin(burst.segment);
         for piece in burst.pieces() {
@@ -60,7 +61,8 @@ impl GatheredPackets {
         self.payloads.add(payload);
     }
 
-    /// Reports whether a part of a payload that ends at `end` is the last one of the packet at `packet`, which is complete.
+    /// Reports whether a part of a payload that ends at `end` is the last one of the packet at `packet`,
+    /// which is complete.
     pub(crate) fn ends_payload(&self, packet: usize, end: usize) -> bool {
         let bytes = &self.bytes[packet..self.used.min(packet + self.segment)];
         let pad = bytes.first_chunk::<BTH_LEN>().map(|bth| usize::from(Bth::read(bth).pad));

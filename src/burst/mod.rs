@@ -1,11 +1,13 @@
 //! Bursts of packets: framing that no queue pair owns.
 //!
-//! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link passes
-//! received packets to the NIC as an [`RxBurst`]. A burst is a gather list of bytes and of payloads in user memory
-//! (`Piece`). These can stay where they are until the receiver copies them to their destination ([`GatheredPackets`]).
+//! A NIC queues the packets of a turn in a [`TxQueue`], which a link gets as bursts ([`TxBurst`]); a link
+//! passes received packets to the NIC as an [`RxBurst`]. A burst is a gather list of bytes and of payloads in
+//! user memory (`Piece`). These can stay where they are until the receiver copies them to their destination
+//! ([`GatheredPackets`]).
 #![forbid(unsafe_code)]
 
-/// Defines a method that is public only for the tests and benchmarks of the workspace, because its types are private.
+/// Defines a method that is public only for the tests and benchmarks of the workspace, because its types are
+/// private.
 macro_rules! internal {
     ($(#[$attribute:meta])* fn $($rest:tt)*) => {
         #[cfg(feature = "unstable-internals")]

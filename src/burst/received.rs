@@ -10,8 +10,8 @@ use crate::wire::BTH_LEN;
 pub enum PayloadSource<'a> {
     /// The packet itself. The value tells whether its bytes have been read just before.
     Packet(CopySource),
-    /// Memory of the sender, or a ring. The index is that of the packet among the payloads. The payload of the packet has the
-    /// right length, but its bytes are meaningless.
+    /// Memory of the sender, or a ring. The index is that of the packet among the payloads. The payload of
+    /// the packet has the right length, but its bytes are meaningless.
     Sender(&'a SenderPayloads, usize),
 }
 
@@ -24,8 +24,8 @@ impl PayloadSource<'_> {
         }
     }
 
-    /// Reports whether the payload can no longer be read: since the packet was queued, the program has unmapped, protected
-    /// or truncated the memory, or the sender has withdrawn the payload.
+    /// Reports whether the payload can no longer be read: since the packet was queued, the program has
+    /// unmapped, protected or truncated the memory, or the sender has withdrawn the payload.
     #[cold]
     pub fn is_lost(self) -> bool {
         match self {
@@ -41,9 +41,11 @@ impl PayloadSource<'_> {
 /// Payloads in the sender's memory, or in a ring, of consecutive packets.
 #[derive(Debug, Default)]
 pub struct SenderPayloads {
-    /// The payloads one after the other, in slices of memory. Each has the end of its bytes in that sequence.
+    /// The payloads one after the other, in slices of memory. Each has the end of its bytes in that
+    /// sequence.
     slices: Vec<(usize, HostSlice)>,
-    /// For each packet, the end of its payload in that sequence. A packet that contains its payload has none there.
+    /// For each packet, the end of its payload in that sequence. A packet that contains its payload has none
+    /// there.
     ends: Vec<usize>,
     /// Memory of another process in which slices are, and the epoch in which they are valid.
     memory: Vec<Arc<PeerMemory>>,
@@ -89,7 +91,8 @@ impl SenderPayloads {
         self.slices.last().map_or(0, |(end, _)| *end)
     }
 
-    /// Reports whether the bytes copied from the slices so far are valid: the sender has not withdrawn the payloads.
+    /// Reports whether the bytes copied from the slices so far are valid: the sender has not withdrawn the
+    /// payloads.
     #[inline]
     fn are_valid(&self) -> bool {
         self.memory.iter().all(|memory| memory.is_in(self.epoch))
@@ -129,8 +132,8 @@ impl SenderPayloads {
         })
     }
 
-    /// Fills `target` with the bytes of the sequence from the given offset in the payload of packet `index` on. If this fails,
-    /// part of it may have been stored.
+    /// Fills `target` with the bytes of the sequence from the given offset in the payload of packet `index`
+    /// on. If this fails, part of it may have been stored.
     fn store(&self, index: usize, offset: usize, target: HostSlice) -> Result<(), Faulted> {
         let mut rest = target;
         for part in self.parts(self.start(index) + offset, target.len()) {
@@ -213,7 +216,8 @@ pub struct PayloadRun<'a> {
     pub packets: &'a [u8],
     /// Length of each packet.
     pub segment: usize,
-    /// If the payloads are in the sender's memory: all those of the burst, and the index of the first packet.
+    /// If the payloads are in the sender's memory: all those of the burst, and the index of the first
+    /// packet.
     pub sender: Option<(&'a SenderPayloads, usize)>,
 }
 
@@ -223,8 +227,8 @@ impl PayloadRun<'_> {
         self.packets.len() / self.segment
     }
 
-    /// Copies the payloads of the first packets, of `each` bytes, to `target`, which they fill. If this fails, some of them
-    /// may have been stored.
+    /// Copies the payloads of the first packets, of `each` bytes, to `target`, which they fill. If this
+    /// fails, some of them may have been stored.
     pub fn store_to(&self, target: HostSlice, each: usize) -> Result<(), Faulted> {
         let (count, mut rest) = (target.len() / each, target);
         match self.sender {

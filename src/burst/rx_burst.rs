@@ -16,27 +16,29 @@ pub struct RxBurst<'a> {
     /// UDP payloads, concatenated; without the bytes of [payloads that the packets do not
     /// contain](Self::leaves_payloads_out).
     pub data: &'a [u8],
-    /// Payloads that are still in the sender's memory or in a ring, by index of the packet; `None` if there are none. The payload of
-    /// such a packet has the right length in `data`, but its bytes are meaningless.
+    /// Payloads that are still in the sender's memory or in a ring, by index of the packet; `None` if there
+    /// are none. The payload of such a packet has the right length in `data`, but its bytes are
+    /// meaningless.
     pub(crate) payloads: Option<&'a SenderPayloads>,
 }
 
 impl<'a> RxBurst<'a> {
-    /// Returns a burst of packets of `segment` bytes each, except that the last may be shorter. `data` contains all of them,
-    /// one after the other.
+    /// Returns a burst of packets of `segment` bytes each, except that the last may be shorter. `data`
+    /// contains all of them, one after the other.
     #[inline]
     pub fn new(flow: Flow, ident: IpIdent, segment: usize, data: &'a [u8]) -> RxBurst<'a> {
         RxBurst { flow, ident, segment, data, payloads: None }
     }
 
-    /// Reports whether payloads are still in the sender's memory or in a ring. Their bytes in [`data`](#structfield.data) are
-    /// meaningless; [`with_icrcs`](Self::with_icrcs) returns a burst that contains them.
+    /// Reports whether payloads are still in the sender's memory or in a ring. Their bytes in
+    /// [`data`](#structfield.data) are meaningless; [`with_icrcs`](Self::with_icrcs) returns a burst that
+    /// contains them.
     pub fn leaves_payloads_out(&self) -> bool {
         self.payloads.is_some()
     }
 
-    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided). `None` if payloads of the
-    /// sender can no longer be read: the packets are lost.
+    /// Returns the burst with ICRCs, copied to `scratch` if it has [none](IpIdent::Elided). `None` if
+    /// payloads of the sender can no longer be read: the packets are lost.
     pub fn with_icrcs<'s>(self, scratch: &'s mut Vec<u8>) -> Option<RxBurst<'s>>
     where
         'a: 's,
@@ -57,8 +59,8 @@ impl<'a> RxBurst<'a> {
         Some(RxBurst { ident: IpIdent::SENT, data: scratch, payloads: None, ..self })
     }
 
-    /// Appends the packets, with all payloads, to `out`; `first` is the index of the first one. `None` if payloads of the
-    /// sender can no longer be read.
+    /// Appends the packets, with all payloads, to `out`; `first` is the index of the first one. `None` if
+    /// payloads of the sender can no longer be read.
     pub(crate) fn append_to(&self, first: usize, out: &mut Vec<u8>) -> Option<()> {
         let start = out.len();
         out.extend_from_slice(self.data);

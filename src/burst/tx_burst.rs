@@ -51,8 +51,8 @@ const UNACKNOWLEDGED: u8 = 1 << BurstLimits::DEST_GROUP_BITS;
 /// Bit of a group whose packets are for QP1.
 const FOR_GSI: u8 = UNACKNOWLEDGED << 1;
 
-/// Returns the group of a packet: the leading bits of its destination, whether its service has acknowledgements, and whether
-/// it is for QP1. Packets in different groups cannot be in the same burst.
+/// Returns the group of a packet: the leading bits of its destination, whether its service has
+/// acknowledgements, and whether it is for QP1. Packets in different groups cannot be in the same burst.
 #[inline]
 pub(super) fn group_of(opcode: Opcode, dest: Qpn) -> u8 {
     // The three highest bits are the transport: 1 is UC, 3 is UD.
@@ -84,8 +84,8 @@ pub(crate) enum Piece<B> {
     /// User memory with a payload, or a part of it, which is read when the packet leaves.
     Host {
         slice: HostSlice,
-        /// Whether the packet is a request of a service with acknowledgements. Its payload can stay where it is until the
-        /// peer has executed the packet.
+        /// Whether the packet is a request of a service with acknowledgements. Its payload can stay where it
+        /// is until the peer has executed the packet.
         is_acknowledged: bool,
     },
 }
@@ -125,8 +125,8 @@ pub struct TxBurst<'a> {
 }
 
 impl<'a> TxBurst<'a> {
-    /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs have in
-    /// common.
+    /// Returns the leading [`DEST_GROUP_BITS`](BurstLimits::DEST_GROUP_BITS) bits that the destination QPNs
+    /// have in common.
     pub(crate) fn dest_group(&self) -> u8 {
         self.group & (UNACKNOWLEDGED - 1)
     }
@@ -151,8 +151,9 @@ impl<'a> TxBurst<'a> {
         self.stored().filter(|_| !self.defers_icrcs)
     }
 
-    /// Returns the bytes of all packets like [`as_bytes`](Self::as_bytes), but [without ICRCs](crate::wire::IpIdent::Elided); `None` if
-    /// the ICRCs are not deferred, or if a payload is still in user memory.
+    /// Returns the bytes of all packets like [`as_bytes`](Self::as_bytes), but [without
+    /// ICRCs](crate::wire::IpIdent::Elided); `None` if the ICRCs are not deferred, or if a payload is
+    /// still in user memory.
     pub(crate) fn as_bytes_without_icrcs(&self) -> Option<&'a [u8]> {
         self.stored().filter(|_| self.defers_icrcs)
     }
@@ -174,7 +175,8 @@ impl<'a> TxBurst<'a> {
     /// Returns the bytes of all packets, with packet `i` at `i * segment`.
     ///
     /// # Panics
-    /// If the ICRC is deferred, as in a queue for a link that [always copies](super::TxQueue::with_deferred_icrc).
+    /// If the ICRC is deferred, as in a queue for a link that [always
+    /// copies](super::TxQueue::with_deferred_icrc).
     pub fn bytes(&self) -> &'a [u8] {
         self.as_bytes().expect("a link that does not copy gets packets that are whole")
     }

@@ -34,7 +34,8 @@ struct Burst {
     bytes: usize,
     /// Index of the burst's first entry in `pieces`.
     first_piece: usize,
-    /// Whether the burst accepts no more packets, for example because its last one is shorter than `segment`.
+    /// Whether the burst accepts no more packets, for example because its last one is shorter than
+    /// `segment`.
     closed: bool,
     /// Whether the ICRCs of all packets are deferred, rather than of none.
     defers_icrcs: bool,
@@ -46,9 +47,10 @@ const TURN: usize = 256 << 10;
 /// Number of queued bytes at which a turn with deferred ICRCs is full. It is lower, because the copy made at
 /// transmission must fit into the cache too, until the receiver has read it.
 const DEFERRED_TURN: usize = 128 << 10;
-/// Number of queued bytes at which a turn for direct delivery is full. Payload is copied once, from region to region, so
-/// no intermediate copy has to stay in the cache, and longer turns spread the fixed cost of a turn: a stream of 1 MiB
-/// WRITEs reaches 116, 131 and 140 Gb/s with 128, 256 and 512 KiB (medians of 50 seconds, in ten alternating runs).
+/// Number of queued bytes at which a turn for direct delivery is full. Payload is copied once, from region to
+/// region, so no intermediate copy has to stay in the cache, and longer turns spread the fixed cost of a
+/// turn: a stream of 1 MiB WRITEs reaches 116, 131 and 140 Gb/s with 128, 256 and 512 KiB (medians of 50
+/// seconds, in ten alternating runs).
 const DIRECT_TURN: usize = 512 << 10;
 
 /// Packets to transmit in one turn. The buffers are reused, so that nothing is allocated once they have
@@ -64,8 +66,8 @@ pub struct TxQueue {
     with_deferred_icrc: bool,
     /// Number of queued bytes at which a turn is full.
     turn: usize,
-    /// Packet buffer, whose first `used` bytes are in use. The rest is not cleared, because clearing it would
-    /// cost more than filling it.
+    /// Packet buffer, whose first `used` bytes are in use. The rest is not cleared, because clearing it
+    /// would cost more than filling it.
     arena: Vec<u8>,
     used: usize,
     pieces: Vec<Stored>,
@@ -108,8 +110,8 @@ impl TxQueue {
         TxQueue { with_deferred_icrc: true, turn: DEFERRED_TURN, ..TxQueue::new(limits) }
     }
 
-    /// Creates a queue with deferred ICRCs for a link that delivers to another NIC of the process, which usually copies
-    /// payloads from the sender's memory.
+    /// Creates a queue with deferred ICRCs for a link that delivers to another NIC of the process, which
+    /// usually copies payloads from the sender's memory.
     pub fn with_direct_delivery(limits: BurstLimits) -> TxQueue {
         TxQueue { turn: DIRECT_TURN, ..TxQueue::with_deferred_icrc(limits) }
     }
@@ -194,8 +196,8 @@ impl TxQueue {
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
         let dest = headers.bth.dest_qp;
-        // A burst of its own: packets to QP1 may be for different processes at the peer, and middleware that splits
-        // bursts never has to adjust the ICRC of a FLUSH that covers the headers twice.
+        // A burst of its own: packets to QP1 may be for different processes at the peer, and middleware that
+        // splits bursts never has to adjust the ICRC of a FLUSH that covers the headers twice.
         let (defers_icrc, group) = (self.with_deferred_icrc && !twice, group_of(headers.bth.opcode, dest));
         let is_alone = twice || dest == Qpn::GSI;
         let index = self.join_burst(flow, group, is_alone, packet_len, defers_icrc);
@@ -275,8 +277,8 @@ impl TxQueue {
     ) -> Result<(), Faulted> {
         let header_len = headers.len();
         if self.with_deferred_icrc {
-            // If the memory is unmapped before the copy, the packet is lost: its ICRC is invalidated, or the receiver finds
-            // that it cannot read the payload.
+            // If the memory is unmapped before the copy, the packet is lost: its ICRC is invalidated, or the
+            // receiver finds that it cannot read the payload.
             if let Err(e) = slices.iter().try_for_each(|slice| slice.probe()) {
                 self.take_back(self.used, packet_len);
                 return Err(e);
@@ -357,8 +359,8 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
-    /// Adds a whole burst from another queue unchanged, for links and middleware that distribute a queue's bursts.
-    /// Deferred ICRCs are computed.
+    /// Adds a whole burst from another queue unchanged, for links and middleware that distribute a queue's
+    /// bursts. Deferred ICRCs are computed.
     pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
         let TxBurst { flow, segment, packets, bytes, group, .. } = *burst;
         let start = self.used;

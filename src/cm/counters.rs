@@ -30,7 +30,8 @@ pub struct CmCounters {
     pub no_service: u64,
     /// Requests dropped because the listener's backlog was full.
     pub backlog_full: u64,
-    /// Requests dropped, or rejected if they were for a datagram service, because the maximum number of connections was reached.
+    /// Requests dropped, or rejected if they were for a datagram service, because the maximum number of
+    /// connections was reached.
     pub too_many: u64,
     /// Requests and replies rejected because their transport, MTU, GID or queue pair is invalid.
     pub refused: u64,

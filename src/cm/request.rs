@@ -66,8 +66,8 @@ pub struct Request<'a> {
     pub rnr_retry_count: u8,
     /// Vendor options for enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Whether the peer may request the same service from us at the same time; both requests then establish a
-    /// single connection (IBA 12.10.4).
+    /// Whether the peer may request the same service from us at the same time; both requests then establish
+    /// a single connection (IBA 12.10.4).
     pub peer_to_peer: bool,
     /// Private data for the peer's program, up to 92 bytes.
     pub private_data: &'a [u8],

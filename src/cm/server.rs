@@ -82,8 +82,8 @@ impl Cm {
             Ok(conn) => conn,
             Err(cause) => return self.refuse(source, mad, req, cause),
         };
-        // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with -ENOMEM):
-        // a retransmission of the client finds room once other connections have ended.
+        // Linux drops it too, instead of sending a REJ (drivers/infiniband/core/cm.c: cm_destroy_id with
+        // -ENOMEM): a retransmission of the client finds room once other connections have ended.
         if !self.has_room() {
             return;
         }
@@ -240,8 +240,8 @@ impl Cm {
         self.push_event(id, Event::Requested(Box::new(requested)));
     }
 
-    /// Drops a request without a response, as if it had been lost, so that a retransmission of it is a new request. No further
-    /// events are reported.
+    /// Drops a request without a response, as if it had been lost, so that a retransmission of it is a new
+    /// request. No further events are reported.
     pub fn drop_request(&mut self, id: ConnId) {
         if self.connections.get(&id.0).is_some_and(|conn| conn.state == State::ReqRcvd) {
             self.counters.backlog_full += 1;

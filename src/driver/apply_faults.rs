@@ -1,5 +1,5 @@
-//! Application of faults on objects in a shard's turns, so that in virtual time they happen at the same instant in
-//! every run.
+//! Application of faults on objects in a shard's turns, so that in virtual time they happen at the same
+//! instant in every run.
 
 use std::io;
 use std::sync::Arc;
@@ -57,8 +57,8 @@ impl Shard {
     }
 
     fn apply_object_fault(&self, state: &mut ShardState, now: Instant, fault: &ActiveObjectFault) {
-        // Every shard has its own queue pairs and its own view of the port; the first one counts for all where
-        // the shards share what changes.
+        // Every shard has its own queue pairs and its own view of the port; the first one counts for all
+        // where the shards share what changes.
         let is_first = self.mailbox.id().is_first();
         let count_once = |is_changed| {
             if is_first {

@@ -77,8 +77,8 @@ struct Background<'a> {
 enum Next {
     /// Another turn.
     Turn,
-    /// A sleep that ends at `until`, at a wake-up or, with `watch_link`, when a packet arrives. With `is_polling` and
-    /// `watch_link`, the thread polls the link again instead of sleeping.
+    /// A sleep that ends at `until`, at a wake-up or, with `watch_link`, when a packet arrives. With
+    /// `is_polling` and `watch_link`, the thread polls the link again instead of sleeping.
     Sleep { until: Option<Instant>, watch_link: bool, is_polling: bool },
 }
 
@@ -129,7 +129,8 @@ impl Background<'_> {
         // While another shard's inbox is full the link is not read; it is polled again a moment later.
         let is_stalled = shard.mailbox.are_others_full();
         let retry = is_stalled.then(|| now + IDLE_TIMEOUT);
-        // The deadline is read before the link's room: another shard may end a pause in between, and with it its deadline.
+        // The deadline is read before the link's room: another shard may end a pause in between, and with it
+        // its deadline.
         let deadline = earliest([shard.deadline(&state, now), retry, self.adaptive.acks_due]);
         let mut more = received && must_poll_link || state.wants_to_transmit();
         // The descriptor of a link that is lost may stay readable for ever.

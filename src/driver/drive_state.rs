@@ -15,8 +15,8 @@ pub(super) struct DriveState {
     /// Number of threads waiting for a fair release of the lock; after an ordinary release, the releasing
     /// thread may reacquire the lock at once.
     fair_waiters: AtomicU32,
-    /// Time at which an application thread last polled; 0 if the application has since announced that it will
-    /// wait.
+    /// Time at which an application thread last polled; 0 if the application has since announced that it
+    /// will wait.
     last_poll: AtomicU64,
     /// Whether the background thread must be woken when the application is about to wait: it backs off, or
     /// acknowledgements are delayed. Otherwise it receives the next packets anyway.
@@ -60,14 +60,14 @@ impl DriveState {
         self.must_wake_to_wait.swap(false, Ordering::SeqCst)
     }
 
-    /// Sets whether the background thread must be woken when the application is about to wait. The thread sets it
-    /// before it reads the time of the last poll, and resets it with the lock held.
+    /// Sets whether the background thread must be woken when the application is about to wait. The thread
+    /// sets it before it reads the time of the last poll, and resets it with the lock held.
     pub fn set_must_wake_to_wait(&self, must: bool) {
         self.must_wake_to_wait.store(must, Ordering::SeqCst);
     }
 
-    /// Sets that the background thread must be woken when the application is about to wait; called with the lock held. Most
-    /// calls find it set, and a load costs less than a sequentially consistent store.
+    /// Sets that the background thread must be woken when the application is about to wait; called with the
+    /// lock held. Most calls find it set, and a load costs less than a sequentially consistent store.
     pub fn request_wake_to_wait(&self) {
         if !self.must_wake_to_wait.load(Ordering::Relaxed) {
             self.set_must_wake_to_wait(true);

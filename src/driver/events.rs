@@ -63,8 +63,8 @@ struct ReaderQueue {
 }
 
 impl Events {
-    /// Adds a reader; the first is [`EventReader::FIRST`]. Also returns a descriptor that is readable while events are queued
-    /// for the reader.
+    /// Adds a reader; the first is [`EventReader::FIRST`]. Also returns a descriptor that is readable while
+    /// events are queued for the reader.
     ///
     /// # Errors
     /// If the system is out of file descriptors.
@@ -132,7 +132,8 @@ impl ReaderQueue {
         let was_empty = self.queue.is_empty();
         let result = f(&mut self.queue);
         if self.queue.is_empty() != was_empty {
-            // Writes and reads of 1 alternate, so the counter is never full when written, nor empty when read.
+            // Writes and reads of 1 alternate, so the counter is never full when written, nor empty when
+            // read.
             let _ = if was_empty { self.signal.write(1).map(drop) } else { self.signal.read().map(drop) };
         }
         result

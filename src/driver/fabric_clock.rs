@@ -56,7 +56,8 @@ impl Fabric {
         }
     }
 
-    /// Advances virtual time by `time`, and runs everything that becomes due in this period, threads included.
+    /// Advances virtual time by `time`, and runs everything that becomes due in this period, threads
+    /// included.
     ///
     /// # Panics
     /// If a driver requests turns forever without advancing time, which is a bug in that driver.
@@ -85,8 +86,8 @@ impl Fabric {
         None
     }
 
-    /// Advances virtual time to `end`, up to which nothing is due. Returns false, and leaves the clock as it is, if
-    /// nothing is pending at all.
+    /// Advances virtual time to `end`, up to which nothing is due. Returns false, and leaves the clock as it
+    /// is, if nothing is pending at all.
     pub(super) fn pass_time_until(&self, end: Instant) -> bool {
         let now = self.now();
         let is_any_pending = self.auxiliaries().iter().any(|auxiliary| auxiliary.next_deadline().is_some())

@@ -6,10 +6,10 @@ use super::wait::WaitEnd;
 use crate::fabric::{Fabric, Wake};
 use crate::transport::Instant;
 
-/// Virtual time that a poll takes that finds nothing. Not measured: virtual time has to pass, or a thread that polls would never
-/// see what it waits for. It is as long as the default latency of a simulated wire
-/// ([`Wire`](crate::fabric::Wire)), so that a thread that polls reacts at most one wire later; every such poll is a step of the
-/// simulation, so a shorter time makes it slower.
+/// Virtual time that a poll takes that finds nothing. Not measured: virtual time has to pass, or a thread
+/// that polls would never see what it waits for. It is as long as the default latency of a simulated wire
+/// ([`Wire`](crate::fabric::Wire)), so that a thread that polls reacts at most one wire later; every such
+/// poll is a step of the simulation, so a shorter time makes it slower.
 const POLL_TIME: Duration = Duration::from_micros(1);
 
 impl Fabric {
@@ -29,7 +29,8 @@ impl Fabric {
         self.threads().run(id, &|limit| self.advance_to_event(limit), f)
     }
 
-    /// Lets other threads of the fabric run, if the current thread is one, after a poll that has found nothing.
+    /// Lets other threads of the fabric run, if the current thread is one, after a poll that has found
+    /// nothing.
     pub(crate) fn pause_after_poll(&self) {
         if self.threads().are_in_use() {
             self.threads().pause(self.now() + POLL_TIME, &|limit| self.advance_to_event(limit));

@@ -6,7 +6,8 @@ use super::object_faults::{ActiveObjectFault, Changed, ObjectChange, ObjectFault
 use crate::transport::{Failure, FailureCause, Instant, LocalCheck};
 use crate::wire::RKey;
 
-/// Returns the faults that changed an object of a failed queue pair, and when, if they may explain the failure.
+/// Returns the faults that changed an object of a failed queue pair, and when, if they may explain the
+/// failure.
 pub(crate) fn faults_behind(
     failure: &Failure,
     faults: &[Arc<ActiveObjectFault>],
@@ -40,7 +41,8 @@ fn denied_key(cause: FailureCause) -> Option<RKey> {
     Some(RKey(error.key()))
 }
 
-/// Reports whether the port, which went down at `down`, was down at a time since which the peer has been silent.
+/// Reports whether the port, which went down at `down`, was down at a time since which the peer has been
+/// silent.
 fn was_down(down: Instant, failure: &Failure, faults: &[Arc<ActiveObjectFault>]) -> bool {
     let silent = failure.at.saturating_sub(failure.silence.unwrap_or_default().as_nanos() as u64);
     let mut ups = faults.iter().filter(|active| active.fault.change() == ObjectChange::Port { up: true });

@@ -15,9 +15,9 @@ use crate::wire::Qpn;
 pub(super) const MAX_INLINE_TURNS: usize = 64;
 
 impl Shard {
-    /// Posts send requests to a queue pair, like [`with_state_and_send`](Self::with_state_and_send). While a lot
-    /// is in flight, further requests are sent in batches, because one system call for several packets costs
-    /// less than one per packet.
+    /// Posts send requests to a queue pair, like [`with_state_and_send`](Self::with_state_and_send). While a
+    /// lot is in flight, further requests are sent in batches, because one system call for several
+    /// packets costs less than one per packet.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
@@ -34,8 +34,8 @@ impl Shard {
         result
     }
 
-    /// Polls the link once on this thread, for an application that keeps polling. Now and then yields the core if no packets
-    /// arrive: the peer may be waiting for it.
+    /// Polls the link once on this thread, for an application that keeps polling. Now and then yields the
+    /// core if no packets arrive: the peer may be waiting for it.
     pub fn poll(&self) {
         if self.policy != Policy::Clock {
             let now = self.clock.now();
@@ -55,8 +55,8 @@ impl Shard {
         }
     }
 
-    /// Announces that the application is about to wait, and wakes the background thread if it does not poll: it
-    /// takes over polling.
+    /// Announces that the application is about to wait, and wakes the background thread if it does not poll:
+    /// it takes over polling.
     pub fn stop_polling(&self) {
         if self.drive_state.on_wait() {
             self.wake_thread();

@@ -16,10 +16,11 @@
 //! ringing, because the application polls again soon.
 //!
 //! The background thread stands back while the application polls, that is until it announces a wait
-//! ([`Shard::stop_polling`]) or has not polled for a poll gap ([`PollDetector`](adaptive::PollDetector)). It stays awake
-//! while packets keep arriving, and sleeps after [`IDLE_TIMEOUT`](adaptive::timing::IDLE_TIMEOUT) without any. Then it is
-//! woken by a packet, by the NIC's next deadline, and by [`wake_thread`](Shard::wake_thread), called by a thread that leaves
-//! work unfinished or sets an earlier deadline. [`Adaptive`](adaptive::Adaptive) decides all this.
+//! ([`Shard::stop_polling`]) or has not polled for a poll gap ([`PollDetector`](adaptive::PollDetector)). It
+//! stays awake while packets keep arriving, and sleeps after [`IDLE_TIMEOUT`](adaptive::timing::IDLE_TIMEOUT)
+//! without any. Then it is woken by a packet, by the NIC's next deadline, and by
+//! [`wake_thread`](Shard::wake_thread), called by a thread that leaves work unfinished or sets an earlier
+//! deadline. [`Adaptive`](adaptive::Adaptive) decides all this.
 //!
 //! | file                  | content                                                                    |
 //! |-----------------------|----------------------------------------------------------------------------|

@@ -11,15 +11,15 @@ use crate::nic::PortSpeed;
 use crate::transport::{AsyncEvent, Counters, CqId, Instant};
 use crate::wire::{Gid, Qpn, RKey};
 
-/// Change of an object that a fault makes. `None` in place of an object's number stands for all objects of its
-/// kind.
+/// Change of an object that a fault makes. `None` in place of an object's number stands for all objects of
+/// its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ObjectChange {
     /// The queue pair enters ERR and raises `QpFatal`.
     QpError(Option<Qpn>),
-    /// The completion queue overflows: it raises `CqError`, the queue pairs that complete to it enter ERR, and
-    /// polling it fails once it is empty.
+    /// The completion queue overflows: it raises `CqError`, the queue pairs that complete to it enter ERR,
+    /// and polling it fails once it is empty.
     CqOverrun(Option<CqId>),
     /// The port goes up or down, with `PortActive` or `PortError`. While it is down, all packets are lost.
     Port {
@@ -34,8 +34,8 @@ pub enum ObjectChange {
         /// The new GID.
         gid: Option<Gid>,
     },
-    /// The port reports another speed, after going down and up, with `PortError` and `PortActive`. The rate at
-    /// which packets are sent is unaffected.
+    /// The port reports another speed, after going down and up, with `PortError` and `PortActive`. The rate
+    /// at which packets are sent is unaffected.
     Speed(PortSpeed),
     /// The device fails: all queue pairs enter ERR, and `DeviceFatal` is raised.
     DeviceFatal,

@@ -77,8 +77,9 @@ impl ShardState {
         self.outputs.events.forget(EventSubject::Srq(id));
     }
 
-    /// Makes a completion queue of the shard overflow, as if a completion had been lost. Returns whether it is
-    /// the queue's first overflow, which raises the event, and the queue pairs that complete to the queue.
+    /// Makes a completion queue of the shard overflow, as if a completion had been lost. Returns whether it
+    /// is the queue's first overflow, which raises the event, and the queue pairs that complete to the
+    /// queue.
     pub(super) fn overrun_cq(&mut self, cq: &CompletionQueue) -> (bool, Vec<Qpn>) {
         let is_first = cq.mark_overflow();
         if is_first {

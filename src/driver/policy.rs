@@ -2,14 +2,15 @@
 
 use crate::fabric::FabricHandle;
 
-/// Policy that decides which threads run a shard's turns; see the table in [`driver`](super). It follows from the
-/// link.
+/// Policy that decides which threads run a shard's turns; see the table in [`driver`](super). It follows from
+/// the link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Policy {
     /// The thread that advances the virtual time of a fabric.
     Clock,
-    /// On a fabric in real time, the thread that sends: it drives the receiving NIC too. The background thread does
-    /// only what is left over or due later: two threads that alternate would move all data from core to core.
+    /// On a fabric in real time, the thread that sends: it drives the receiving NIC too. The background
+    /// thread does only what is left over or due later: two threads that alternate would move all data
+    /// from core to core.
     Sender,
     /// On other links, application threads in their calls, and the background thread
     /// [adaptively](super::adaptive::Adaptive).

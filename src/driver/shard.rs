@@ -220,8 +220,8 @@ impl Shard {
         self.with_state(|state, _| f(&mut state.nic))
     }
 
-    /// Runs `f` like [`with_state`](Self::with_state). Returns `None` if another thread holds the lock for longer than
-    /// `timeout`.
+    /// Runs `f` like [`with_state`](Self::with_state). Returns `None` if another thread holds the lock for
+    /// longer than `timeout`.
     pub fn with_state_within<R>(
         &self,
         timeout: Duration,

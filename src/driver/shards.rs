@@ -78,12 +78,12 @@ impl Shards {
         &self.all[qpn.get() as usize & (self.all.len() - 1)]
     }
 
-    /// Returns the shard for the next queue pair to be created: that of the queue pairs that already complete to
-    /// `cq`, or for an unused completion queue the next in round-robin order. A thread with a completion
-    /// queue of its own then takes the lock of one shard only, and polls only that one. With queue pairs
-    /// distributed without regard to completion queues, 26 of the 36 measurements of `benches/shards.rs` were
-    /// below the rate of one shard, the lowest at 0.59 times that rate; with this rule, 8 are, the lowest at
-    /// 0.89 times.
+    /// Returns the shard for the next queue pair to be created: that of the queue pairs that already complete
+    /// to `cq`, or for an unused completion queue the next in round-robin order. A thread with a
+    /// completion queue of its own then takes the lock of one shard only, and polls only that one. With
+    /// queue pairs distributed without regard to completion queues, 26 of the 36 measurements of
+    /// `benches/shards.rs` were below the rate of one shard, the lowest at 0.59 times that rate; with
+    /// this rule, 8 are, the lowest at 0.89 times.
     pub fn next_for_qp(&self, cq: &CqUsers) -> &Arc<Shard> {
         match cq.count() {
             0 => self.next(&self.next_qp),
@@ -185,8 +185,8 @@ impl Shards {
         }
     }
 
-    /// Returns the sums of all shards' NIC and link counters, or `None` if any shard's lock is held for longer
-    /// than `timeout`.
+    /// Returns the sums of all shards' NIC and link counters, or `None` if any shard's lock is held for
+    /// longer than `timeout`.
     pub fn all_counters_within(&self, timeout: Duration) -> Option<(Counters, LinkCounters)> {
         self.all.iter().try_fold((Counters::default(), LinkCounters::default()), |mut sum, shard| {
             shard.with_state_within(timeout, |state, _| {
@@ -197,8 +197,8 @@ impl Shards {
         })
     }
 
-    /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer than
-    /// `timeout`; other shards may have been changed.
+    /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer
+    /// than `timeout`; other shards may have been changed.
     pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
         let set = |state: &mut ShardState, _| state.nic.set_congestion(congestion);
         self.all.iter().all(|shard| shard.with_state_within(timeout, set).is_some())

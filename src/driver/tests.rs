@@ -197,8 +197,8 @@ fn acks_of_many_queue_pairs_with_one_packet_each_are_delayed() {
         shard.turn(&mut state, shard.clock.now(), AckDelay::OneTurn);
         (state.nic.counters().rcvd_pkts - before, state.nic.held_acknowledgements() > 0)
     };
-    // The link reads more datagrams in each turn while it finds as many as it asked for. Every other turn sends what
-    // was delayed.
+    // The link reads more datagrams in each turn while it finds as many as it asked for. Every other turn
+    // sends what was delayed.
     assert_eq!([(); 4].map(|()| turn()), [(1, true), (2, false), (4, true), (8, false)]);
     const { assert!(8 > MAX_DELAYED_ACK_PACKETS) };
     assert_eq!([(); 2].map(|()| turn()), [(16, true), (24, false)]);

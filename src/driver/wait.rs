@@ -86,8 +86,8 @@ pub(crate) fn until_signalled<R>(
     })
 }
 
-/// Advances virtual time until `take` returns a value or the timeout expires, and lets other threads of the fabric run
-/// meanwhile. Returns [`WaitEnd::Idle`] if nothing is left to do.
+/// Advances virtual time until `take` returns a value or the timeout expires, and lets other threads of the
+/// fabric run meanwhile. Returns [`WaitEnd::Idle`] if nothing is left to do.
 pub(crate) fn step_until<R>(
     fabric: &Fabric,
     timeout: Duration,

@@ -1,4 +1,5 @@
-//! Interface between a fabric and its NICs' drivers: port handles. The driver decides when the NICs run (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
+//! Interface between a fabric and its NICs' drivers: port handles. The driver decides when the NICs run
+//! (`driver/fabric_kick.rs`, `driver/fabric_clock.rs`).
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

@@ -378,8 +378,8 @@ impl Fabric {
         })
     }
 
-    /// Processes the events of the simulated network, if there is one, up to `limit` or the first that affects
-    /// a NIC. Returns the time of the last one; `None` if there was none.
+    /// Processes the events of the simulated network, if there is one, up to `limit` or the first that
+    /// affects a NIC. Returns the time of the last one; `None` if there was none.
     pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
         self.with_network(|network| network.run(limit))?
     }

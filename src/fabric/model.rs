@@ -62,8 +62,8 @@ pub struct Run {
 /// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// Time in picoseconds at which the last queued bit will have been sent. Nanoseconds would be too coarse:
-    /// a byte takes only 20 ps at 400 Gb/s.
+    /// Time in picoseconds at which the last queued bit will have been sent. Nanoseconds would be too
+    /// coarse: a byte takes only 20 ps at 400 Gb/s.
     busy_until: u128,
 }
 

@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use super::port_shared::PortShared;
 
-/// Queue of ports, each at most once. In real time, these are the ports with input, or a requested turn, that their
-/// drivers have not yet noticed. In virtual time, these are the ports whose due times may have changed since the agenda was
-/// last brought up to date: anything that may change a due time adds the port, so a step looks only at the ports that had
-/// something to do.
+/// Queue of ports, each at most once. In real time, these are the ports with input, or a requested turn, that
+/// their drivers have not yet noticed. In virtual time, these are the ports whose due times may have changed
+/// since the agenda was last brought up to date: anything that may change a due time adds the port, so a step
+/// looks only at the ports that had something to do.
 #[derive(Default)]
 pub(crate) struct PortQueue {
     ports: Mutex<VecDeque<Arc<PortShared>>>,

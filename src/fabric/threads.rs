@@ -1,10 +1,13 @@
-//! Threads that run one at a time, in an order determined by the seed: those of a program on a fabric in virtual time.
+//! Threads that run one at a time, in an order determined by the seed: those of a program on a fabric in
+//! virtual time.
 //!
-//! A thread runs until it waits. Then another one runs, drawn by the seed from those that are ready: threads that have not
-//! begun, and waiting threads that have not looked for what they wait for since the last change. If no thread is ready, the
-//! clock advances to the next event or to the earliest deadline, which is a change as well.
+//! A thread runs until it waits. Then another one runs, drawn by the seed from those that are ready: threads
+//! that have not begun, and waiting threads that have not looked for what they wait for since the last
+//! change. If no thread is ready, the clock advances to the next event or to the earliest deadline, which is
+//! a change as well.
 //!
-//! A thread that was not [added](Threads::add) takes part while it waits. Otherwise no other thread runs while it runs.
+//! A thread that was not [added](Threads::add) takes part while it waits. Otherwise no other thread runs
+//! while it runs.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -156,8 +159,8 @@ impl Threads {
         result
     }
 
-    /// Waits until `take` returns a value or the deadline has passed. `advance` advances the clock up to the instant that it is
-    /// given.
+    /// Waits until `take` returns a value or the deadline has passed. `advance` advances the clock up to the
+    /// instant that it is given.
     ///
     /// # Errors
     /// The reason why the wait ended without a value, never [`Wake::Change`].

@@ -6,8 +6,8 @@ use super::rule::Rule;
 use crate::transport::{Failure, FailureCause, Instant};
 use crate::wire::{Opcode, Psn, Qpn};
 
-/// Packets that may explain the failure of a queue pair: requests from the oldest one that was not acknowledged,
-/// or from the refused one, and their responses.
+/// Packets that may explain the failure of a queue pair: requests from the oldest one that was not
+/// acknowledged, or from the refused one, and their responses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FailedPackets {

@@ -1,5 +1,5 @@
-//! Rules of fault injection: the packets that a rule applies to, what it does to them, and its textual form. Links and
-//! middleware share these types; the middleware applies the rules.
+//! Rules of fault injection: the packets that a rule applies to, what it does to them, and its textual form.
+//! Links and middleware share these types; the middleware applies the rules.
 #![forbid(unsafe_code)]
 
 mod alteration;

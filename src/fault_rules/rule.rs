@@ -54,8 +54,8 @@ pub enum Action {
     Nak(NakCode),
     /// As [`Nak`](Self::Nak), with an RNR NAK.
     RnrNak(RnrTimer),
-    /// The packet, a REQ or REP of the connection manager, does not arrive, and the sender gets a REJ with the
-    /// given reason as if from the destination.
+    /// The packet, a REQ or REP of the connection manager, does not arrive, and the sender gets a REJ with
+    /// the given reason as if from the destination.
     Reject(RejReason),
 }
 
@@ -134,7 +134,8 @@ impl When {
     /// Every packet.
     pub(crate) const EACH: When = When::Range { first: 1, last: None };
 
-    /// Reports whether the `n`-th packet, counted from 1, is selected; `draw` returns true with the given probability.
+    /// Reports whether the `n`-th packet, counted from 1, is selected; `draw` returns true with the given
+    /// probability.
     pub(crate) fn selects(self, n: u64, draw: impl FnOnce(f64) -> bool) -> bool {
         match self {
             When::Nth(nth) => n == nth,
@@ -160,12 +161,13 @@ impl fmt::Display for When {
 /// A fault, and the packets that it applies to.
 ///
 /// The textual form is `[tx:|rx:]ACTION=WHEN[,KEY=VALUE]...` (default `tx`), with
-/// - `drop`, `dup` (`,copies=4`), `reorder`, `corrupt` (`,at=psn`, `,xor=0x20`, `,icrc=repair`), `mark`, `delay` and
-///   `replay` (both need `,by=2ms`) for ACTION. `nak=CODE[@WHEN]`, `rnr=TIMER[@WHEN]` and `cm:rej=REASON[@WHEN]` answer
-///   the packet; `cm:drop=NAME[@WHEN]` and the like apply to a message of the connection manager;
+/// - `drop`, `dup` (`,copies=4`), `reorder`, `corrupt` (`,at=psn`, `,xor=0x20`, `,icrc=repair`), `mark`,
+///   `delay` and `replay` (both need `,by=2ms`) for ACTION. `nak=CODE[@WHEN]`, `rnr=TIMER[@WHEN]` and
+///   `cm:rej=REASON[@WHEN]` answer the packet; `cm:drop=NAME[@WHEN]` and the like apply to a message of the
+///   connection manager;
 /// - `3`, `3..7`, `3..`, `every:13` or `p:0.01` for WHEN;
-/// - the filters `opcode=N|NAME`, `psn=N`, `psn=N..M`, `qp=N`, `from=ADDRESS`, `to=ADDRESS`, `ecn=ce`, `cm=NAME` and
-///   `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
+/// - the filters `opcode=N|NAME`, `psn=N`, `psn=N..M`, `qp=N`, `from=ADDRESS`, `to=ADDRESS`, `ecn=ce`,
+///   `cm=NAME` and `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
 #[derive(Clone)]
 pub struct Rule {
     /// Direction of the packets.

@@ -8,7 +8,8 @@ pub(crate) fn op(code: u32, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
-/// Returns an instruction that loads a value of the given size (`BPF_B`, `BPF_H`, `BPF_W`) into the accumulator.
+/// Returns an instruction that loads a value of the given size (`BPF_B`, `BPF_H`, `BPF_W`) into the
+/// accumulator.
 pub(crate) fn load(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_ABS, at)
 }

@@ -18,12 +18,12 @@ pub struct Interface {
     pub is_loopback: bool,
     /// Whether the interface has a carrier.
     pub has_carrier: bool,
-    /// Whether the interface has a carrier (IFF_LOWER_UP), but is not yet operational (IFF_RUNNING), so that `has_carrier` is
-    /// false.
+    /// Whether the interface has a carrier (IFF_LOWER_UP), but is not yet operational (IFF_RUNNING), so that
+    /// `has_carrier` is false.
     pub(crate) has_new_carrier: bool,
-    /// The addresses in GID table order: link-local IPv6 first, then IPv4, then other IPv6, each group in the
-    /// order that the system lists them. The kernel's rxe uses the same order, and programs rely on GID
-    /// indices.
+    /// The addresses in GID table order: link-local IPv6 first, then IPv4, then other IPv6, each group in
+    /// the order that the system lists them. The kernel's rxe uses the same order, and programs rely on
+    /// GID indices.
     pub addresses: Vec<IpAddr>,
 }
 

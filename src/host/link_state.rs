@@ -13,8 +13,8 @@ use super::netlink::{self, Request, RouteSocket};
 const IFINFOMSG_LEN: usize = 16;
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Link state monitor for a set of interfaces in the network namespace in which it was opened. Without interfaces, the
-/// state is always up.
+/// Link state monitor for a set of interfaces in the network namespace in which it was opened. Without
+/// interfaces, the state is always up.
 #[derive(Debug, Default)]
 pub(crate) struct LinkStateMonitor {
     /// `None` without interfaces.

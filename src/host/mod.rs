@@ -1,8 +1,8 @@
 //! The host's network configuration, and what stands in for the host on links that carry frames.
 //!
-//! Interfaces with their addresses, routes and state, and the socket options that links set; Unix sockets between
-//! the processes of the host; for links with an address of their own, the host stack (ARP, NDP, ICMP, IGMP, MLD); for links
-//! that carry Ethernet frames, priority flow control.
+//! Interfaces with their addresses, routes and state, and the socket options that links set; Unix sockets
+//! between the processes of the host; for links with an address of their own, the host stack (ARP, NDP, ICMP,
+//! IGMP, MLD); for links that carry Ethernet frames, priority flow control.
 
 pub(crate) mod bpf;
 pub(crate) mod frame_queue;

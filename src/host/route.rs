@@ -1,4 +1,5 @@
-//! Routes of the system: the local address that the routing table selects for a destination, and resolution of the next hop.
+//! Routes of the system: the local address that the routing table selects for a destination, and resolution
+//! of the next hop.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -34,12 +35,13 @@ fn connected(src: IpAddr, mut dst: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Neighbour resolution (ARP, NDP) of the next hop by the system, which holds back a datagram until the resolution ends.
+/// Neighbour resolution (ARP, NDP) of the next hop by the system, which holds back a datagram until the
+/// resolution ends.
 pub struct NeighbourResolution(UdpSocket);
 
 impl NeighbourResolution {
-    /// Sends an empty datagram from `src` to `dst`. Returns `None` if the system has sent it already, because it knows the
-    /// link-layer address.
+    /// Sends an empty datagram from `src` to `dst`. Returns `None` if the system has sent it already, because
+    /// it knows the link-layer address.
     ///
     /// # Errors
     /// The error of the system if there is no route to `dst`.

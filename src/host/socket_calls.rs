@@ -28,8 +28,8 @@ impl Plain for [u32; 9] {}
 pub(crate) fn get_option<T: Plain>(socket: impl AsFd, level: c_int, name: c_int) -> io::Result<T> {
     let (fd, mut value) = (socket.as_fd().as_raw_fd(), T::default());
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `T`, to `value`, and the length to `len`; both
-    // live through the call, and every bit pattern is a valid `T` (see `Plain`).
+    // SAFETY: the kernel writes at most `len` bytes, the size of `T`, to `value`, and the length to `len`;
+    // both live through the call, and every bit pattern is a valid `T` (see `Plain`).
     let result = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
     Ok(Errno::result(result).map(|_| value)?)
 }
@@ -46,8 +46,8 @@ pub(crate) fn set_program(
     set_option(socket, level, name, &program)
 }
 
-/// Returns the size of the data in a socket's send buffer, in bytes; 0 if the kernel does not report it. For a Unix socket, this is
-/// the data that the receivers have not read.
+/// Returns the size of the data in a socket's send buffer, in bytes; 0 if the kernel does not report it. For
+/// a Unix socket, this is the data that the receivers have not read.
 pub(crate) fn unsent_bytes(socket: impl AsFd) -> usize {
     let mut bytes: c_int = 0;
     // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
@@ -74,8 +74,8 @@ pub(crate) fn interface_mtu(socket: impl AsFd, name: &str) -> io::Result<usize> 
     for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
-    // SAFETY: SIOCGIFMTU reads the name, which ends with a zero, and writes the MTU, both within `request`, which
-    // lives through the call.
+    // SAFETY: SIOCGIFMTU reads the name, which ends with a zero, and writes the MTU, both within `request`,
+    // which lives through the call.
     Errno::result(unsafe {
         libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request)
     })?;
@@ -90,8 +90,8 @@ pub(crate) fn interface_exists(socket: impl AsFd, index: u32) -> bool {
     !matches!(index_to_name(socket, index), Err(rustix::io::Errno::NODEV | rustix::io::Errno::NXIO))
 }
 
-/// Sets the size of the receive buffer to `requested` bytes, or to the maximum that the kernel allows. Returns the size that
-/// the kernel reports, in bytes.
+/// Sets the size of the receive buffer to `requested` bytes, or to the maximum that the kernel allows.
+/// Returns the size that the kernel reports, in bytes.
 pub(crate) fn set_receive_buffer(socket: impl AsFd, requested: usize) -> io::Result<usize> {
     set_buffer_size(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, requested)
 }

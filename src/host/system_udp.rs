@@ -23,7 +23,8 @@ pub(crate) fn bound(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Returns the address of a socket, on the interface with the given index if the address is ambiguous without one.
+/// Returns the address of a socket, on the interface with the given index if the address is ambiguous without
+/// one.
 pub(crate) fn socket_addr(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
     match ip {
         IpAddr::V6(v6) if needs_scope(ip) => SocketAddrV6::new(v6, port, 0, ifindex).into(),

@@ -11,7 +11,8 @@ pub(crate) struct UnresolvedQueue {
     frames: FrameQueue<IpAddr>,
     /// Frames to send: those whose next hop was resolved, and those of the stack itself.
     pub outbox: FrameQueue,
-    /// Number of frames dropped because the next hop did not reply, there was no route, or the queue was full.
+    /// Number of frames dropped because the next hop did not reply, there was no route, or the queue was
+    /// full.
     pub dropped: u64,
 }
 
@@ -19,8 +20,8 @@ pub(crate) struct UnresolvedQueue {
 pub(crate) const MAX_UNRESOLVED_BYTES: usize = 1 << 20;
 
 impl UnresolvedQueue {
-    /// Queues a frame for the next hop `hop`; `write` appends the frame. Without a next hop or room, counts the frame as
-    /// dropped and returns false without calling `write`.
+    /// Queues a frame for the next hop `hop`; `write` appends the frame. Without a next hop or room, counts
+    /// the frame as dropped and returns false without calling `write`.
     pub fn push(&mut self, hop: Option<IpAddr>, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool {
         let hop = hop.filter(|_| self.frames.byte_len() < MAX_UNRESOLVED_BYTES);
         match hop {

@@ -164,14 +164,14 @@ impl FromStr for FramesConfig {
 pub struct FramesLink {
     endpoint: FrameEndpoint<HostStack>,
     socket: Socket,
-    /// Epoll instance that watches the current socket, so that the descriptor to poll does not change after a
-    /// reconnect.
+    /// Epoll instance that watches the current socket, so that the descriptor to poll does not change after
+    /// a reconnect.
     epoll: Epoll,
     interest: EpollFlags,
     tx: FrameQueue,
     rx: FrameQueue,
-    /// Whether the peer has accepted no data for [`SEND_TIMEOUT`]. If so, senders are not blocked again until
-    /// the peer accepts data.
+    /// Whether the peer has accepted no data for [`SEND_TIMEOUT`]. If so, senders are not blocked again
+    /// until the peer accepts data.
     stalled: bool,
     reconnect_at: Instant,
 }

@@ -18,9 +18,9 @@ macro_rules! own_capabilities {
     };
 }
 
-/// Forwards properties, descriptors and capabilities of a link to the link inside it, whose `HostMemory` passes through
-/// `$memory`: `delegate_link_methods!(self => self.inner, HostMemory::with_icrcs)`. Middleware needs the ICRCs of the
-/// packets that it reads. With `all`, also the deadline and the observer.
+/// Forwards properties, descriptors and capabilities of a link to the link inside it, whose `HostMemory`
+/// passes through `$memory`: `delegate_link_methods!(self => self.inner, HostMemory::with_icrcs)`. Middleware
+/// needs the ICRCs of the packets that it reads. With `all`, also the deadline and the observer.
 macro_rules! delegate_link_methods {
     ($self:ident => $inner:expr, $memory:expr, all) => {
         $crate::link::delegate_link_methods!($self => $inner, $memory);
@@ -116,19 +116,19 @@ pub struct LinkInfo {
     pub src_port: Option<u16>,
     /// Largest burst that the link accepts.
     pub burst: BurstLimits,
-    /// Receive buffer size of a peer with the same kind of link, in bytes: the limit on the data in flight to
-    /// it. Short packets are charged more than their length ([`udp::MIN_CHARGE`]).
+    /// Receive buffer size of a peer with the same kind of link, in bytes: the limit on the data in flight
+    /// to it. Short packets are charged more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
-    /// Speed in bits per second, at which congestion control begins to send. Software has no nominal speed; the
-    /// default is 100 Gb/s.
+    /// Speed in bits per second, at which congestion control begins to send. Software has no nominal speed;
+    /// the default is 100 Gb/s.
     pub speed: u64,
 }
 
 setters!(LinkInfo { speed: u64, mac: [u8; 6], mtu: usize, burst: BurstLimits, window: usize } optional { vlan: u16, src_port: u16 });
 
 impl LinkInfo {
-    /// Returns the properties of a link that sends packets one by one, has no MAC address, an MTU of 1500 bytes
-    /// and a window of 1 MiB, and chooses the source port per packet.
+    /// Returns the properties of a link that sends packets one by one, has no MAC address, an MTU of 1500
+    /// bytes and a window of 1 MiB, and chooses the source port per packet.
     pub fn new(name: impl Into<String>, addresses: Vec<IpAddr>) -> LinkInfo {
         LinkInfo {
             name: name.into(),

@@ -24,8 +24,8 @@ pub trait SharedAddress {
     /// Withdraws a [`claim`](Self::claim) on the same service and address.
     fn release(&mut self, service: ServiceId, address: Option<IpAddr>);
 
-    /// Returns the record of the last acknowledgements, which the broker sends when this process has ended; `None` without a
-    /// broker.
+    /// Returns the record of the last acknowledgements, which the broker sends when this process has ended;
+    /// `None` without a broker.
     fn last_acks(&self) -> Option<LastAcks> {
         None
     }

@@ -46,8 +46,8 @@ impl Buffer {
         Buffer { start, len, shareable: None }
     }
 
-    /// Allocates `len` zero bytes that other processes of this user may map for reading, in order to copy payloads from
-    /// them. The whole of the memory is allocated at once.
+    /// Allocates `len` zero bytes that other processes of this user may map for reading, in order to copy
+    /// payloads from them. The whole of the memory is allocated at once.
     ///
     /// # Errors
     /// If the system has no such memory, or too little.
@@ -118,8 +118,8 @@ impl Buffer {
     /// [`OutOfBuffer`] if the byte is beyond the end of the buffer.
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBuffer> {
         let from = self.check(offset, 1)?;
-        // SAFETY: `check` has verified that the byte is inside the buffer, and the allocation lives as long as the
-        // borrow of `self`.
+        // SAFETY: `check` has verified that the byte is inside the buffer, and the allocation lives as long
+        // as the borrow of `self`.
         let byte = unsafe { AtomicU8::from_ptr(from) };
         Ok(byte.load(Ordering::Acquire))
     }
@@ -177,7 +177,8 @@ impl fmt::Debug for Buffer {
 // SAFETY: the buffer owns its allocation, which is not tied to a thread.
 unsafe impl Send for Buffer {}
 // SAFETY: the methods access bytes by atomic operations or by instructions in assembly, and never give out a
-// reference to them; so threads that access the same bytes get some value, as with DMA, but no undefined behaviour.
+// reference to them; so threads that access the same bytes get some value, as with DMA, but no undefined
+// behaviour.
 unsafe impl Sync for Buffer {}
 
 #[cfg(test)]

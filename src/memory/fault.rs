@@ -63,8 +63,8 @@ mod x86_64 {
     unsafe fn system_sigaction(signal: c_int, new: Option<&libc::sigaction>) -> (c_int, libc::sigaction) {
         let found = SYSTEM_SIGACTION.load(Ordering::Acquire);
         let new = new.map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: an all-zero `sigaction` is valid; a pointer that is not null was resolved as the C library's
-        // `sigaction`, which has this type; the caller guarantees the new action.
+        // SAFETY: an all-zero `sigaction` is valid; a pointer that is not null was resolved as the C
+        // library's `sigaction`, which has this type; the caller guarantees the new action.
         unsafe {
             let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
             let call: Sigaction = match found.is_null() {
@@ -239,8 +239,9 @@ mod x86_64 {
         }
     }
 
-    /// Unblocks SIGSEGV and SIGBUS at the first call in a thread. The kernel kills the process at a fault in a thread that
-    /// blocks the signal, and threads of servers often block all signals. Call it before an access to user memory.
+    /// Unblocks SIGSEGV and SIGBUS at the first call in a thread. The kernel kills the process at a fault in
+    /// a thread that blocks the signal, and threads of servers often block all signals. Call it before an
+    /// access to user memory.
     #[inline]
     pub fn unblock_fault_signals() {
         thread_local! {

@@ -5,8 +5,9 @@
 //! accessors of user memory. The signal handler in [`super::fault`] looks up the faulting instruction and
 //! resumes at the fixup, which sets a flag. Without a fault the cost is one test of that flag.
 //!
-//! On targets other than x86-64 the accesses are those of Rust, some of them atomic, and a fault ends the process. The same
-//! holds with `--cfg urxe_plain_access`: sanitizers observe these accesses, but not those of assembly code.
+//! On targets other than x86-64 the accesses are those of Rust, some of them atomic, and a fault ends the
+//! process. The same holds with `--cfg urxe_plain_access`: sanitizers observe these accesses, but not those
+//! of assembly code.
 
 /// Error for an access to memory that is not mapped, or not with the needed permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -210,10 +211,11 @@ mod x86_64 {
         unsafe { copy(from, to, len) }
     }
 
-    /// Whether `rep movsb` copies unread bytes faster than vector instructions do. On Intel processors with ERMSB
-    /// (measured on Emerald Rapids): packets of 4 KiB through rings, 66 instead of 49 Gb/s, and on the fabric, 57 instead of
-    /// 41 Gb/s. Bytes that have been read are copied more slowly (packet links: 24 instead of 27 Gb/s), and so are all on
-    /// AMD's Zen 3 and 4 with some alignments (glibc, bug 30994).
+    /// Whether `rep movsb` copies unread bytes faster than vector instructions do. On Intel processors with
+    /// ERMSB (measured on Emerald Rapids): packets of 4 KiB through rings, 66 instead of 49 Gb/s, and on
+    /// the fabric, 57 instead of 41 Gb/s. Bytes that have been read are copied more slowly (packet links:
+    /// 24 instead of 27 Gb/s), and so are all on AMD's Zen 3 and 4 with some alignments (glibc, bug
+    /// 30994).
     static HAS_FAST_STRINGS: LazyLock<bool> = LazyLock::new(|| {
         // SAFETY: every x86-64 processor has CPUID.
         #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
@@ -291,9 +293,10 @@ mod x86_64 {
             }
             at += 32;
         }
-        // The compiler does not do this for outputs of assembly that are discarded. While the upper halves are in use, every
-        // SSE instruction of the thread depends on the previous contents of its target on current Intel processors: a stream of
-        // 64 KiB WRITEs from shareable regions took a fifth longer.
+        // The compiler does not do this for outputs of assembly that are discarded. While the upper halves
+        // are in use, every SSE instruction of the thread depends on the previous contents of its
+        // target on current Intel processors: a stream of 64 KiB WRITEs from shareable regions took a
+        // fifth longer.
         _mm256_zeroupper();
         *flag = fault;
     }
@@ -445,8 +448,8 @@ mod tests {
         }
     }
 
-    /// Reports whether the upper halves of the vector registers are in use, according to the processor's record of states
-    /// in use (XINUSE).
+    /// Reports whether the upper halves of the vector registers are in use, according to the processor's
+    /// record of states in use (XINUSE).
     ///
     /// # Safety
     /// XGETBV takes the argument 1.
@@ -473,8 +476,9 @@ mod tests {
         }
         for len in [32, 100, 128, 300] {
             let (source, mut target) = ([1; 300], [0; 300]);
-            // SAFETY: the processor has AVX, XGETBV takes the argument 1, and both arrays have at least `len` bytes. The
-            // assembly changes `xmm0` and the upper halves, which only functions with AVX use.
+            // SAFETY: the processor has AVX, XGETBV takes the argument 1, and both arrays have at least `len`
+            // bytes. The assembly changes `xmm0` and the upper halves, which only functions with
+            // AVX use.
             unsafe {
                 asm!("vpcmpeqd xmm0, xmm0, xmm0", "vinsertf128 ymm0, ymm0, xmm0, 1", out("xmm0") _);
                 let is_set = are_upper_halves_in_use();

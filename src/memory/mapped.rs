@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Faults in all pages of the `len` bytes at `at` for writing, and reports whether they are writable. Stops at the first
-/// page that is not.
+/// Faults in all pages of the `len` bytes at `at` for writing, and reports whether they are writable. Stops
+/// at the first page that is not.
 pub fn may_write(at: usize, len: usize) -> bool {
     // SAFETY: the call faults the pages in, as writes would, and changes no byte; it fails for pages that are
     // not writable.
@@ -16,14 +16,16 @@ pub fn may_write(at: usize, len: usize) -> bool {
 #[cfg(any(test, feature = "unstable-internals"))]
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks the kernel to fault in huge pages for the `len` bytes at `at`, where they consist of whole huge pages.
+/// Asks the kernel to fault in huge pages for the `len` bytes at `at`, where they consist of whole huge
+/// pages.
 ///
 /// Registration of 128 MiB takes 20 to 25 instead of 61 to 98 ms with the kernel's default setting `madvise`.
 #[cfg(any(test, feature = "unstable-internals"))]
 pub fn prefer_huge_pages(at: usize, len: usize) {
     let (start, end) = (at.next_multiple_of(HUGE_PAGE), (at + len) / HUGE_PAGE * HUGE_PAGE);
     if start < end {
-        // SAFETY: the call changes no byte. It fails for memory that cannot be in huge pages, which then stays in small ones.
+        // SAFETY: the call changes no byte. It fails for memory that cannot be in huge pages, which then
+        // stays in small ones.
         unsafe {
             libc::madvise(std::ptr::without_provenance_mut(start), end - start, libc::MADV_HUGEPAGE);
         }

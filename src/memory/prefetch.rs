@@ -3,8 +3,8 @@
 /// Length of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Begins to load the cache lines of `len` bytes at `at` for writing, so that they are no longer in the caches of other
-/// cores when this core stores to them. Has no effect on addresses that are not mapped.
+/// Begins to load the cache lines of `len` bytes at `at` for writing, so that they are no longer in the
+/// caches of other cores when this core stores to them. Has no effect on addresses that are not mapped.
 #[inline]
 pub(super) fn prefetch_for_write(at: *const u8, len: usize) {
     for offset in (0..len).step_by(LINE) {

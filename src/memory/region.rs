@@ -22,13 +22,15 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Watches from now on for parts of the memory that the program unmaps. In an on-demand region it may do so.
+    /// Watches from now on for parts of the memory that the program unmaps. In an on-demand region it may do
+    /// so.
     pub fn pin(&mut self) {
         let is_pinned = !self.extent.access.allows(Access::ON_DEMAND);
         self.pinned = is_pinned.then(|| Pinned::new(self.extent.addr, self.extent.len));
     }
 
-    /// Reports whether any of the `len` bytes at the host address `addr` were unmapped after the registration.
+    /// Reports whether any of the `len` bytes at the host address `addr` were unmapped after the
+    /// registration.
     pub fn is_unmapped(&self, addr: usize, len: usize) -> bool {
         self.pinned.as_ref().is_some_and(|pinned| pinned.is_unmapped(addr, len))
     }

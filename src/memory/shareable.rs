@@ -1,16 +1,18 @@
 //! Memory from which other processes copy payloads themselves.
 //!
-//! The owner allocates a sealed memfd, and passes its descriptor to a peer, which maps it for reading. The seals prevent the
-//! peer from writing to the memory, and the owner from shrinking it or removing allocated pages while it is mapped.
+//! The owner allocates a sealed memfd, and passes its descriptor to a peer, which maps it for reading. The
+//! seals prevent the peer from writing to the memory, and the owner from shrinking it or removing allocated
+//! pages while it is mapped.
 //!
 //! ```text
 //!   file: header page, with the epoch │ data
 //! ```
 //!
-//! A payload may be copied only until its work request completes, because the program may then change the memory. The
-//! acknowledgement of a packet follows its execution, so only a request that ends without being acknowledged can complete
-//! too early. The owner then changes the epoch of all its memory ([`withdraw_payloads`]). A reader compares the epoch
-//! after each copy with the one that came with the payload, and discards the copy if they differ.
+//! A payload may be copied only until its work request completes, because the program may then change the
+//! memory. The acknowledgement of a packet follows its execution, so only a request that ends without being
+//! acknowledged can complete too early. The owner then changes the epoch of all its memory
+//! ([`withdraw_payloads`]). A reader compares the epoch after each copy with the one that came with the
+//! payload, and discards the copy if they differ.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,8 +55,8 @@ static EPOCH: AtomicU32 = AtomicU32::new(0);
 
 impl Mapping {
     fn epoch(&self) -> &AtomicU32 {
-        // SAFETY: the mapping begins with the epoch, and lives as long as the borrow. Only the owner, which has mapped it for
-        // writing, stores to it.
+        // SAFETY: the mapping begins with the epoch, and lives as long as the borrow. Only the owner, which
+        // has mapped it for writing, stores to it.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().cast()) }
     }
 
@@ -78,8 +80,8 @@ pub struct ShareableMemory {
 }
 
 impl ShareableMemory {
-    /// Allocates at least `len` zero bytes, and registers them. [`unregister`](Self::unregister) must be called before the
-    /// memory is dropped.
+    /// Allocates at least `len` zero bytes, and registers them. [`unregister`](Self::unregister) must be
+    /// called before the memory is dropped.
     pub(super) fn allocate(len: usize) -> io::Result<Arc<ShareableMemory>> {
         static IDS: AtomicU32 = AtomicU32::new(1);
         let len = len.checked_next_multiple_of(HEADER).and_then(|len| len.checked_add(HEADER));
@@ -144,8 +146,9 @@ pub fn payload_epoch() -> u32 {
     EPOCH.load(Ordering::Acquire)
 }
 
-/// Withdraws all payloads that are in use by other processes: they discard what they have copied and not yet acknowledged,
-/// as if the packets had been lost. To be called before a request completes, or is dropped, that may still be executed.
+/// Withdraws all payloads that are in use by other processes: they discard what they have copied and not yet
+/// acknowledged, as if the packets had been lost. To be called before a request completes, or is dropped,
+/// that may still be executed.
 pub fn withdraw_payloads() {
     if shareable_generation() == 0 {
         return;
@@ -218,24 +221,24 @@ impl PeerMemory {
         Ok(PeerMemory { mapping, _mapped: mapped })
     }
 
-    /// Returns the `len` bytes at `offset`, for reading; `None` if they exceed the memory. The slice is valid as long as
-    /// `self`.
+    /// Returns the `len` bytes at `offset`, for reading; `None` if they exceed the memory. The slice is valid
+    /// as long as `self`.
     pub fn slice(&self, offset: u64, len: u32) -> Option<HostSlice> {
         let (offset, len) = (usize::try_from(offset).ok()?, len as usize);
         if self.mapping.data_len().checked_sub(offset)? < len {
             return None;
         }
         let start = self.mapping.data().addr().get();
-        // SAFETY: the range is within the mapping, whose address is exposed. Nothing stores to slices that a payload is
-        // copied from; such a store would fault, and be reported.
+        // SAFETY: the range is within the mapping, whose address is exposed. Nothing stores to slices that a
+        // payload is copied from; such a store would fault, and be reported.
         Some(unsafe { HostSlice::from_raw(start + offset, len) })
     }
 
     /// Reports whether copies made until now are of payloads of the given epoch.
     #[inline]
     pub fn is_in(&self, epoch: u32) -> bool {
-        // Pairs with the fence in `withdraw_payloads`: a copy that contains a byte changed since precedes a load of the new
-        // epoch.
+        // Pairs with the fence in `withdraw_payloads`: a copy that contains a byte changed since precedes a
+        // load of the new epoch.
         fence(Ordering::Acquire);
         self.mapping.epoch().load(Ordering::Relaxed) == epoch
     }

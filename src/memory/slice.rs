@@ -17,8 +17,8 @@ pub struct HostSlice {
     len: usize,
 }
 
-/// Number of bytes that are prefetched at a time while a long payload is copied to a ring. On two cores of a Xeon, a stream of
-/// 64 KiB WRITEs through rings reaches 111 instead of 94 Gb/s.
+/// Number of bytes that are prefetched at a time while a long payload is copied to a ring. On two cores of a
+/// Xeon, a stream of 64 KiB WRITEs through rings reaches 111 instead of 94 Gb/s.
 const PREFETCHED: usize = 1024;
 
 /// Distance in bytes of the prefetched bytes from those that are copied.
@@ -123,8 +123,8 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Appends the bytes to `out`, and extends `icrc`, if there is one, over exactly the bytes copied. A fault leaves
-    /// both unchanged.
+    /// Appends the bytes to `out`, and extends `icrc`, if there is one, over exactly the bytes copied. A
+    /// fault leaves both unchanged.
     pub(crate) fn append(self, out: &mut Vec<u8>, icrc: Option<&mut Icrc>) -> Result<(), Faulted> {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
@@ -169,8 +169,8 @@ impl HostSlice {
         unsafe { guarded::copy_from(CopySource::Unread, self.ptr(), out.as_mut_ptr(), self.len) }
     }
 
-    /// Copies `from`, which is as long, to the slice, which is part of a ring. Its memory, and what follows it, is expected to be
-    /// in the cache of another core.
+    /// Copies `from`, which is as long, to the slice, which is part of a ring. Its memory, and what follows
+    /// it, is expected to be in the cache of another core.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -188,8 +188,8 @@ impl HostSlice {
             if len < self.len {
                 prefetch_for_write(self.ptr().wrapping_add(at + PREFETCH_DISTANCE), PREFETCHED);
             }
-            // SAFETY: by the contract of `from_raw` both are user memory, and `at + len` is at most the length of both. The
-            // memory of rings is not registered, so the two do not overlap.
+            // SAFETY: by the contract of `from_raw` both are user memory, and `at + len` is at most the
+            // length of both. The memory of rings is not registered, so the two do not overlap.
             unsafe { guarded::copy_from(CopySource::Unread, from.ptr().add(at), self.ptr().add(at), len) }
         })
     }
@@ -216,8 +216,9 @@ impl HostSlice {
         })
     }
 
-    /// Copies `bytes`, which have been read just before or not according to `source`, to the start of the slice. An aligned
-    /// 8-byte word is stored by a single instruction, so that an application that polls it never reads a partial value.
+    /// Copies `bytes`, which have been read just before or not according to `source`, to the start of the
+    /// slice. An aligned 8-byte word is stored by a single instruction, so that an application that polls
+    /// it never reads a partial value.
     ///
     /// # Panics
     /// If `bytes` is longer than the slice.
@@ -257,8 +258,8 @@ impl HostSlice {
         }
         let Some(head) = self.len.checked_sub(1) else { return Ok(()) };
         let mut last = 0_u8;
-        // SAFETY: by the contract of `from_raw` both slices are user memory, and both have `head + 1` bytes; it was checked
-        // above that they do not overlap. `last` is a local.
+        // SAFETY: by the contract of `from_raw` both slices are user memory, and both have `head + 1` bytes;
+        // it was checked above that they do not overlap. `last` is a local.
         unsafe {
             guarded::copy_from(CopySource::Unread, from.ptr(), self.ptr(), head)?;
             guarded::copy(from.ptr().add(head), &raw mut last, 1)?;

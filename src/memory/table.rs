@@ -37,7 +37,8 @@ struct Slot {
     /// Index part of the keys for the slot: the permuted slot number.
     index: u32,
     generation: u8,
-    /// Number of windows bound to the region. The region cannot be deregistered while there are any (C10-70).
+    /// Number of windows bound to the region. The region cannot be deregistered while there are any
+    /// (C10-70).
     windows: AtomicU32,
     entry: Option<Entry>,
 }
@@ -173,8 +174,8 @@ impl Table {
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Denies access to parts of an ordinary region that the program unmaps from now on, unless the region is an on-demand one.
-    /// For memory that the program owns; to be repeated after a re-registration.
+    /// Denies access to parts of an ordinary region that the program unmaps from now on, unless the region is
+    /// an on-demand one. For memory that the program owns; to be repeated after a re-registration.
     pub fn pin(&mut self, lkey: LKey) {
         let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
         if let Some(Slot { entry: Some(Entry::Region(region)), .. }) = slot {
@@ -386,8 +387,8 @@ impl Table {
         Ok(())
     }
 
-    /// Binds a window to `part`, for which the checks have succeeded. If another shard has revoked the region since then,
-    /// the window is unbound again, as if the region had been revoked after the bind.
+    /// Binds a window to `part`, for which the checks have succeeded. If another shard has revoked the region
+    /// since then, the window is unbound again, as if the region had been revoked after the bind.
     fn store_binding(&self, window: &Window, bind: &Bind, by: Accessor, part: Option<(u32, Extent)>) {
         if let Some((region, _)) = part {
             self.slots[region as usize].windows.fetch_add(1, Ordering::Relaxed);
@@ -396,9 +397,9 @@ impl Table {
             self.count_unbind(before);
         }
         if let Some((region, extent)) = part {
-            // Pairs with the fence in `revoke_access`, which revokes the region before its fence and looks for bound
-            // windows after it. Whichever fence comes second, its thread sees what the other one stored: the
-            // revocation is found here, or the binding there.
+            // Pairs with the fence in `revoke_access`, which revokes the region before its fence and looks
+            // for bound windows after it. Whichever fence comes second, its thread sees what the
+            // other one stored: the revocation is found here, or the binding there.
             fence(Ordering::SeqCst);
             if self.bind_extent(bind, by) != Ok(extent) && window.unbind(bind.rkey, by, part) {
                 self.count_unbind(region);
@@ -572,9 +573,9 @@ impl Table {
         self.part(&extent, LKey(rkey.0), extent.iova, extent.len as u64, needed)
     }
 
-    /// Returns the `len` bytes at `va` of the region or window of `key` after checking, in this order, the range, the
-    /// permissions, and the mapping: of on-demand regions now, of others whether any of it was unmapped after the
-    /// registration.
+    /// Returns the `len` bytes at `va` of the region or window of `key` after checking, in this order, the
+    /// range, the permissions, and the mapping: of on-demand regions now, of others whether any of it was
+    /// unmapped after the registration.
     #[inline]
     fn part(
         &self,
@@ -586,8 +587,9 @@ impl Table {
     ) -> Result<HostSlice, AccessError> {
         let start = extent.find(key.0, va, len)?;
         extent.permit(key.0, needed)?;
-        // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
-        // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
+        // SAFETY: the caller of the registration guarantees the memory of the region, against which the range
+        // was just checked; a part of an on-demand region is accessed only after `populate` has found
+        // it mapped.
         let slice = unsafe { HostSlice::from_raw(start, len as usize) };
         let writes = needed.allows_remote_modification() || needed.allows(Access::LOCAL_WRITE);
         if extent.access.allows(Access::ON_DEMAND) && !slice.populate(writes)

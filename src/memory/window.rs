@@ -73,8 +73,8 @@ pub struct Bind {
     pub addr: u64,
     /// Length in bytes; 0 unbinds a type 1 window.
     pub len: u64,
-    /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC; ZERO_BASED if they address
-    /// the window by offset from its start.
+    /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC; ZERO_BASED if they
+    /// address the window by offset from its start.
     pub access: Access,
 }
 

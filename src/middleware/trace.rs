@@ -43,8 +43,8 @@ pub struct Trace<L> {
 
 struct Recorder {
     tracer: Tracer,
-    /// Copy of a burst, which the packets passed to the tracer share. The memory is reused once the tracer has
-    /// dropped them all.
+    /// Copy of a burst, which the packets passed to the tracer share. The memory is reused once the tracer
+    /// has dropped them all.
     buffer: Bytes,
 }
 

@@ -1,6 +1,6 @@
-//! Transmission within the room of a link: nothing on a full path and, if the link sends at the rate of a wire or its peer
-//! pauses priorities, nothing of a priority that is full or paused. At the rate of a wire, each queue pair sends one packet
-//! in turn, so that a burst of one does not delay the others.
+//! Transmission within the room of a link: nothing on a full path and, if the link sends at the rate of a
+//! wire or its peer pauses priorities, nothing of a priority that is full or paused. At the rate of a wire,
+//! each queue pair sends one packet in turn, so that a burst of one does not delay the others.
 
 use super::Nic;
 use crate::burst::TxQueue;
@@ -41,7 +41,8 @@ impl Nic {
         self.has_ready() || room.is_some_and(|room| self.egress.has_parked(room))
     }
 
-    /// Reports whether a queue pair may have its turn. Otherwise puts it aside until there is room for its next packet.
+    /// Reports whether a queue pair may have its turn. Otherwise puts it aside until there is room for its
+    /// next packet.
     pub(super) fn may_have_turn(&mut self, (qpn, unblocked): (Qpn, bool)) -> bool {
         let Some(entry) = self.table.get_mut(qpn) else { return true };
         // A queue pair in ERR sends nothing, but completes its work requests.

@@ -186,8 +186,8 @@ impl Nic {
         &self.config
     }
 
-    /// Replaces the congestion control. Changed parameters take effect at once, another algorithm for queue pairs that
-    /// enter RTR later.
+    /// Replaces the congestion control. Changed parameters take effect at once, another algorithm for queue
+    /// pairs that enter RTR later.
     pub fn set_congestion(&mut self, congestion: Congestion) {
         self.config.tuning.congestion.control = congestion;
     }
@@ -230,8 +230,8 @@ impl Nic {
         self.state.last_acks = Some(records);
     }
 
-    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`. Returns `None` if the NIC has the
-    /// maximum number of queue pairs.
+    /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`. Returns `None` if
+    /// the NIC has the maximum number of queue pairs.
     pub fn create_qp(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
         let qpn = self.table.insert(make)?;
@@ -411,7 +411,8 @@ impl Nic {
     }
 
     /// Handles expired timers like [`handle_timeouts`](Self::handle_timeouts), but [defers](TimerDeferral)
-    /// those of loss recovery while packets keep arriving. `received` tells whether any have arrived in this turn.
+    /// those of loss recovery while packets keep arriving. `received` tells whether any have arrived in this
+    /// turn.
     pub fn handle_timeouts_unless_deferred(
         &mut self,
         now: Instant,
@@ -449,7 +450,8 @@ impl Nic {
     }
 
     /// Completes the sends of unreliable services whose packets have all been passed to the link; from now on
-    /// the application may reuse their memory. Clears the records of the acknowledgements among these packets.
+    /// the application may reuse their memory. Clears the records of the acknowledgements among these
+    /// packets.
     pub fn emitted(&mut self) {
         self.outputs.release_emitted();
         if let Some(last_acks) = &self.state.last_acks {

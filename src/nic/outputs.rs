@@ -73,7 +73,8 @@ impl OutputQueue {
             match effect {
                 Output::Sent(c) => {
                     count_sent(counters, c.status);
-                    // After those that wait for the link, because the completions of a send queue are ordered.
+                    // After those that wait for the link, because the completions of a send queue are
+                    // ordered.
                     if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) {
                         self.emitted.push((entry.send_cq, c));
                     } else {

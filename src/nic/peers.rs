@@ -1,6 +1,6 @@
 //! Per-peer window: limits the total flight cost of all queue pairs with the same peer, because the peer's
-//! link has one receive buffer for all of them. The link may set the window of single peers, which packets reach through
-//! another buffer.
+//! link has one receive buffer for all of them. The link may set the window of single peers, which packets
+//! reach through another buffer.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

@@ -111,10 +111,11 @@ impl Personality {
     pub const STRICT: Personality = Personality {
         name: "strict",
         limits: Limits::STRICT,
-        // UCX compares the speed with the rate of its own copies, up to 12 GB/s. At 100 Gb/s Open MPI sends messages of up to
-        // 300 KiB as copied SENDs of 8 KiB, at 200 Gb/s their receiver READs those of 40 KiB and more. Two ranks on two
-        // cores, medians of three: 64 KiB in shared memory 59.6 Gb/s instead of 25.8, over sockets 27.1 instead of 16.0; SENDs
-        // of 4 to 32 KiB over sockets are 10 % slower, because their payload is no longer copied. At 400 Gb/s UCX has two QPs for
+        // UCX compares the speed with the rate of its own copies, up to 12 GB/s. At 100 Gb/s Open MPI sends
+        // messages of up to 300 KiB as copied SENDs of 8 KiB, at 200 Gb/s their receiver READs those
+        // of 40 KiB and more. Two ranks on two cores, medians of three: 64 KiB in shared memory 59.6
+        // Gb/s instead of 25.8, over sockets 27.1 instead of 16.0; SENDs of 4 to 32 KiB over sockets
+        // are 10 % slower, because their payload is no longer copied. At 400 Gb/s UCX has two QPs for
         // each peer, with 42 instead of 53 Gb/s (best of two).
         port_speed: PortSpeed::GBPS_200,
         min_timeout: Duration::ZERO,
@@ -164,8 +165,8 @@ impl Personality {
         },
     };
 
-    /// Like [`DEFAULT`](Self::DEFAULT), but packets of long WRITEs and READ responses have equal lengths, unlike those of
-    /// any device, for throughput over sockets.
+    /// Like [`DEFAULT`](Self::DEFAULT), but packets of long WRITEs and READ responses have equal lengths,
+    /// unlike those of any device, for throughput over sockets.
     pub const THROUGHPUT: Personality = Personality {
         name: "throughput",
         quirks: Quirks { equal_packets: true, ..Personality::DEFAULT.quirks },

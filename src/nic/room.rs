@@ -1,5 +1,5 @@
-//! Room of a link that sends at the rate of a wire or whose peer pauses priorities, full paths, and queue pairs that
-//! wait for room (`egress.rs`).
+//! Room of a link that sends at the rate of a wire or whose peer pauses priorities, full paths, and queue
+//! pairs that wait for room (`egress.rs`).
 
 use std::collections::{HashMap, VecDeque};
 
@@ -33,7 +33,8 @@ impl Egress {
         !self.full.is_empty()
     }
 
-    /// Returns the list in which a queue pair must wait for room for its next packet; `None` if there is room.
+    /// Returns the list in which a queue pair must wait for room for its next packet; `None` if there is
+    /// room.
     pub fn wait_list(&mut self, entry: &Entry) -> Option<&mut VecDeque<Qpn>> {
         let priority = entry.qp.priority();
         if self.room.is_some_and(|room| !room.has_room(priority)) {

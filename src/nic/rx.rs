@@ -44,8 +44,8 @@ impl<'a> BurstPackets<'a> {
         BurstPackets { rest: &[], ..*self }
     }
 
-    /// Returns the payloads of the next packets that repeat `packet`, the one taken last, with consecutive PSNs; `None` if
-    /// there are none, or if the packets have ICRCs to verify.
+    /// Returns the payloads of the next packets that repeat `packet`, the one taken last, with consecutive
+    /// PSNs; `None` if there are none, or if the packets have ICRCs to verify.
     #[inline]
     fn repeats(&self, packet: &Packet<'a>) -> Option<PayloadRun<'a>> {
         let (segment, first) = (self.burst.segment, usize::from(self.index));
@@ -110,7 +110,8 @@ impl<'a> BurstPackets<'a> {
         None
     }
 
-    /// Reports whether the payload of the packet with the given index is in the packet, or whole in the sender's memory.
+    /// Reports whether the payload of the packet with the given index is in the packet, or whole in the
+    /// sender's memory.
     #[inline]
     fn has_payload_of(&self, packet: &Packet<'_>, index: u16) -> bool {
         let len = self.burst.payloads.map_or(0, |payloads| payloads.len_of(index.into()));
@@ -118,8 +119,8 @@ impl<'a> BurstPackets<'a> {
     }
 }
 
-/// Reports whether a packet with the given header is for the queue pair that has accepted `before`, which is in the same
-/// burst. The addresses need no check: they are the same for the whole burst.
+/// Reports whether a packet with the given header is for the queue pair that has accepted `before`, which is
+/// in the same burst. The addresses need no check: they are the same for the whole burst.
 #[inline]
 fn is_same_path(bth: &Bth, before: &Packet<'_>) -> bool {
     let transport = bth.opcode.row().transport;
@@ -237,7 +238,8 @@ impl Nic {
     }
 
     /// Passes a packet to queue pair `dest`, together with any packets for the same queue pair that
-    /// immediately follow. If the packet behind these is for another queue pair, returns that packet, which has been taken.
+    /// immediately follow. If the packet behind these is for another queue pair, returns that packet, which
+    /// has been taken.
     pub(super) fn deliver_to_qp<'a>(
         &mut self,
         dest: Qpn,
@@ -258,7 +260,8 @@ impl Nic {
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         let mut accepted = 1;
-        // After a refused run, the packets are not searched for further ones: the search compares all packets that are left.
+        // After a refused run, the packets are not searched for further ones: the search compares all packets
+        // that are left.
         let mut accepts_runs = true;
         entry.qp.handle_packet(packet, flow, via, &mut env);
         let mut behind = None;

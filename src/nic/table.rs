@@ -23,8 +23,8 @@ pub(super) struct Entry {
     pub ack_delayed: bool,
     /// Whether the queue pair is dirty: it has accepted packets from the current burst.
     pub dirty: bool,
-    /// Whether the queue pair must enter ERR at its next turn, because its completion queue has overflowed or
-    /// a test has injected an error.
+    /// Whether the queue pair must enter ERR at its next turn, because its completion queue has overflowed
+    /// or a test has injected an error.
     pub must_enter_error: bool,
     /// The queue pair's share of the per-peer window.
     pub share: PeerShare,

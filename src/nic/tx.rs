@@ -19,7 +19,8 @@ impl Nic {
         }
     }
 
-    /// Returns the number of queue pairs whose acknowledgements [`transmit_within`](Self::transmit_within) is holding back.
+    /// Returns the number of queue pairs whose acknowledgements [`transmit_within`](Self::transmit_within) is
+    /// holding back.
     pub fn held_acknowledgements(&self) -> usize {
         self.schedule.delayed_acks.len()
     }

@@ -52,7 +52,8 @@ pub(super) fn announce_changes(ring: &mut RingWriter, socket: &CloseOnForkFd) {
             Change::Withdraw(id) => fd_message::send(socket, &format_args!("{WITHDRAW} {id}"), &[]),
         };
         if let Err(error) = sent {
-            // ETOOMANYREFS: other processes of this user have not yet received descriptors that were sent to them.
+            // ETOOMANYREFS: other processes of this user have not yet received descriptors that were sent to
+            // them.
             let is_transient = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ETOOMANYREFS));
             return ring.memory.on_unsent(&change, is_transient);
         }

@@ -51,7 +51,8 @@ impl Routes {
         self.by_destination.len() >= MAX_ROUTES
     }
 
-    /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet tries again.
+    /// Sets the route to a destination. That of packets that go nowhere is not remembered: the next packet
+    /// tries again.
     pub fn set(&mut self, to: Destination, route: Route) {
         self.forget(to);
         if route != Route::Nowhere {
@@ -59,8 +60,8 @@ impl Routes {
         }
     }
 
-    /// Forgets the route to a process that has ended. Until a process listens at the destination again, each packet looks for
-    /// one.
+    /// Forgets the route to a process that has ended. Until a process listens at the destination again, each
+    /// packet looks for one.
     pub fn end(&mut self, to: Destination) {
         self.forget(to);
         self.by_destination.insert(to, None);
@@ -85,7 +86,8 @@ impl Routes {
         (rings, routes().count() - rings)
     }
 
-    /// Records that a ring from an address has been opened or closed. Has no effect if there is no route to the address.
+    /// Records that a ring from an address has been opened or closed. Has no effect if there is no route to
+    /// the address.
     pub fn note_reader_change(&mut self, address: IpAddr) {
         if self.count(address) != (0, 0) {
             self.changed.insert(address);

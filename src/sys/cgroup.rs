@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Returns the smallest memory limit of this process's cgroup and those around it, in bytes; `u64::MAX` if they have none. The
-/// limits are read once.
+/// Returns the smallest memory limit of this process's cgroup and those around it, in bytes; `u64::MAX` if
+/// they have none. The limits are read once.
 pub(crate) fn memory_limit() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -14,8 +14,9 @@ pub(crate) fn memory_limit() -> u64 {
     })
 }
 
-/// Returns the files that may contain a limit, given the contents of /proc/self/cgroup: those of cgroup v2, whose line names
-/// no controllers, and of v1. A container without a cgroup namespace sees the path on the host, but its own cgroup as the root.
+/// Returns the files that may contain a limit, given the contents of /proc/self/cgroup: those of cgroup v2,
+/// whose line names no controllers, and of v1. A container without a cgroup namespace sees the path on the
+/// host, but its own cgroup as the root.
 fn files(cgroups: &str) -> Vec<PathBuf> {
     let of_line = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

@@ -1,7 +1,8 @@
 //! Structs of counters.
 
-/// Defines a struct of counters, and their sum. With a literal before the name of the struct, `named` returns the counters by
-/// name, which begins with the literal. Counters after `by` are arrays, one counter for each of so many subjects.
+/// Defines a struct of counters, and their sum. With a literal before the name of the struct, `named` returns
+/// the counters by name, which begins with the literal. Counters after `by` are arrays, one counter for each
+/// of so many subjects.
 macro_rules! counters {
     (
         $(#[$meta:meta])*

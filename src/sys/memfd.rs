@@ -22,8 +22,8 @@ pub fn create(name: &str, len: usize) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Allocates the first `len` bytes. Without this, an access for which there is no memory would end the process, as would
-/// an allocation beyond the limit on file sizes (SIGXFSZ).
+/// Allocates the first `len` bytes. Without this, an access for which there is no memory would end the
+/// process, as would an allocation beyond the limit on file sizes (SIGXFSZ).
 ///
 /// # Errors
 /// As for [`create`].

@@ -2,8 +2,8 @@
 //! signals, registered memory, limits of the process, and memory for other processes.
 //!
 //! Memory, links and the driver use it; it depends on no other component. Also macros that define setters,
-//! options, counters and enums with names, which every component uses, and the generator of reproducible random
-//! numbers.
+//! options, counters and enums with names, which every component uses, and the generator of reproducible
+//! random numbers.
 
 pub(crate) mod cgroup;
 pub(crate) mod counters;

@@ -1,7 +1,7 @@
 //! Structs of options with defaults.
 
-/// Defines a struct with [`Default`], and a setter for each field ([`setters`](crate::sys::setters)). Fields after `optional` are
-/// `None` by default.
+/// Defines a struct with [`Default`], and a setter for each field ([`setters`](crate::sys::setters)). Fields
+/// after `optional` are `None` by default.
 macro_rules! options {
     ($(#[$attribute:meta])* pub struct $type:ident {
         $($(#[$doc:meta])* pub $field:ident: $ty:ty = $default:expr,)*

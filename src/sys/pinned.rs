@@ -1,9 +1,10 @@
 //! Registered memory of the process, and the parts of it that were unmapped after the registration.
 //!
-//! A device pins the pages of a region, so later mappings at their addresses are out of its reach. This NIC accesses memory by
-//! address, so it must not access an unmapped part again, even if a new mapping has its address. The preload library reports the
-//! ranges that the program unmaps. The library reports each mapping of its own: the kernel maps at unused addresses, so
-//! memory that was registered there has been unmapped. Thus no key gives access to the library's mappings.
+//! A device pins the pages of a region, so later mappings at their addresses are out of its reach. This NIC
+//! accesses memory by address, so it must not access an unmapped part again, even if a new mapping has its
+//! address. The preload library reports the ranges that the program unmaps. The library reports each mapping
+//! of its own: the kernel maps at unused addresses, so memory that was registered there has been unmapped.
+//! Thus no key gives access to the library's mappings.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,7 +28,8 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Number of registered ranges with unmapped parts.
 static WITH_UNMAPPED: AtomicUsize = AtomicUsize::new(0);
 
-/// Process that made the last registration. A forked child does not take the lock, which a thread of its parent may have held.
+/// Process that made the last registration. A forked child does not take the lock, which a thread of its
+/// parent may have held.
 static OWNER: AtomicCell<Option<ForkGeneration>> = AtomicCell::new(None);
 
 thread_local! {
@@ -105,7 +107,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Reports whether any registered memory has been unmapped. Must be cheap, because every access by a key calls it.
+/// Reports whether any registered memory has been unmapped. Must be cheap, because every access by a key
+/// calls it.
 #[inline]
 pub(crate) fn is_any_unmapped() -> bool {
     WITH_UNMAPPED.load(Ordering::Relaxed) != 0
@@ -140,7 +143,8 @@ pub fn mark_unmapped(addr: usize, len: usize) {
     });
 }
 
-/// Calls a function for each registration that contains any of the `len` bytes at `addr`, with the common part.
+/// Calls a function for each registration that contains any of the `len` bytes at `addr`, with the common
+/// part.
 fn for_each(addr: usize, len: usize, mut call: impl FnMut(&mut Registration, Range<usize>)) {
     if COUNT.load(Ordering::Relaxed) == 0 || !OWNER.load().is_some_and(ForkGeneration::is_current) {
         return;

@@ -1,8 +1,8 @@
 //! Chainable setters for public configuration structs.
 
 /// Defines a setter for each listed field, which takes the struct by value and returns it. Setters for fields
-/// after `optional`, which must be `Option`s, accept either a value or an `Option`. Given a struct, defines it with setters for
-/// all its fields.
+/// after `optional`, which must be `Option`s, accept either a value or an `Option`. Given a struct, defines
+/// it with setters for all its fields.
 macro_rules! setters {
     ($(#[$attribute:meta])* pub struct $type:ident { $($(#[$doc:meta])* pub $field:ident: $ty:ty),* $(,)? }) => {
         $(#[$attribute])*

@@ -27,9 +27,9 @@ impl SharedWords {
 
 impl AsRef<[AtomicU64]> for SharedWords {
     fn as_ref(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has `count` words, which are allocated, aligned to a page, and mapped until the drop. Other
-        // processes can write them, as atomics permit, but the pages remain: only holders of the descriptor could shrink the file,
-        // and the broker, which has it, reads only.
+        // SAFETY: the mapping has `count` words, which are allocated, aligned to a page, and mapped until the
+        // drop. Other processes can write them, as atomics permit, but the pages remain: only holders
+        // of the descriptor could shrink the file, and the broker, which has it, reads only.
         unsafe {
             let count = self.0.len / size_of::<AtomicU64>();
             std::slice::from_raw_parts(self.0.base.as_ptr().cast(), count)

@@ -16,9 +16,9 @@ use super::pinned::mark_unmapped;
 /// SIGBUS stay unblocked: the thread's own instructions may raise them, and a blocked one kills the process
 /// even if there is a handler.
 ///
-/// Returns when the thread has its memory arena. Open MPI and UCX patch the code of `munmap` and `madvise` while a
-/// program starts, and a thread that is in one of these functions crashes. The C library calls them for a thread's
-/// first allocation and at its end, so threads neither start nor end in the background.
+/// Returns when the thread has its memory arena. Open MPI and UCX patch the code of `munmap` and `madvise`
+/// while a program starts, and a thread that is in one of these functions crashes. The C library calls them
+/// for a thread's first allocation and at its end, so threads neither start nor end in the background.
 pub fn spawn_background<T: Send + 'static>(
     name: String,
     run: impl FnOnce() -> T + Send + 'static,
@@ -51,8 +51,8 @@ pub fn spawn_background<T: Send + 'static>(
 /// Reports the mapping of the thread's stack to [`pinned`](super::pinned).
 fn report_stack() {
     let (mut attributes, mut at, mut len) = (MaybeUninit::uninit(), null_mut(), 0);
-    // SAFETY: `pthread_getattr_np` initialises the attributes of the running thread, unless it fails; the other pointers are to
-    // local variables.
+    // SAFETY: `pthread_getattr_np` initialises the attributes of the running thread, unless it fails; the
+    // other pointers are to local variables.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) == 0 {
             libc::pthread_attr_getstack(attributes.as_ptr(), &mut at, &mut len);

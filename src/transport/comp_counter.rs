@@ -39,7 +39,8 @@ impl CountedOps {
     }
 }
 
-/// Unit in which a completion counter counts successful operations. Failures are always counted in operations.
+/// Unit in which a completion counter counts successful operations. Failures are always counted in
+/// operations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CountUnit {
     /// Operations.
@@ -49,8 +50,8 @@ pub enum CountUnit {
     Bytes,
 }
 
-/// A completion counter (`ibv_comp_cntr`). The handle is cheap to clone. It counts the operations of each queue
-/// pair to which it is attached, signaled or not.
+/// A completion counter (`ibv_comp_cntr`). The handle is cheap to clone. It counts the operations of each
+/// queue pair to which it is attached, signaled or not.
 ///
 /// ```
 /// # use std::time::Duration;

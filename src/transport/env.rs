@@ -50,8 +50,8 @@ impl<'a> Env<'a> {
         ReceivedPayload::new(packet.payload(), self.payload)
     }
 
-    /// Reports whether the payload of the packet being processed can no longer be read. The packet then counts as lost; a
-    /// reliable sender finds the reason when it sends the packet again.
+    /// Reports whether the payload of the packet being processed can no longer be read. The packet then
+    /// counts as lost; a reliable sender finds the reason when it sends the packet again.
     pub fn has_lost_payload(&self) -> bool {
         self.payload.is_lost()
     }

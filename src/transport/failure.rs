@@ -78,7 +78,8 @@ pub enum FailureCause {
     /// A completion queue of the queue pair was full, and a completion was lost.
     #[error("a completion queue of the QP was full, and a completion was lost")]
     CqOverflow,
-    /// A fault rule, or [`Fabric::inject_event`](crate::verbs::Fabric::inject_event), moved the queue pair to ERR.
+    /// A fault rule, or [`Fabric::inject_event`](crate::verbs::Fabric::inject_event), moved the queue pair to
+    /// ERR.
     #[error("an error was injected, by a fault rule or Fabric::inject_event")]
     Injected,
     /// The device failed, or was removed.
@@ -123,8 +124,8 @@ pub enum LocalCheck {
 pub struct Refusal {
     /// PSN of the request.
     pub psn: Psn,
-    /// NAK code that the peer received; `None` for a message that was executed but failed afterwards, and for
-    /// an unreliable service.
+    /// NAK code that the peer received; `None` for a message that was executed but failed afterwards, and
+    /// for an unreliable service.
     pub code: Option<NakCode>,
     /// Status of the receive in use, if any.
     pub receive_status: WcStatus,

@@ -1,10 +1,11 @@
 //! Record of the last acknowledgement of each queue pair, in memory that outlives the process.
 //!
-//! A receive completes before the acknowledgement of its message is sent, because the acknowledgement may be delayed until a response
-//! carries it. An adapter sends the acknowledgement even if the process ends in between, so the requester must not fail here either.
-//! Therefore each acknowledgement is recorded before its completion becomes visible, and the record is cleared once the
-//! acknowledgement is sent. The broker, which has a descriptor of the memory, sends the recorded acknowledgements when the process has
-//! ended. A second acknowledgement of the same message has no effect.
+//! A receive completes before the acknowledgement of its message is sent, because the acknowledgement may be
+//! delayed until a response carries it. An adapter sends the acknowledgement even if the process ends in
+//! between, so the requester must not fail here either. Therefore each acknowledgement is recorded before its
+//! completion becomes visible, and the record is cleared once the acknowledgement is sent. The broker, which
+//! has a descriptor of the memory, sends the recorded acknowledgements when the process has ended. A second
+//! acknowledgement of the same message has no effect.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,11 +22,12 @@ use crate::wire::{
 
 /// Number of records of a NIC. Queue pairs whose numbers are equal modulo this number share a record.
 const RECORDS: usize = 256;
-/// Words of a record: the time, which is 0 while the record is written; the fields of the headers; source and destination.
+/// Words of a record: the time, which is 0 while the record is written; the fields of the headers; source and
+/// destination.
 const RECORD_WORDS: usize = 8;
 
-/// Age after which the broker does not send a record. An acknowledgement is delayed by milliseconds at most; a loaded machine
-/// may report the end of a process late.
+/// Age after which the broker does not send a record. An acknowledgement is delayed by milliseconds at most;
+/// a loaded machine may report the end of a process late.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// The records of one NIC.
@@ -73,8 +75,8 @@ impl LastAcks {
         record[0].store(now.0, Ordering::Release);
     }
 
-    /// Clears the record of a queue pair whose acknowledgement is sent. A peer that has destroyed its queue pair would count a
-    /// second acknowledgement as an unexpected packet.
+    /// Clears the record of a queue pair whose acknowledgement is sent. A peer that has destroyed its queue
+    /// pair would count a second acknowledgement as an unexpected packet.
     pub fn clear(&self, qpn: Qpn) {
         let at = self.first + qpn.get() as usize % RECORDS * RECORD_WORDS;
         if let Some(time) = (*self.words).as_ref().get(at) {

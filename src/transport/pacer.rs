@@ -1,5 +1,6 @@
-//! Pacing: spaces what a queue pair sends according to a rate: the configured rate limit, the rate of congestion
-//! control or, for unacknowledged services, the rate at which the peer can presumably drain its receive buffer.
+//! Pacing: spaces what a queue pair sends according to a rate: the configured rate limit, the rate of
+//! congestion control or, for unacknowledged services, the rate at which the peer can presumably drain its
+//! receive buffer.
 
 use super::congestion::Rate;
 use super::tuning::{PacingLimits, Tuning};
@@ -9,8 +10,8 @@ use crate::wire::Mtu;
 /// Minimum rate, in bytes per millisecond, that every peer is assumed to sustain.
 const MIN_BYTES_PER_MS: usize = 64 << 10;
 
-/// Pacer of a queue pair. It keeps a debt of bits, which sending increases and time reduces at the current rate, so
-/// the average rate is exact, and a change of the rate takes effect at once.
+/// Pacer of a queue pair. It keeps a debt of bits, which sending increases and time reduces at the current
+/// rate, so the average rate is exact, and a change of the rate takes effect at once.
 #[derive(Debug, Default)]
 pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.
@@ -23,8 +24,8 @@ pub(super) struct Pacer {
     due: Option<Instant>,
 }
 
-/// Returns the default rate of unacknowledged services: one window of the link per millisecond. The peer's receive
-/// buffer holds several such windows.
+/// Returns the default rate of unacknowledged services: one window of the link per millisecond. The peer's
+/// receive buffer holds several such windows.
 pub(super) fn unacknowledged(tuning: &Tuning) -> Rate {
     Rate::from_bits_per_second((tuning.window.max(MIN_BYTES_PER_MS) * 8 * 1000) as f64)
 }
@@ -72,8 +73,8 @@ impl Pacer {
         }
     }
 
-    /// Returns the time at which waiting packets may be sent, or at which the rate changes if that is earlier;
-    /// `None` if none are waiting.
+    /// Returns the time at which waiting packets may be sent, or at which the rate changes if that is
+    /// earlier; `None` if none are waiting.
     pub fn deadline(&self, rate_change: Option<Instant>) -> Option<Instant> {
         self.due.and_then(|due| earliest([Some(due), rate_change]))
     }

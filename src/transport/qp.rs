@@ -15,9 +15,9 @@ use super::{
 use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
 
-/// Bytes of the responses to one READ alone that a queue pair sends in a turn. fio has one READ of 256 KiB in flight: if all
-/// of it left in one turn, the peer would wait while it is copied; 15.4 Gb/s instead of 17.9. With several READs in flight
-/// the peer has something to do, and parts cost 15 % of the throughput.
+/// Bytes of the responses to one READ alone that a queue pair sends in a turn. fio has one READ of 256 KiB in
+/// flight: if all of it left in one turn, the peer would wait while it is copied; 15.4 Gb/s instead of 17.9.
+/// With several READs in flight the peer has something to do, and parts cost 15 % of the throughput.
 const RESPONSE_PART: usize = 64 << 10;
 
 /// Kind of packets that a queue pair has pending.
@@ -219,7 +219,8 @@ impl QueuePair {
         self.responder.receives.has_never_had_any() && self.conn.history.newest(refused).is_some()
     }
 
-    /// Withdraws the payloads of requests that are not acknowledged, because the queue pair is about to be destroyed.
+    /// Withdraws the payloads of requests that are not acknowledged, because the queue pair is about to be
+    /// destroyed.
     pub fn withdraw(&self) {
         self.requester.withdraw();
     }
@@ -413,8 +414,9 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Processes packets that repeat `packet`, the one processed last, with consecutive PSNs. Returns how many of them
-    /// it has processed; each of the others has to be passed to [`handle_packet`](Self::handle_packet).
+    /// Processes packets that repeat `packet`, the one processed last, with consecutive PSNs. Returns how
+    /// many of them it has processed; each of the others has to be passed to
+    /// [`handle_packet`](Self::handle_packet).
     #[inline]
     pub fn handle_repeated(&mut self, packet: &Packet<'_>, run: &PayloadRun<'_>, env: &mut Env<'_>) -> usize {
         match packet.row().operation {
@@ -426,7 +428,8 @@ impl QueuePair {
         }
     }
 
-    /// Must be called after the last [`handle_packet`](Self::handle_packet) of a step, before any other method.
+    /// Must be called after the last [`handle_packet`](Self::handle_packet) of a step, before any other
+    /// method.
     #[inline]
     pub fn end_packets(&mut self, env: &mut Env<'_>) {
         self.requester.settle_progress(&self.conn, env);
@@ -466,8 +469,8 @@ impl QueuePair {
     }
 
     /// Charges the pacer and congestion control with the data sent at a rate of congestion control since the
-    /// transmit queue had `before` bytes and packets. Such a rate includes IP and UDP headers, unlike a configured
-    /// rate limit.
+    /// transmit queue had `before` bytes and packets. Such a rate includes IP and UDP headers, unlike a
+    /// configured rate limit.
     fn account(&mut self, before: (usize, usize), env: &Env<'_>) {
         let (bytes, packets) = (env.tx.bytes() - before.0, env.tx.packets() - before.1);
         let is_v6 = self.conn.flow.is_some_and(|flow| flow.src.is_ipv6());
@@ -493,8 +496,8 @@ impl QueuePair {
         Ok(left && reads > 0)
     }
 
-    /// Reports whether one READ alone is to be answered, of whose responses [`transmit`](Self::transmit) sends a part in
-    /// each turn.
+    /// Reports whether one READ alone is to be answered, of whose responses [`transmit`](Self::transmit)
+    /// sends a part in each turn.
     pub fn has_lone_read(&self) -> bool {
         self.responder.has_lone_read()
     }
@@ -556,7 +559,8 @@ impl QueuePair {
         flow.map_or(0, |flow| super::priority_of(flow.traffic_class))
     }
 
-    /// Returns the path of the packet that the queue pair sends next; `None` if it is not connected and has none to send.
+    /// Returns the path of the packet that the queue pair sends next; `None` if it is not connected and has
+    /// none to send.
     pub fn next_path(&self) -> Option<PeerPath> {
         let datagram = || self.requester.next_datagram().map(|to| (&to.flow, to.qpn));
         let (flow, dest) = self.flow().map(|flow| (flow, self.dest_qpn())).or_else(datagram)?;
@@ -581,8 +585,8 @@ impl QueuePair {
     /// Returns the time at which `handle_timeout` must be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let own = self.requester.recovery.next_deadline();
-        // Few queue pairs are paced; without this branch the compiler compares an unset deadline, which memcheck
-        // reports.
+        // Few queue pairs are paced; without this branch the compiler compares an unset deadline, which
+        // memcheck reports.
         match self.pacer.deadline(self.requester.congestion.deadline()) {
             None => own,
             paced => earliest([own, paced]),

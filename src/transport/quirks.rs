@@ -83,13 +83,15 @@ quirks! {
     send_slots_until_polled: bool = true;
 }
 
-/// Packets of reliable services that carry AckReq, in addition to READs, atomics and those that fill the congestion window.
+/// Packets of reliable services that carry AckReq, in addition to READs, atomics and those that fill the
+/// congestion window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AckRequests {
-    /// Packets on whose acknowledgement something depends: a completion, room in the congestion window or in the send queue.
+    /// Packets on whose acknowledgement something depends: a completion, room in the congestion window or in
+    /// the send queue.
     Needed,
-    /// The last packet of each message that is signaled or behind which none is posted, and each 256th PSN. The driver of mlx5
-    /// sets `log_ack_req_freq` to 8.
+    /// The last packet of each message that is signaled or behind which none is posted, and each 256th PSN.
+    /// The driver of mlx5 sets `log_ack_req_freq` to 8.
     Signaled,
     /// The last packet of each message, and each 66th packet of it, as in rxe.
     Messages,

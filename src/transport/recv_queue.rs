@@ -89,8 +89,8 @@ impl Receive {
         self.sges.iter().find_map(denied)
     }
 
-    /// Returns the memory at byte offset `at` of the receive's buffers, up to the end of the scatter/gather element and at
-    /// most `max` bytes. Returns `None` if nothing is left or it may not be written.
+    /// Returns the memory at byte offset `at` of the receive's buffers, up to the end of the scatter/gather
+    /// element and at most `max` bytes. Returns `None` if nothing is left or it may not be written.
     pub fn element_at(&self, at: u32, max: u32, by: Accessor, memory: &Table) -> Option<HostSlice> {
         // `Err` ends the iteration at the first element.
         let first = gather(self.sges.iter(), at, max, |sge, addr, n| {
@@ -99,7 +99,8 @@ impl Receive {
         first.err()?
     }
 
-    /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have been stored.
+    /// Stores `data` at byte offset `at` of the receive's buffers. If this fails, part of the data may have
+    /// been stored.
     pub fn scatter(
         &self,
         at: u32,

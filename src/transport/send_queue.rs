@@ -84,8 +84,8 @@ impl SendWqe {
     }
 }
 
-/// Reports whether a WRITE is sent as a train of messages of one packet each. A WRITE with immediate is never one: the
-/// completion of its receive has the length of the message.
+/// Reports whether a WRITE is sent as a train of messages of one packet each. A WRITE with immediate is never
+/// one: the completion of its receive has the length of the message.
 pub(super) fn is_train(op: &WrOp, conn: &Connection) -> bool {
     matches!(op, WrOp::Write { .. }) && conn.quirks().equal_packets && conn.qp_type.is_reliable()
 }
@@ -329,7 +329,8 @@ impl SendQueue {
         true
     }
 
-    /// Replaces `env.scratch` with the memory slices that hold bytes `at..at + len` of a work request's message.
+    /// Replaces `env.scratch` with the memory slices that hold bytes `at..at + len` of a work request's
+    /// message.
     pub fn gather(
         &self,
         wqe: &SendWqe,

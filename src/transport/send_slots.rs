@@ -1,5 +1,5 @@
-//! Slots of the send queue of a device on which a work request occupies its slot until its completion, or that of a later one,
-//! is polled (IBA 10.7.3.1).
+//! Slots of the send queue of a device on which a work request occupies its slot until its completion, or
+//! that of a later one, is polled (IBA 10.7.3.1).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +48,8 @@ impl SendSlots {
         self.start
     }
 
-    /// Frees all slots of a queue that ends at index `end` (RESET). Its completions are removed from the completion queue.
+    /// Frees all slots of a queue that ends at index `end` (RESET). Its completions are removed from the
+    /// completion queue.
     pub fn clear(&mut self, end: u64) {
         (self.seen, self.start) = (self.polled.get(), end);
         self.ends.clear();

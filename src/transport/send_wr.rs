@@ -9,8 +9,9 @@ use crate::wire::RKey;
 
 /// Send work request. The constructors choose the operation; the other methods set options.
 ///
-/// A new work request is signaled and has no fence and no solicited event. `S` is the [service](super::service) of the
-/// queue pair to which it is posted, and determines the constructors; the compiler infers it from the post.
+/// A new work request is signaled and has no fence and no solicited event. `S` is the
+/// [service](super::service) of the queue pair to which it is posted, and determines the constructors; the
+/// compiler infers it from the post.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -210,7 +211,8 @@ impl<'a, S> SendWr<'a, S> {
         self
     }
 
-    /// Returns the same work request for a queue pair of any service, which checks the service when it is posted.
+    /// Returns the same work request for a queue pair of any service, which checks the service when it is
+    /// posted.
     pub const fn untyped(self) -> SendWr<'a> {
         let SendWr { wr_id, op, data, flags, to, .. } = self;
         SendWr { wr_id, op, data, flags, to, service: PhantomData }

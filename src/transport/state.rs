@@ -118,8 +118,8 @@ pub enum MigrationState {
     Armed = 2,
 }
 
-/// Defines the attributes by a table of their fields, flags and names. A queue pair keeps some as they are given, with an
-/// initial value.
+/// Defines the attributes by a table of their fields, flags and names. A queue pair keeps some as they are
+/// given, with an initial value.
 macro_rules! attributes {
     ($(
         $(#[$doc:meta])*

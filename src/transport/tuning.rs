@@ -8,13 +8,14 @@ use super::congestion::CongestionConfig;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
     /// Per-peer window: the maximum number of bytes in flight to one peer, including headers. The peer's
-    /// receive buffer is assumed to hold this much, unless the link sets the window of the peer ([`PeerWindow`]).
+    /// receive buffer is assumed to hold this much, unless the link sets the window of the peer
+    /// ([`PeerWindow`]).
     pub window: usize,
     /// Upper bound of the windows that the link sets for single peers.
     pub max_peer_window: usize,
-    /// Maximum number of bytes that one READ request covers. A longer READ is split into several requests, so
-    /// that its responses do not overrun the local receive buffer. The value must not change while READs are in flight: a
-    /// repeated request must lie within one that the responder remembers.
+    /// Maximum number of bytes that one READ request covers. A longer READ is split into several requests,
+    /// so that its responses do not overrun the local receive buffer. The value must not change while
+    /// READs are in flight: a repeated request must lie within one that the responder remembers.
     pub read_chunk: u32,
     /// Lower bound of the local ACK timeout, regardless of the QP's configuration.
     pub min_timeout: Duration,
@@ -37,8 +38,8 @@ pub struct Tuning {
 /// Limits on bursts of paced packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PacingLimits {
-    /// Burst duration: as much traffic as the rate permits in this time may be sent back to back. A single packet
-    /// may exceed it.
+    /// Burst duration: as much traffic as the rate permits in this time may be sent back to back. A single
+    /// packet may exceed it.
     pub burst: Duration,
     /// Maximum idle time, caused by a late timer or a lack of data, that later traffic may make up for.
     pub catch_up: Duration,

@@ -16,8 +16,8 @@ use crate::link::{BindError, FramesError, PacketError, SpecError};
 use crate::middleware::capture::CaptureError;
 use crate::middleware::faults::{RuleError, RulesError};
 
-/// Error of any call that a test or program makes: each error type of the verbs API, of links, fabrics and middleware
-/// converts to it with `?`. The message and the source are those of the original error.
+/// Error of any call that a test or program makes: each error type of the verbs API, of links, fabrics and
+/// middleware converts to it with `?`. The message and the source are those of the original error.
 ///
 /// ```
 /// use std::time::Duration;

@@ -83,8 +83,8 @@ impl CompletionChannel {
         self.0.context.wait_for(self.as_fd(), timeout, || self.next_event())
     }
 
-    /// Prepares a call that will wait for the descriptor until there is an event. Returns an event if one arrives at
-    /// once, or so soon that the call should poll for it.
+    /// Prepares a call that will wait for the descriptor until there is an event. Returns an event if one
+    /// arrives at once, or so soon that the call should poll for it.
     #[doc(hidden)]
     pub fn prepare_wait(&self) -> Option<CqEvent> {
         let ChannelInner { context, wait, .. } = &*self.0;

@@ -1,21 +1,25 @@
-//! How a program waits for completion events: in calls or for the descriptor of the channel, and with how many threads.
+//! How a program waits for completion events: in calls or for the descriptor of the channel, and with how
+//! many threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time for which a waiting thread polls the links before it sleeps, provided that its last sleep was shorter.
+/// Time for which a waiting thread polls the links before it sleeps, provided that its last sleep was
+/// shorter.
 pub(super) const SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Number of events taken without a wait after which the program is no longer expected to wait in calls. A program
-/// that waits in calls finds some events raised already, and one that has changed to waiting for the descriptor receives
-/// this many events only after the back-off of the background thread. Not measured against other values.
+/// Number of events taken without a wait after which the program is no longer expected to wait in calls. A
+/// program that waits in calls finds some events raised already, and one that has changed to waiting for the
+/// descriptor receives this many events only after the back-off of the background thread. Not measured
+/// against other values.
 const MAX_EVENTS_WITHOUT_WAIT: u64 = 16;
 
-/// How a program waits for the events of a channel: in calls, which poll the links themselves, or for the descriptor.
+/// How a program waits for the events of a channel: in calls, which poll the links themselves, or for the
+/// descriptor.
 ///
-/// A program that waits in calls and is woken soon needs no background thread, whose wake-ups cost more than a
-/// message: READs of 256 KiB by fio reach 49 to 55 instead of 30 to 34 Gb/s in rings and 25 instead of 20 to 22 over
-/// sockets, and 64 KiB SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
+/// A program that waits in calls and is woken soon needs no background thread, whose wake-ups cost more than
+/// a message: READs of 256 KiB by fio reach 49 to 55 instead of 30 to 34 Gb/s in rings and 25 instead of 20
+/// to 22 over sockets, and 64 KiB SENDs by `ib_send_bw -e` 4.7 instead of 4.0 GB/s over sockets.
 pub(super) struct ChannelWait {
     created: Instant,
     /// Number of events still to be taken without a wait.
@@ -35,7 +39,8 @@ impl ChannelWait {
         }
     }
 
-    /// Reports whether the program, if it waits, will do so in a call. A thread that sleeps already announces nothing.
+    /// Reports whether the program, if it waits, will do so in a call. A thread that sleeps already announces
+    /// nothing.
     pub fn is_announced(&self) -> bool {
         self.is_in_calls() && self.asleep_since.load(Ordering::Relaxed) == 0
     }
@@ -44,7 +49,8 @@ impl ChannelWait {
         self.waits_left.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that a call is about to wait. Returns whether an event may follow so soon that the call polls for it.
+    /// Records that a call is about to wait. Returns whether an event may follow so soon that the call polls
+    /// for it.
     pub fn on_wait(&self) -> bool {
         self.waits_left.store(MAX_EVENTS_WITHOUT_WAIT, Ordering::Relaxed);
         self.woke_soon.load(Ordering::Relaxed)
@@ -79,8 +85,8 @@ impl ChannelWait {
 
 /// Detector of programs in which several threads wait for events of one device.
 ///
-/// The background thread backs off while a thread polls before it sleeps in a call. If that thread finds an event and then
-/// computes, the packets for another waiting thread are received only after the back-off.
+/// The background thread backs off while a thread polls before it sleeps in a call. If that thread finds an
+/// event and then computes, the packets for another waiting thread are received only after the back-off.
 #[derive(Default)]
 pub(super) struct WaitingThreads {
     /// Address of a thread-local value of the thread that announced a wait last.
@@ -88,8 +94,8 @@ pub(super) struct WaitingThreads {
     changes: AtomicU32,
 }
 
-/// Number of times that the waiting thread may change: a program may set up connections in one thread and use them in
-/// another.
+/// Number of times that the waiting thread may change: a program may set up connections in one thread and use
+/// them in another.
 const MAX_CHANGES: u32 = 4;
 
 impl WaitingThreads {

@@ -11,8 +11,8 @@ impl Context {
         self.0.shards.with_nic(|nic| nic.config().tuning.congestion.control)
     }
 
-    /// Replaces the device's congestion control. Changed parameters take effect at once, for all queue pairs; another
-    /// algorithm takes effect for queue pairs that enter RTR later.
+    /// Replaces the device's congestion control. Changed parameters take effect at once, for all queue pairs;
+    /// another algorithm takes effect for queue pairs that enter RTR later.
     ///
     /// ```
     /// # use urxe::verbs::*;
@@ -28,8 +28,9 @@ impl Context {
 }
 
 impl WeakContext {
-    /// Replaces the device's congestion control, like [`Context::set_congestion`]. Returns false if the device is no
-    /// longer open or a shard's lock is held for longer than `timeout`; other shards may have been changed.
+    /// Replaces the device's congestion control, like [`Context::set_congestion`]. Returns false if the
+    /// device is no longer open or a shard's lock is held for longer than `timeout`; other shards may
+    /// have been changed.
     #[doc(hidden)]
     pub fn set_congestion_within(&self, congestion: Congestion, timeout: Duration) -> bool {
         self.0.upgrade().is_some_and(|device| device.shards.set_congestion_within(congestion, timeout))

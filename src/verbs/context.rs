@@ -33,7 +33,8 @@ use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 /// run to run, and every run of a program should send the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
 
-/// Maximum length of a READ request, in bytes: half the window of a peer whose packets take rings in shared memory.
+/// Maximum length of a READ request, in bytes: half the window of a peer whose packets take rings in shared
+/// memory.
 const MAX_READ_CHUNK: usize = crate::rings::CAPACITY / 4;
 
 /// Options for opening a context.
@@ -52,16 +53,17 @@ pub struct ContextOptions {
     /// Lower bound for the local ACK timeouts of all queue pairs, so that a temporarily stopped peer is not
     /// treated as failed. `None` stands for the personality's bound, and lower values have no effect.
     pub min_ack_timeout: Option<Duration>,
-    /// Whether packets between NICs of this host that exchange them through memory (on a fabric in real time, or through
-    /// rings in shared memory) go without ICRCs, and are not verified; true by default. Captures and fault injection always see ICRCs. To have all verified, set this to false at both ends.
+    /// Whether packets between NICs of this host that exchange them through memory (on a fabric in real
+    /// time, or through rings in shared memory) go without ICRCs, and are not verified; true by default.
+    /// Captures and fault injection always see ICRCs. To have all verified, set this to false at both ends.
     pub elide_icrcs: bool,
     /// Congestion control of the queue pairs; [`Congestion::LOSS_DRIVEN`] by default.
     pub congestion: Congestion,
     /// Faults to inject. Packet rules apply between the links and the NIC; the time of a fault on an object
     /// begins when the context is opened; probabilities are derived from the seed.
     pub faults: Vec<Fault>,
-    /// File for the packets, as the NIC sends and receives them, and the name of their interface in the file. Each packet to which
-    /// a fault is applied carries a comment.
+    /// File for the packets, as the NIC sends and receives them, and the name of their interface in the
+    /// file. Each packet to which a fault is applied carries a comment.
     pub capture: Option<(CaptureFile, String)>,
 }
 
@@ -94,7 +96,8 @@ impl ContextOptions {
         self
     }
 
-    /// Sets the file for the packets, and the name of their interface: see [`capture`](Self#structfield.capture).
+    /// Sets the file for the packets, and the name of their interface: see
+    /// [`capture`](Self#structfield.capture).
     #[must_use]
     pub fn capture(mut self, file: &CaptureFile, name: &str) -> ContextOptions {
         self.capture = Some((file.clone(), name.into()));
@@ -231,10 +234,10 @@ impl Context {
     }
 
     /// Opens a NIC with several shards. Each shard has its own link, lock, timers and background thread, so
-    /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs that complete
-    /// their sends to one completion queue are in one shard, so each thread needs a completion queue of its own.
-    /// Completion queues, and shared receive queues with their queue pairs, are assigned to shards round-robin,
-    /// and all XRC objects to the first shard.
+    /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs that
+    /// complete their sends to one completion queue are in one shard, so each thread needs a completion
+    /// queue of its own. Completion queues, and shared receive queues with their queue pairs, are
+    /// assigned to shards round-robin, and all XRC objects to the first shard.
     ///
     /// There must be 1, 2, 4 ... 64 links that belong together, as from
     /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of
@@ -428,8 +431,8 @@ impl Context {
         self.0.faults.add(fault, &self.0.shards);
     }
 
-    /// Returns the counters of the device's faults: of packet rules, faults on calls and faults on objects, in
-    /// this order.
+    /// Returns the counters of the device's faults: of packet rules, faults on calls and faults on objects,
+    /// in this order.
     pub fn fault_counts(&self) -> Vec<FaultCount> {
         self.0.faults.counts()
     }

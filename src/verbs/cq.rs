@@ -34,7 +34,8 @@ use crate::transport::{Completion, CqId};
 #[derive(Clone)]
 pub struct Cq(pub(super) Arc<CqInner>);
 
-/// Use of a completion queue by a work queue, for the warning [`WarningKind::CqOverrun`](super::WarningKind::CqOverrun).
+/// Use of a completion queue by a work queue, for the warning
+/// [`WarningKind::CqOverrun`](super::WarningKind::CqOverrun).
 pub(super) struct CqUse {
     /// Depth of the work queue; 0 if not all work requests complete.
     depth: u32,
@@ -78,7 +79,8 @@ pub(super) struct CqInner {
     signal: Arc<Signal>,
     /// Work queues that complete to this queue: send, receive and, for XRC, shared receive queues.
     pub users: CqUsers,
-    /// Sum of the depths of the work queues that are in use and whose work requests all complete to this queue.
+    /// Sum of the depths of the work queues that are in use and whose work requests all complete to this
+    /// queue.
     work_requests: AtomicU64,
     pub acks: EventAcks,
     /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
@@ -172,8 +174,9 @@ impl Context {
     /// Creates a completion queue. `options` is either a capacity in completions or [`CqOptions`].
     ///
     /// # Errors
-    /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`] if
-    /// the channel belongs to another context; [`CreateError::Exhausted`]; [`CreateError::DeviceFatal`].
+    /// [`CreateError::Value`] for a capacity of 0 or above the device's limit; [`CreateError::OtherContext`]
+    /// if the channel belongs to another context; [`CreateError::Exhausted`];
+    /// [`CreateError::DeviceFatal`].
     pub fn create_cq(&self, options: impl Into<CqOptions>) -> Result<Cq, CreateError> {
         let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options.into();
         self.inject(Call::ibv_create_cq)?;
@@ -287,7 +290,8 @@ impl Cq {
         injected.map_err(|_| CqOverflow { capacity: self.capacity() })
     }
 
-    /// Polls the link if the queue is empty. In virtual time, lets other threads of the fabric run if it stays empty.
+    /// Polls the link if the queue is empty. In virtual time, lets other threads of the fabric run if it
+    /// stays empty.
     pub(super) fn poll_link_in_turn(&self) {
         self.poll_link_if_empty();
         if let Some(fabric) = self.0.context.0.shards.virtual_fabric()
@@ -403,8 +407,8 @@ impl Cq {
         self.0.queue.poll(max, out)
     }
 
-    /// Requests an event like [`req_notify`](Self::req_notify), but leaves polling to the application, until it calls
-    /// [`stop_polling`](Self::stop_polling).
+    /// Requests an event like [`req_notify`](Self::req_notify), but leaves polling to the application, until
+    /// it calls [`stop_polling`](Self::stop_polling).
     pub fn arm(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);

@@ -63,9 +63,9 @@ impl CqPoll<'_> {
     pub fn end_poll(self) {}
 }
 
-/// The current completion of a batch, which dereferences to the [`Completion`], and its timestamps. If its status is an error, the
-/// only other valid fields are [`wr_id`](Completion::wr_id), [`qpn`](Completion::qpn), [`vendor_err`](Completion::vendor_err) and the
-/// timestamps.
+/// The current completion of a batch, which dereferences to the [`Completion`], and its timestamps. If its
+/// status is an error, the only other valid fields are [`wr_id`](Completion::wr_id),
+/// [`qpn`](Completion::qpn), [`vendor_err`](Completion::vendor_err) and the timestamps.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p TimestampedCompletion,

@@ -29,8 +29,8 @@ use crate::middleware::capture::CaptureError;
 use crate::middleware::faults::RulesError;
 use crate::transport::InjectedError;
 
-/// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`. The variants in front of these are
-/// errors of other types, whose numbers apply.
+/// Implements `errno` for each error type, from rows of the form `type { cause => number, ... }`. The
+/// variants in front of these are errors of other types, whose numbers apply.
 macro_rules! table {
     ($($(#[$doc:meta])* $error:ident $([$($of:ident)+])? { $($cause:pat => $number:expr,)* })+) => {
         $(impl $error {

@@ -179,8 +179,8 @@ pub enum WaitError {
     /// signal handlers and all of them were installed with `SA_RESTART`.
     #[error("a signal interrupted the wait")]
     Interrupted,
-    /// In virtual time, nothing pending on the fabric could end the wait: no packet, no timer, and no other thread of
-    /// [`Fabric::spawn`](crate::fabric::Fabric::spawn).
+    /// In virtual time, nothing pending on the fabric could end the wait: no packet, no timer, and no other
+    /// thread of [`Fabric::spawn`](crate::fabric::Fabric::spawn).
     #[error(
         "the fabric has no packet in flight and no timer that could end the wait; if another thread is to end it, start that \
          thread with Fabric::spawn"

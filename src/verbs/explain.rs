@@ -38,9 +38,9 @@ pub struct FailureReport {
     /// Failure of the queue pair. For a flushed work request it is the first failure, for which the queue
     /// pair entered the error state.
     pub failure: Failure,
-    /// Faults of the NIC that may explain the failure: packet rules that were applied to packets of the queue pair
-    /// that are still unacknowledged, and changes of the queue pair or of an object that it uses. Rules of the
-    /// peer's NIC are not known.
+    /// Faults of the NIC that may explain the failure: packet rules that were applied to packets of the
+    /// queue pair that are still unacknowledged, and changes of the queue pair or of an object that it
+    /// uses. Rules of the peer's NIC are not known.
     pub faults: Vec<AppliedFault>,
 }
 

@@ -78,7 +78,8 @@ impl FromStr for DeviceNames {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Identity {
-    /// IEEE vendor ID (`ibv_device_attr::vendor_id`); 0xffffff for none, as in the kernel's software devices.
+    /// IEEE vendor ID (`ibv_device_attr::vendor_id`); 0xffffff for none, as in the kernel's software
+    /// devices.
     pub vendor_id: u32,
     /// Vendor's part number (`ibv_device_attr::vendor_part_id`).
     pub vendor_part_id: u32,
@@ -93,7 +94,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Identity without a vendor, the default: programs that recognise a vendor's device use more than its verbs.
+    /// Identity without a vendor, the default: programs that recognise a vendor's device use more than its
+    /// verbs.
     pub const NO_VENDOR: Identity = Identity {
         vendor_id: 0xff_ffff,
         vendor_part_id: 0,
@@ -113,8 +115,9 @@ impl Identity {
         board_id: "MT_0000000008",
     };
 
-    /// Returns the identity that the given names and personality ask for: [`CONNECTX_5`](Self::CONNECTX_5) for
-    /// names that begin with `mlx5_` and for [`Personality::MLX5`], otherwise [`NO_VENDOR`](Self::NO_VENDOR).
+    /// Returns the identity that the given names and personality ask for: [`CONNECTX_5`](Self::CONNECTX_5)
+    /// for names that begin with `mlx5_` and for [`Personality::MLX5`], otherwise
+    /// [`NO_VENDOR`](Self::NO_VENDOR).
     pub fn of(names: &DeviceNames, personality: &Personality) -> Identity {
         if names.prefix.starts_with("mlx5_") || personality.name == Personality::MLX5.name {
             Identity::CONNECTX_5

@@ -175,10 +175,11 @@ pub struct MrOptions {
     /// I/O virtual address of the first byte, for work requests and peers; `None` for the registering
     /// function's default. Ignored with [`Access::ZERO_BASED`], which makes addresses start at 0.
     pub iova: Option<u64>,
-    /// Whether [`Pd::reg_mr`] allocates memory that other processes can map, so that long payloads take one copy instead of
-    /// two on their way to a process of this host: from this region to their destination. Such memory is allocated as a whole
-    /// at once. A process to which a reliable connection has sent from the region may read all of it, and a forked child
-    /// shares it with its parent. If the system does not provide such memory, the region has ordinary memory. The default is
+    /// Whether [`Pd::reg_mr`] allocates memory that other processes can map, so that long payloads take one
+    /// copy instead of two on their way to a process of this host: from this region to their
+    /// destination. Such memory is allocated as a whole at once. A process to which a reliable
+    /// connection has sent from the region may read all of it, and a forked child shares it with its
+    /// parent. If the system does not provide such memory, the region has ordinary memory. The default is
     /// false.
     pub shareable: bool,
 }
@@ -399,8 +400,9 @@ pub struct Mr {
     _freed: Freed,
 }
 
-/// Wakes the NIC when the memory of a shareable region has been freed, so that the NIC withdraws the memory from the processes
-/// that have mapped it. The kernel keeps the memory until the last of them has unmapped it.
+/// Wakes the NIC when the memory of a shareable region has been freed, so that the NIC withdraws the memory
+/// from the processes that have mapped it. The kernel keeps the memory until the last of them has unmapped
+/// it.
 #[derive(Debug)]
 struct Freed(Option<Pd>);
 

@@ -65,8 +65,8 @@ const PORT_ZEROS: &str = "VL15_dropped link_downed link_error_recovery local_lin
 const HW_ZEROS: &str = "ack_deferred link_downed roce_adp_retrans roce_adp_retrans_to roce_slow_restart \
     roce_slow_restart_cnps roce_slow_restart_trans";
 
-/// Returns the paths of the counter files, relative to the port's directory in sysfs, and their values. `total`
-/// returns a counter by its name in [`Counters::iter`] or [`LinkCounters::iter`].
+/// Returns the paths of the counter files, relative to the port's directory in sysfs, and their values.
+/// `total` returns a counter by its name in [`Counters::iter`] or [`LinkCounters::iter`].
 pub fn port_counter_files(total: impl Fn(&str) -> u64) -> Vec<(String, u64)> {
     let sum = |names: &[&str]| names.iter().map(|name| total(name)).sum();
     let mut files: Vec<(String, u64)> = Vec::new();

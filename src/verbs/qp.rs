@@ -132,11 +132,12 @@ pub enum ListPolicy {
     AllOrNone,
 }
 
-/// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair; outstanding
-/// work requests then end without completions.
+/// A queue pair. Cheap to clone; usable from any thread. Dropping the last handle destroys the queue pair;
+/// outstanding work requests then end without completions.
 ///
-/// `S` is the [service](super::service). `Qp` alone is a queue pair of any service, whose calls fail if the service does
-/// not have them; calls of a `Qp<Rc>`, `Qp<Uc>` or `Qp<Ud>` ([`Pd::create_typed_qp`]) then do not compile.
+/// `S` is the [service](super::service). `Qp` alone is a queue pair of any service, whose calls fail if the
+/// service does not have them; calls of a `Qp<Rc>`, `Qp<Uc>` or `Qp<Ud>` ([`Pd::create_typed_qp`]) then do
+/// not compile.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -444,8 +445,8 @@ impl<S: Connected> Qp<S> {
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
-    /// The errors of [`enter_init`](Self::enter_init), [`enter_rtr`](Self::enter_rtr) and [`enter_rts`](Self::enter_rts);
-    /// transitions made before the failure remain.
+    /// The errors of [`enter_init`](Self::enter_init), [`enter_rtr`](Self::enter_rtr) and
+    /// [`enter_rts`](Self::enter_rts); transitions made before the failure remain.
     pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         self.enter_init(options.access)?;
         self.enter_rtr(peer, options)?;
@@ -560,8 +561,8 @@ impl Qp {
         self.0.post_send(wr)
     }
 
-    /// Posts send work requests in order. If the queue pair rejects one, `policy` says whether those before it
-    /// are posted.
+    /// Posts send work requests in order. If the queue pair rejects one, `policy` says whether those before
+    /// it are posted.
     ///
     /// ```
     /// # use urxe::verbs::*;
@@ -625,7 +626,8 @@ impl QpInner {
         self.post_each(wrs)
     }
 
-    /// Posts a list or the items of an iterator. Private, so that no other crate contains a copy of the code below.
+    /// Posts a list or the items of an iterator. Private, so that no other crate contains a copy of the code
+    /// below.
     fn post_each<'w>(
         &self,
         wrs: impl IntoIterator<Item = impl Borrow<SendWr<'w>>>,

@@ -199,15 +199,15 @@ pub struct PortAttr {
     /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
     /// Link width, encoded as in `ibv_port_attr`. It and the speed per lane are those of the
-    /// [personality](crate::verbs::Personality) unless a fault changes them. Software has no nominal speed, but some programs
-    /// size their windows and select their protocols by this value.
+    /// [personality](crate::verbs::Personality) unless a fault changes them. Software has no nominal speed,
+    /// but some programs size their windows and select their protocols by this value.
     pub active_width: u8,
     /// Speed per lane, encoded as in `ibv_port_attr`.
     pub active_speed: u8,
 }
 
-/// Returns a substitute for a LID, for `urxe run --lid-routing`: the last 16 bits of the address. Ports of RoCE have LID
-/// 0, so the substitute works only between neighbours whose addresses differ in no other bits.
+/// Returns a substitute for a LID, for `urxe run --lid-routing`: the last 16 bits of the address. Ports of
+/// RoCE have LID 0, so the substitute works only between neighbours whose addresses differ in no other bits.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])

@@ -1,5 +1,5 @@
-//! Threads on a fabric: in virtual time, programs with blocking calls run one thread at a time, in an order determined by the
-//! seed.
+//! Threads on a fabric: in virtual time, programs with blocking calls run one thread at a time, in an order
+//! determined by the seed.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -51,14 +51,15 @@ impl<T> fmt::Debug for FabricThread<T> {
 impl Fabric {
     /// Starts a thread. In real time, this is [`std::thread::spawn`].
     ///
-    /// In virtual time, the threads of a fabric run one at a time, so that code with blocking calls is tested as it is, and a
-    /// run with the same seed repeats. A thread runs until it waits: in a blocking call of this library, in
-    /// [`sleep`](Self::sleep), [`wait_until`](Self::wait_until) or [`FabricThread::join`], or after a poll that has found nothing,
-    /// which takes a microsecond of virtual time. Then the next thread runs, drawn by the seed, and when all wait, the clock
-    /// advances. A new thread begins when the current one waits; unless it is joined, it may never run.
+    /// In virtual time, the threads of a fabric run one at a time, so that code with blocking calls is tested
+    /// as it is, and a run with the same seed repeats. A thread runs until it waits: in a blocking call
+    /// of this library, in [`sleep`](Self::sleep), [`wait_until`](Self::wait_until) or
+    /// [`FabricThread::join`], or after a poll that has found nothing, which takes a microsecond of
+    /// virtual time. Then the next thread runs, drawn by the seed, and when all wait, the clock advances.
+    /// A new thread begins when the current one waits; unless it is joined, it may never run.
     ///
-    /// A thread must not block on another one in any other way, such as in a mutex that the other holds while it waits: no thread
-    /// would run any more.
+    /// A thread must not block on another one in any other way, such as in a mutex that the other holds while
+    /// it waits: no thread would run any more.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -97,7 +98,8 @@ impl Fabric {
         FabricThread { fabric, ended, handle }
     }
 
-    /// Waits for a while: in virtual time until the clock has advanced by `time`, while other threads of the fabric run.
+    /// Waits for a while: in virtual time until the clock has advanced by `time`, while other threads of the
+    /// fabric run.
     pub fn sleep(&self, time: Duration) {
         match self.is_virtual() {
             true => self.advance(time),
@@ -105,11 +107,13 @@ impl Fabric {
         }
     }
 
-    /// Waits until `take` returns a value, and returns that value: a wait for something that no blocking call of this library
-    /// waits for, such as a message of another thread. In real time, `take` is called every 50 µs.
+    /// Waits until `take` returns a value, and returns that value: a wait for something that no blocking call
+    /// of this library waits for, such as a message of another thread. In real time, `take` is called
+    /// every 50 µs.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`]; [`WaitError::Idle`] in virtual time, if nothing is pending that could end the wait.
+    /// [`WaitError::TimedOut`]; [`WaitError::Idle`] in virtual time, if nothing is pending that could end the
+    /// wait.
     pub fn wait_until<R>(
         &self,
         timeout: Duration,

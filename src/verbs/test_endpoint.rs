@@ -93,8 +93,8 @@ pub struct MeshNode {
     pub context: Context,
     /// Protection domain of all queue pairs.
     pub pd: Pd,
-    /// Completion queue for the sends and receives of all queue pairs, with 1024 entries per NIC in the mesh,
-    /// up to the device's limit.
+    /// Completion queue for the sends and receives of all queue pairs, with 1024 entries per NIC in the
+    /// mesh, up to the device's limit.
     pub cq: Cq,
     /// Queue pairs, indexed by peer; `None` at the NIC's own index.
     qps: Vec<Option<Qp>>,
@@ -222,8 +222,8 @@ impl PairBuilder {
     }
 
     /// Adds faults to the first NIC: on packets at its port ([`Direction::Tx`] to packets that it sends,
-    /// [`Direction::Rx`] to packets that it receives), on calls and on objects. Random decisions are derived from
-    /// the seed of the NIC.
+    /// [`Direction::Rx`] to packets that it receives), on calls and on objects. Random decisions are derived
+    /// from the seed of the NIC.
     ///
     /// [`Direction::Tx`]: crate::middleware::faults::Direction::Tx
     /// [`Direction::Rx`]: crate::middleware::faults::Direction::Rx

@@ -33,7 +33,8 @@ pub struct Flow {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits; 0 for IPv4.
     pub flow_label: u32,
-    /// Priority in the VLAN tag, on links that add one; `None` for the link's own. `None` in received packets.
+    /// Priority in the VLAN tag, on links that add one; `None` for the link's own. `None` in received
+    /// packets.
     pub vlan_priority: Option<u8>,
 }
 
@@ -79,7 +80,8 @@ pub enum IpIdent {
     },
     /// The values are not visible, or the packet has none (IPv6).
     Unknown,
-    /// The packets have never left the memory of this host, and have no ICRC: the last four bytes of each are unspecified. See [`MemoryPath::elide_icrcs`](crate::link::MemoryPath::elide_icrcs).
+    /// The packets have never left the memory of this host, and have no ICRC: the last four bytes of each are
+    /// unspecified. See [`MemoryPath::elide_icrcs`](crate::link::MemoryPath::elide_icrcs).
     Elided,
 }
 

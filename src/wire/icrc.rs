@@ -197,8 +197,8 @@ impl Verifier {
         self.verify_in_burst(flow, ident, index, udp_payload, false)
     }
 
-    /// Reports whether a packet's ICRC is correct, like [`verify`](Self::verify), but faster if the previous packet was
-    /// from the same flow (`is_next`).
+    /// Reports whether a packet's ICRC is correct, like [`verify`](Self::verify), but faster if the previous
+    /// packet was from the same flow (`is_next`).
     #[inline]
     pub fn verify_in_burst(
         &mut self,
@@ -266,8 +266,8 @@ fn icrc_matches<const TIMES: usize>(
 /// identification that explains the ICRC is accepted, with don't-fragment set or clear, which checks 15 bits.
 /// A [`Verifier`] checks at least 26 bits once it knows the sender.
 ///
-/// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails. Packets whose ICRCs are
-/// [elided](IpIdent::Elided) pass.
+/// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails. Packets whose
+/// ICRCs are [elided](IpIdent::Elided) pass.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
     icrc_matches::<1>(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
@@ -321,7 +321,8 @@ fn received(udp_payload: &[u8]) -> Option<u32> {
     udp_payload.last_chunk().map(|icrc| u32::from_le_bytes(*icrc))
 }
 
-/// Reports whether a payload has the length of a packet. An elided ICRC is not read, which would be a cache miss.
+/// Reports whether a payload has the length of a packet. An elided ICRC is not read, which would be a cache
+/// miss.
 #[inline]
 fn has_valid_len(udp_payload: &[u8]) -> bool {
     (BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len())

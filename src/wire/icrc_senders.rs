@@ -28,7 +28,8 @@ use super::{Flow, IpIdent};
 /// number.
 const MAX_BURST_PACKETS: u16 = 64;
 /// Number of consecutive packets with identifications below `MAX_BURST_PACKETS` after which a sender becomes
-/// known. Of packets with the expected identification, those behind another one in a received burst do not count.
+/// known. Of packets with the expected identification, those behind another one in a received burst do not
+/// count.
 const KNOWN_AFTER: u8 = 100;
 /// Number of consecutive packets with other identifications after which a known sender becomes unknown again.
 const FORGET_AFTER: u8 = 3;

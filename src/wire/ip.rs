@@ -8,7 +8,8 @@ use etherparse::{
 
 use super::{Flow, Gid};
 
-/// Returns the IPv4 header, without options and with don't-fragment set, of a packet with `udp_len` bytes of UDP.
+/// Returns the IPv4 header, without options and with don't-fragment set, of a packet with `udp_len` bytes of
+/// UDP.
 pub(super) fn v4_header(flow: &Flow, src: Ipv4Addr, dst: Ipv4Addr, id: u16, udp_len: u16) -> Ipv4Header {
     let mut header = Ipv4Header {
         dscp: IpDscp::try_new(flow.traffic_class >> 2).unwrap_or_default(),

@@ -46,11 +46,13 @@ pub const fn pad_count(payload: usize) -> usize {
 
 /// Packet with a valid opcode, and long enough for the headers and the padding that its BTH specifies.
 ///
-/// The headers are copied: in shared memory, another process could change them after a check. They are copied as bytes
-/// and decoded at each use, because a load of several decoded fields has to wait for the stores of all of them.
+/// The headers are copied: in shared memory, another process could change them after a check. They are copied
+/// as bytes and decoded at each use, because a load of several decoded fields has to wait for the stores of
+/// all of them.
 ///
-/// BTH and extension headers are separate arrays, so that the compiler loads either from the stack as it has stored it. With
-/// one array, a load spanned two stores, and waited until the processor had written all earlier stores to the cache.
+/// BTH and extension headers are separate arrays, so that the compiler loads either from the stack as it has
+/// stored it. With one array, a load spanned two stores, and waited until the processor had written all
+/// earlier stores to the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     /// Payload, padding and ICRC.
@@ -63,11 +65,12 @@ pub struct Packet<'a> {
 /// Length of the longest extension headers.
 const MAX_EXTENSIONS_LEN: usize = MAX_HEADERS_LEN - BTH_LEN;
 
-/// Returns extension headers, with zeros behind them. The bytes behind the headers are not read: if they were stored just
-/// before by other instructions, a load of both would have to wait for the stores.
+/// Returns extension headers, with zeros behind them. The bytes behind the headers are not read: if they were
+/// stored just before by other instructions, a load of both would have to wait for the stores.
 #[inline(always)]
 fn copy_extensions(headers: &[u8]) -> [u8; MAX_EXTENSIONS_LEN] {
-    /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes longer.
+    /// Copies `N` to 2 `N` bytes in two pieces of fixed length, which overlap: a call of `memcpy` takes
+    /// longer.
     #[inline(always)]
     fn copy_ends<const N: usize>(bytes: &[u8], copy: &mut [u8; MAX_EXTENSIONS_LEN]) {
         if let (Some(first), Some(last)) = (bytes.first_chunk::<N>(), bytes.last_chunk::<N>()) {

@@ -1,6 +1,6 @@
 //! Tests of `urxe run` with programs that bundle their own libibverbs: under another name, as auditwheel does
-//! in Python wheels, in a directory named in a DT_RPATH, opened by `dlopen`, or linked statically. The copies find no
-//! device, so any device that a program finds is urxe's.
+//! in Python wheels, in a directory named in a DT_RPATH, opened by `dlopen`, or linked statically. The copies
+//! find no device, so any device that a program finds is urxe's.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -252,8 +252,8 @@ fn extension_opened_with_rtld_deepbind_that_is_linked_against_a_copy_finds_the_d
     wheel.check_finds_device("program");
 }
 
-/// Checks that urxe warns of a program that looks functions up in an object linked against a copy, because such
-/// lookups cannot be redirected.
+/// Checks that urxe warns of a program that looks functions up in an object linked against a copy, because
+/// such lookups cannot be redirected.
 #[test]
 fn program_that_looks_up_functions_through_an_extension_gets_a_warning() {
     let wheel = Wheel::new(HASHED);

@@ -352,8 +352,9 @@ fn error_for_a_missing_or_busy_resource_is_one_line_with_the_reason() {
 #[test]
 fn error_for_a_missing_permission_names_the_capability() {
     use std::os::unix::process::CommandExt;
-    // The copy is at a path that every user may read. `cp` makes it: if this process had it open for writing, a
-    // child that another thread forks would inherit the descriptor, and the copy could not be executed (ETXTBSY).
+    // The copy is at a path that every user may read. `cp` makes it: if this process had it open for writing,
+    // a child that another thread forks would inherit the descriptor, and the copy could not be executed
+    // (ETXTBSY).
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("urxe");
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_urxe")).arg(&copy).status().unwrap();

@@ -369,8 +369,8 @@ fn wait_for_an_unresponsive_peer_times_out_and_prints_what_was_sent() {
     }
 }
 
-/// Checks that a server on `net` reports clients that send `messages`, and then disconnect, with the given errors, and serves
-/// the next client.
+/// Checks that a server on `net` reports clients that send `messages`, and then disconnect, with the given
+/// errors, and serves the next client.
 fn check_server_after(net: u8, command: &str, client: &str, messages: &[(&str, &str)]) {
     let port = tcp_port::unused();
     let (server, mut stderr) =

@@ -1,5 +1,5 @@
-//! Tests of regions from which another process copies payloads, with an end of the connection that is killed, is stopped or
-//! lacks descriptors.
+//! Tests of regions from which another process copies payloads, with an end of the connection that is killed,
+//! is stopped or lacks descriptors.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,8 +18,8 @@ fn rounds(default: usize) -> usize {
     std::env::var("ROUNDS").map_or(default, |text| text.parse().unwrap())
 }
 
-/// Waits until the connections of an ended peer have left nothing behind: no more descriptors and mappings of any kind than
-/// after the first peer.
+/// Waits until the connections of an ended peer have left nothing behind: no more descriptors and mappings of
+/// any kind than after the first peer.
 fn check_resources(survivor: &End, level: &mut Option<BTreeMap<String, usize>>) {
     survivor.wait_until("the rings are closed", || survivor.mappings("urxe ring") == 0);
     let level = level.get_or_insert_with(|| survivor.resources());

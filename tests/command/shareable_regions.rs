@@ -1,5 +1,5 @@
-//! Tests of regions from which other processes copy payloads themselves. Two contexts with different addresses use rings in
-//! shared memory as two processes would.
+//! Tests of regions from which other processes copy payloads themselves. Two contexts with different
+//! addresses use rings in shared memory as two processes would.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

@@ -66,8 +66,8 @@ fn every_symbol_of_releases_33_to_65_is_exported_in_its_node() {
     let mut found = 0;
     let mut missing = Vec::new();
     for (name, is_default, node, releases) in of_releases() {
-        // The functions of libibverbs 1.0 take structs with another layout, and no program of these releases is
-        // linked against them: their libraries have a newer default version of each.
+        // The functions of libibverbs 1.0 take structs with another layout, and no program of these releases
+        // is linked against them: their libraries have a newer default version of each.
         if node == "IBVERBS_1.0" && !is_default {
             assert!(exports.contains(&format!("{name}@@IBVERBS_1.1")), "{name}");
             continue;

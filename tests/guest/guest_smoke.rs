@@ -310,7 +310,8 @@ fn guest_commands_report_exit_status_output_and_errors() {
     assert_eq!(g.exec("true", S10).unwrap_err().kind, ErrorKind::Terminated);
 }
 
-/// Both counters go on from the values in the snapshot; a guest that finds them unstable falls back to jiffies.
+/// Both counters go on from the values in the snapshot; a guest that finds them unstable falls back to
+/// jiffies.
 #[test]
 fn processors_use_the_tsc_as_their_clock() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Requests beyond the backlog of a listener: a C program gets the same events from the kernel's connection manager, in a guest with
-//! rxe, and from urxe, under `urxe run`.
+//! Requests beyond the backlog of a listener: a C program gets the same events from the kernel's connection
+//! manager, in a guest with rxe, and from urxe, under `urxe run`.
 
 use std::process::Command;
 use std::time::Duration;

@@ -108,9 +108,9 @@ fn check_rejected(ends: &Ends<'_>) -> Result<String, String> {
     Ok(EXPECTED.into())
 }
 
-/// Kills the client of an idle connection in the guest, and checks that the local program receives a disconnect event from the
-/// guest's kernel. The connection is idle because the kernel may deregister the memory of a killed process before it disconnects,
-/// and a READ in between fails.
+/// Kills the client of an idle connection in the guest, and checks that the local program receives a
+/// disconnect event from the guest's kernel. The connection is idle because the kernel may deregister the
+/// memory of a killed process before it disconnects, and a READ in between fails.
 fn check_killed_client(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     const EXPECTED: &str = "RDMA_CM_EVENT_DISCONNECTED 0";
     let port = ends.free_port();

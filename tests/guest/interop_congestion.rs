@@ -1,6 +1,6 @@
-//! Tests of congestion control against the kernel's rxe, which sends no congestion notification packets (CNPs) for marked
-//! packets and ignores those that it receives: every transfer completes with the right data and without errors. Needs the
-//! test guest, tshark and Python; UDP needs root.
+//! Tests of congestion control against the kernel's rxe, which sends no congestion notification packets
+//! (CNPs) for marked packets and ignores those that it receives: every transfer completes with the right data
+//! and without errors. Needs the test guest, tshark and Python; UDP needs root.
 //!
 //! Repeated with Linux 6.12.
 
@@ -156,7 +156,8 @@ impl<'a> Peers<'a> {
         assert_eq!(got, hash(&pattern(total, self.seed)), "{what}: the data differs");
     }
 
-    /// Reports whether the wire may lose packets: the kernel drops some of those that wait for the guest's MAC address.
+    /// Reports whether the wire may lose packets: the kernel drops some of those that wait for the guest's
+    /// MAC address.
     fn loses_packets(&self) -> bool {
         self.setup.via != LinkKind::Dgram
     }
@@ -190,8 +191,8 @@ impl<'a> Peers<'a> {
         }
     }
 
-    /// Checks that both queue pairs are in RTS, that there are no more completions and no asynchronous events, and that
-    /// rxe has counted no errors. Returns the counters of rxe that have increased.
+    /// Checks that both queue pairs are in RTS, that there are no more completions and no asynchronous
+    /// events, and that rxe has counted no errors. Returns the counters of rxe that have increased.
     fn check_health(&mut self) -> BTreeMap<String, u64> {
         assert_eq!((self.qp.state(), self.shell.state("q").as_str()), (QpState::Rts, "RTS"));
         assert_eq!(self.side.poll(1, Duration::ZERO), []);
@@ -369,7 +370,8 @@ fn check_cnps_to_any_queue_pair(setup: &Testbed, ip: Ip) {
     // The link has its first packets from a transfer, so it knows the guest's MAC address.
     peers.transfer((Kind::Write, Role::Urxe));
     peers.cnps.lock().extend(&qpns);
-    // The link sends the CNPs during the first transfer, so rxe receives them before the packets of the second.
+    // The link sends the CNPs during the first transfer, so rxe receives them before the packets of the
+    // second.
     peers.transfer((Kind::Write, Role::Urxe));
     peers.transfer((Kind::Write, Role::Urxe));
     assert!(peers.cnps.lock().is_empty());

@@ -114,7 +114,8 @@ impl<'a> Stream<'a> {
         statuses.push(wc.status);
     }
 
-    /// Checks that what did not succeed is one send with exhausted retries, followed by flushed work requests.
+    /// Checks that what did not succeed is one send with exhausted retries, followed by flushed work
+    /// requests.
     fn check_failure(&self) {
         let Stream { name, sends, receives, .. } = self;
         let flushed = std::iter::repeat(WcStatus::WrFlushErr);

@@ -1,9 +1,9 @@
 //! Tests of `urxe pingpong` against the stock `ibv_rc_pingpong` on the kernel's rxe in a guest, with either
 //! side as the server.
 //!
-//! The emulated guest transfers a few MB per second. `.ci/nightly` makes a thousand round trips of each case, and a hundred of
-//! 1 MiB (4096 packets each at an MTU of 256), with `URXE_LONG=1`. A busy host starves the guest for longer than the default of
-//! 67 ms, so urxe's ACK timeout is one second (18).
+//! The emulated guest transfers a few MB per second. `.ci/nightly` makes a thousand round trips of each case,
+//! and a hundred of 1 MiB (4096 packets each at an MTU of 256), with `URXE_LONG=1`. A busy host starves the
+//! guest for longer than the default of 67 ms, so urxe's ACK timeout is one second (18).
 
 use std::time::Duration;
 use urxe_test_support::stock::Table;
@@ -15,8 +15,8 @@ const URXE_TIMEOUT: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
 /// Returns the number of round trips and the time limit for a message size. With six to twenty other busy
-/// processes on two cores, 20 runs of 1000 round trips of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stalled run ends
-/// before that limit: urxe fails after [`URXE_TIMEOUT`] without a message.
+/// processes on two cores, 20 runs of 1000 round trips of 65,536 bytes at an MTU of 256 took 32 to 164 s
+/// each. A stalled run ends before that limit: urxe fails after [`URXE_TIMEOUT`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     if std::env::var_os("URXE_LONG").is_some() {
         return (if size <= 65_536 { 1000 } else { 100 }, Duration::from_secs(3600));

@@ -23,8 +23,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const MEMORY: &str = "/tmp/memory";
 const MRDUMP: &str = "/lib/mrdump.so";
 
-/// A program with arguments, its traffic pattern, and (size, iterations, queue pairs) for each run. Over IPv6, only the
-/// first run is made. The guest transfers a few MB per second.
+/// A program with arguments, its traffic pattern, and (size, iterations, queue pairs) for each run. Over
+/// IPv6, only the first run is made. The guest transfers a few MB per second.
 type Program = (&'static str, Traffic, &'static [(u32, u64, u32)]);
 const PROGRAMS: [Program; 14] = [
     ("ib_write_bw", Traffic::WriteBw, &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),

@@ -8,8 +8,8 @@ use urxe_test_support::testbed::{GUEST, LinkKind, Testbed};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Service, message size, path MTU (ignored for UD), iterations with `URXE_LONG=1`, of which a quarter is run by default, queue
-/// pairs. UC and UD do not retransmit,
+/// Service, message size, path MTU (ignored for UD), iterations with `URXE_LONG=1`, of which a quarter is run
+/// by default, queue pairs. UC and UD do not retransmit,
 /// and the guest drops packets that arrive faster than it can process them, so messages of several packets
 /// are few.
 const RUNS: [(&str, u32, u32, u32, u32); 11] = [

@@ -338,7 +338,8 @@ fn run(
     Ok(sizes.len())
 }
 
-/// Prints the results: for each operation and requester, the number of messages for each path MTU as text, for each kind of address.
+/// Prints the results: for each operation and requester, the number of messages for each path MTU as text,
+/// for each kind of address.
 fn print_results(link: LinkKind, results: &BTreeMap<(usize, Role), Vec<String>>) {
     let heading = ["operation", "requester", "IPv4 (MTU 256 … 4096)", "IPv6 ULA (256, 4096)", "IPv6 LL"];
     let mut table = Table::new(&format!("vsh over {link}"), &heading);

@@ -26,8 +26,8 @@ fn named(checks: &[Value], name: &str) -> Vec<(String, String)> {
     named.map(|check| (text(check, "status"), text(check, "message"))).collect()
 }
 
-/// Binds the port of 127.0.0.1 once the broker that `urxe doctor` has started is gone: it exits after its last
-/// client.
+/// Binds the port of 127.0.0.1 once the broker that `urxe doctor` has started is gone: it exits after its
+/// last client.
 fn bind_when_free() -> UdpSocket {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -263,7 +263,8 @@ fn link_with_interface_address_joins_groups_through_the_kernel() {
         let out = net.sides[0].command("ip").args(["maddr", "show", "dev", "v0"]).output().unwrap();
         String::from_utf8_lossy(&out.stdout).contains(group)
     };
-    // A child process that another test starts has the sockets of the memberships until it executes a program.
+    // A child process that another test starts has the sockets of the memberships until it executes a
+    // program.
     let ends = |group: &str| {
         let start = Clock::now();
         while is_member(group) && start.elapsed() < Duration::from_secs(5) {

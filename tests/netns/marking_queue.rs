@@ -1,5 +1,5 @@
-//! DCQCN between two NICs in network namespaces: the sender's interface marks ECN-capable packets above a rate.
-//! Needs root and nftables.
+//! DCQCN between two NICs in network namespaces: the sender's interface marks ECN-capable packets above a
+//! rate. Needs root and nftables.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ const LEN: usize = 64 << 10;
 const DEPTH: u64 = 16;
 /// Number of WRITEs.
 const COUNT: u64 = 320;
-/// Congestion control whose first cut leads to 100 Mbit/s and whose increases are small, so that the rate is soon near the
-/// one above which packets are marked.
+/// Congestion control whose first cut leads to 100 Mbit/s and whose increases are small, so that the rate is
+/// soon near the one above which packets are marked.
 const CONTROL: &str = "dcqcn:sigcomm15,rate_to_set_on_first_cnp=100,rpg_byte_reset=0,rpg_time_reset=1500,\
                        rpg_ai_rate=1,rpg_hai_rate=2";
 /// Rate above which packets are marked, in megabytes per second.
@@ -113,7 +113,8 @@ fn check(links: [&str; 2]) {
     let unmarked = transfer(&net, links, Personality::DEFAULT);
     assert_eq!((unmarked.receiver.np_ecn_marked_roce_packets, unmarked.receiver.np_cnp_sent), (0, 0));
     mark(&net);
-    // On a loaded machine, the machine may limit a transfer more than the marks do: one of several comparisons must do.
+    // On a loaded machine, the machine may limit a transfer more than the marks do: one of several
+    // comparisons must do.
     let is_slower = |_| {
         let (marked, ignored) = transfers_with_marks(&net, links);
         println!("{} unmarked, {marked} marked, {ignored} MB/s with ignored marks", unmarked.rate);

@@ -159,7 +159,8 @@ fn open_waits_for_a_tentative_address() {
     write_both_ways(&[(a, b)]);
 }
 
-/// Returns a network in which the kernel detects the carrier of `v0`, but does not act on it until the mode changes.
+/// Returns a network in which the kernel detects the carrier of `v0`, but does not act on it until the mode
+/// changes.
 fn with_unprocessed_carrier() -> Veth {
     let net = Veth::new(1500);
     net.sides[0].ip("link set v0 down");

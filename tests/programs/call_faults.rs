@@ -1,4 +1,5 @@
-//! Tests of faults on calls of the C library and on objects (`c/call_faults.c`, and a ping-pong under `urxe run`).
+//! Tests of faults on calls of the C library and on objects (`c/call_faults.c`, and a ping-pong under `urxe
+//! run`).
 
 use std::time::Duration;
 

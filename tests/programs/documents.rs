@@ -1,7 +1,8 @@
 //! The commands and messages of README.md, `docs/PERFORMANCE.md` and the guide. Every `sh` block is run in a
 //! network namespace, against the command and the libraries built for the tests, unless a comment before the
 //! block gives a reason not to. Every message of the troubleshooting page is compared with the sources. The
-//! Rust blocks are documentation tests of the package urxe; `python/tests/test_guide.py` runs the Python blocks.
+//! Rust blocks are documentation tests of the package urxe; `python/tests/test_guide.py` runs the Python
+//! blocks.
 
 use std::fs;
 use std::path::{Path, PathBuf};

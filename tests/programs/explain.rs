@@ -1,5 +1,5 @@
-//! Tests of `urxe run --explain`: an unmodified program (ibverbs-utils) whose work requests fail gets a report
-//! on standard error.
+//! Tests of `urxe run --explain`: an unmodified program (ibverbs-utils) whose work requests fail gets a
+//! report on standard error.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ const CLIENT_LIMIT: Duration = Duration::from_secs(30);
 /// Runs `ibv_rc_pingpong` with more iterations than it completes, kills the server once packets have been
 /// exchanged, and returns the output of the client.
 ///
-/// Repeats this if the server was killed after it had acknowledged a SEND and before its own: the client then has no work
-/// request that could fail.
+/// Repeats this if the server was killed after it had acknowledged a SEND and before its own: the client then
+/// has no work request that could fail.
 fn client_of_killed_server(options: &[&str], client_options: &[&str]) -> String {
     let mut outputs = (0..5).filter_map(|_| try_client_of_killed_server(options, client_options));
     outputs.next().expect("the client fails when its server is killed")
@@ -84,8 +84,8 @@ fn report_names_the_fault_rule_that_lost_the_packets() {
     let pingpong = ["ibv_rc_pingpong", "-g", "0", "-n", "1000", "-p", &port];
     let _serving = Running::new(urxe(&[&["run", "--ip", &server, "--"], &pingpong[..]].concat()));
     wait_for_listener(&port);
-    // Only requests: if the ACK after the client's last acknowledged SEND were lost, the server would fail, and the
-    // client would have no work request left that could fail.
+    // Only requests: if the ACK after the client's last acknowledged SEND were lost, the server would fail,
+    // and the client would have no work request left that could fail.
     let run = ["run", "--ip", &client, "--explain", "--fault", "drop=100..,opcode=send", "--"];
     let out = Running::new(urxe(&[&run[..], &pingpong, &["127.0.0.1"]].concat())).finish(LIMIT);
     let printed = text(&out);

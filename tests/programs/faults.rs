@@ -1,4 +1,5 @@
-//! Tests of access to registered memory that the program (`c/faults.c`) has unmapped, replaced, protected or truncated.
+//! Tests of access to registered memory that the program (`c/faults.c`) has unmapped, replaced, protected or
+//! truncated.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Tests of `urxe run` with programs whose libibverbs is not found by an ordinary loader: sanitizers, virtual
-//! environments, cleaned environments, privileged programs, other architectures and C libraries, scripts. Each program
-//! finds urxe's device, or is refused in one line that says what to do. `bundled.rs` has those with a copy of libibverbs.
+//! environments, cleaned environments, privileged programs, other architectures and C libraries, scripts.
+//! Each program finds urxe's device, or is refused in one line that says what to do. `bundled.rs` has those
+//! with a copy of libibverbs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,8 +79,9 @@ impl Programs {
         check(Command::new(compiler).arg("-g").arg(&file).arg("-o").arg(self.path(name)).args(options));
     }
 
-    /// Creates an executable file with the given text. A shell writes it: if this process had it open for writing, a
-    /// child that another thread forks would inherit the descriptor, and the file could not be executed (ETXTBSY).
+    /// Creates an executable file with the given text. A shell writes it: if this process had it open for
+    /// writing, a child that another thread forks would inherit the descriptor, and the file could not be
+    /// executed (ETXTBSY).
     fn script(&self, name: &str, text: &str) {
         let write = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
         check(Command::new("sh").args(["-c", write]).arg(self.path(name)).arg(text));
@@ -104,7 +106,8 @@ impl Programs {
         assert_eq!(text(&out), FOUND, "{command:?}: {}", out.status);
     }
 
-    /// Checks that `urxe run` refuses a command in one line with the given reason, and that `urxe doctor` gives it too.
+    /// Checks that `urxe run` refuses a command in one line with the given reason, and that `urxe doctor`
+    /// gives it too.
     fn check_is_refused(&self, command: &[&str], reason: &str) {
         let out = self.run(command);
         let printed = text(&out);
@@ -182,8 +185,8 @@ fn sanitizer_still_reports_errors_under_urxe_run() {
     assert!(printed.contains("AddressSanitizer: heap-use-after-free"), "{printed}");
 }
 
-/// Returns a directory with a virtual environment, in which the wheel `x` is installed as auditwheel repairs it: with
-/// an extension linked against a renamed copy of Debian's libibverbs, and a console script.
+/// Returns a directory with a virtual environment, in which the wheel `x` is installed as auditwheel repairs
+/// it: with an extension linked against a renamed copy of Debian's libibverbs, and a console script.
 fn virtual_environment() -> Programs {
     const COPY: &str = "libibverbs-1de1263b.so.1.14.44.0";
     let programs = Programs::new();

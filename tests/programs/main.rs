@@ -1,4 +1,5 @@
-//! Tests of unmodified programs and C programs on the drop-in libraries. Need packages of Debian or Ubuntu, and some root.
+//! Tests of unmodified programs and C programs on the drop-in libraries. Need packages of Debian or Ubuntu,
+//! and some root.
 
 mod broker;
 mod call_faults;

@@ -1,5 +1,5 @@
-//! Tests of a program that makes the calls of NCCL's InfiniBand transport (`c/nccl_calls.c`): two processes on two addresses, which
-//! verify all data, also after queue pairs have failed and recovered.
+//! Tests of a program that makes the calls of NCCL's InfiniBand transport (`c/nccl_calls.c`): two processes
+//! on two addresses, which verify all data, also after queue pairs have failed and recovered.
 //!
 //! Repeated over sockets.
 
@@ -10,13 +10,15 @@ use urxe_test_support::programs::{
     CProgram, Library, MIN_ACK_TIMEOUT, addresses, both_ends, port, wait_for_listener,
 };
 
-/// Requests of up to 8 buffers: empty ones, sizes around multiples of 128 bytes and of the MTU, and many packets.
+/// Requests of up to 8 buffers: empty ones, sizes around multiples of 128 bytes and of the MTU, and many
+/// packets.
 const REQUESTS: [&str; 3] = ["requests=120", "group=8", "sizes=0,1,127,128,1025,4096,65536,300000"];
 
 /// Two transmissions within about 200 ms, so that a test does not wait long for a failure.
 const IMPATIENT: [&str; 2] = ["timeout=14", "retries=1"];
 
-/// Runs a sender and a receiver with the given options of the program, after a change to their commands. Returns what both have printed.
+/// Runs a sender and a receiver with the given options of the program, after a change to their commands.
+/// Returns what both have printed.
 fn transfer(options: &[&str], change: impl FnOnce([&mut Command; 2])) -> [String; 2] {
     let (library, calls) = (Library::new(), CProgram::build_with("nccl_calls", &["-libverbs"]));
     let ([sender, receiver], port) = (addresses(), port().to_string());
@@ -28,7 +30,8 @@ fn transfer(options: &[&str], change: impl FnOnce([&mut Command; 2])) -> [String
     both_ends(receiving, || wait_for_listener(&port), sending, Duration::from_secs(120))
 }
 
-/// Runs a sender with fault rules and a receiver with others, and checks that queue pair 0 has recovered at both.
+/// Runs a sender with fault rules and a receiver with others, and checks that queue pair 0 has recovered at
+/// both.
 fn recovers(options: &[&str], faults: [&str; 2]) {
     let options = [&REQUESTS[..], &IMPATIENT, options].concat();
     let printed = transfer(&options, |ends| {

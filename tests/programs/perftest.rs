@@ -11,9 +11,9 @@ use urxe_test_support::programs::{
     wait_for_service,
 };
 
-/// Time limit for each end. After each of the 23 sizes of `-a` the latency programs measure the frequency of the clock,
-/// which takes some tenths of a second of processor time. Beside ten runnable threads per processor, a program thus
-/// takes more than a minute.
+/// Time limit for each end. After each of the 23 sizes of `-a` the latency programs measure the frequency of
+/// the clock, which takes some tenths of a second of processor time. Beside ten runnable threads per
+/// processor, a program thus takes more than a minute.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// A line of results that perftest prints below the heading `#bytes`.

@@ -1,6 +1,6 @@
 //! Tests of Debian's qperf on the library: one server, and a client for each qperf test. qperf does not
-//! support GIDs, so it addresses its peer by LID (`--lid-routing`) or connects through the connection manager. Debian's
-//! build does not include the XRC tests.
+//! support GIDs, so it addresses its peer by LID (`--lid-routing`) or connects through the connection
+//! manager. Debian's build does not include the XRC tests.
 
 use std::time::Duration;
 

@@ -228,7 +228,8 @@ fn rdmacm_programs_succeed_over_ipv6() {
 #[test]
 fn address_without_a_route_or_a_neighbour_is_not_resolved() {
     let program = CProgram::build("unreachable");
-    // The other end of the pair has no address, so it does not answer for 10.77.0.99; 10.77.0.2 is a neighbour by hand.
+    // The other end of the pair has no address, so it does not answer for 10.77.0.99; 10.77.0.2 is a
+    // neighbour by hand.
     let script = r#"
         ip link set lo up
         ip link add e0 type veth peer name e1

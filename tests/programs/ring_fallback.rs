@@ -1,5 +1,5 @@
-//! Tests of programs between which no ring is possible, so that the socket carries their packets: limits of the process,
-//! other users, and namespaces.
+//! Tests of programs between which no ring is possible, so that the socket carries their packets: limits of
+//! the process, other users, and namespaces.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +15,8 @@ fn auto(command: &mut Command) {
     command.env("URXE_SHARED_MEMORY", "auto");
 }
 
-/// Exchanges messages between a server and a client, each at its address and started by its command line, and returns the
-/// number of rings that each has.
+/// Exchanges messages between a server and a client, each at its address and started by its command line, and
+/// returns the number of rings that each has.
 fn rings(
     transfer: &Transfer,
     addresses: [&str; 2],

@@ -21,7 +21,8 @@ fn pingpong(library: &Library, address: &str, when: &str, port: &str, args: &[&s
     command
 }
 
-/// Starts both ends, each with its address and its value of `URXE_SHARED_MEMORY`. `change` is applied to both commands.
+/// Starts both ends, each with its address and its value of `URXE_SHARED_MEMORY`. `change` is applied to both
+/// commands.
 fn start(
     library: &Library,
     ends: [(&str, &str); 2],

@@ -200,7 +200,8 @@ fn run_fails_if_ld_preload_cannot_name_the_runtime_directory() {
     }
 }
 
-/// Options of `urxe run`, with a runtime directory in which no other program has written congestion parameters.
+/// Options of `urxe run`, with a runtime directory in which no other program has written congestion
+/// parameters.
 struct View<'a> {
     directory: tempfile::TempDir,
     options: &'a [&'a str],

@@ -1,5 +1,5 @@
-//! Congestion control on fabrics in virtual time: DCQCN with CNPs from a script, and the delay-based control against
-//! losses in a short queue. Needs nothing.
+//! Congestion control on fabrics in virtual time: DCQCN with CNPs from a script, and the delay-based control
+//! against losses in a short queue. Needs nothing.
 
 use std::time::Duration;
 
@@ -36,8 +36,9 @@ impl Network {
         Network { fabric, a, b, cnps, source, target }
     }
 
-    /// Transfers `LEN` bytes `messages` times from the first NIC to the second, by WRITEs of the first or by READs of
-    /// the second, with a CNP in every `interval` if one is given. Returns the goodput in bits per second.
+    /// Transfers `LEN` bytes `messages` times from the first NIC to the second, by WRITEs of the first or by
+    /// READs of the second, with a CNP in every `interval` if one is given. Returns the goodput in bits
+    /// per second.
     fn transfer(&self, by_read: bool, messages: u64, interval: Option<Duration>) -> f64 {
         let step = interval.unwrap_or(Duration::from_micros(20));
         let requester = if by_read { &self.b } else { &self.a };

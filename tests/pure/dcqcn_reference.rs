@@ -1,10 +1,10 @@
-//! DCQCN against an independent reference: a literal transcription of the published algorithm, in which every timer
-//! is an event of its own. Random traces of CNPs and transmissions go through both; the rates must agree after every
-//! event. Needs nothing.
+//! DCQCN against an independent reference: a literal transcription of the published algorithm, in which every
+//! timer is an event of its own. Random traces of CNPs and transmissions go through both; the rates must
+//! agree after every event. Needs nothing.
 //!
 //! The periodic variant is that of the NIC model in the ns-3 simulator of HPCC (Li et al., SIGCOMM 2019), the
-//! immediate variant that of the DCQCN paper (Zhu et al., SIGCOMM 2015, section 3), with the byte counter of the
-//! paper in both.
+//! immediate variant that of the DCQCN paper (Zhu et al., SIGCOMM 2015, section 3), with the byte counter of
+//! the paper in both.
 
 use urxe::transport::{Congestion, CongestionConfig, CongestionParameter, Instant, QpController, Rate};
 
@@ -12,7 +12,8 @@ const TRACES: u64 = 1000;
 /// Maximum relative difference of the rates.
 const TOLERANCE: f64 = 1e-9;
 
-/// Parameters in SI units and as published, written down here again rather than taken from the product's table.
+/// Parameters in SI units and as published, written down here again rather than taken from the product's
+/// table.
 #[derive(Clone, Copy)]
 struct Published {
     /// Weight of a new observation in α.

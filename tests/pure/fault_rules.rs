@@ -1,5 +1,5 @@
-//! Tests of fault rules between NICs and connection managers on a fabric in virtual time: what the verbs program
-//! at either end observes.
+//! Tests of fault rules between NICs and connection managers on a fabric in virtual time: what the verbs
+//! program at either end observes.
 
 use std::time::Duration;
 

@@ -11,8 +11,8 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Appends the Rust files of a directory that are neither the root of a test target nor a module of `parent`, whose directory of
-/// modules it is.
+/// Appends the Rust files of a directory that are neither the root of a test target nor a module of `parent`,
+/// whose directory of modules it is.
 fn find_orphans(directory: &Path, parent: &Path, manifests: &str, orphans: &mut Vec<PathBuf>) {
     let parent = fs::read_to_string(parent).unwrap_or_default();
     for path in entries(directory) {

@@ -1,5 +1,5 @@
-//! Two senders and one receiver on a fabric in virtual time that marks packets: the marks become CNPs, and with DCQCN
-//! the queue stays short. Needs nothing.
+//! Two senders and one receiver on a fabric in virtual time that marks packets: the marks become CNPs, and
+//! with DCQCN the queue stays short. Needs nothing.
 
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ struct Report {
     latency: Duration,
 }
 
-/// Lets two senders transfer as much as they can for 20 ms, and a third one measure latencies, all from 20 ms on.
+/// Lets two senders transfer as much as they can for 20 ms, and a third one measure latencies, all from 20 ms
+/// on.
 fn congest(control: Congestion, receiver: Personality) -> Report {
     let config = FabricConfig::default()
         .bandwidth(TEN_GIGABIT)

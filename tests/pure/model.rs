@@ -1,8 +1,10 @@
-//! Tests that run random sequences of verbs calls for all services over a faulty wire, and over rings in shared memory, and
-//! check them against a reference model: every completion is correct, in order and generated exactly once; memory has
-//! the predicted contents; no queue pair hangs; after an error all work requests are flushed.
+//! Tests that run random sequences of verbs calls for all services over a faulty wire, and over rings in
+//! shared memory, and check them against a reference model: every completion is correct, in order and
+//! generated exactly once; memory has the predicted contents; no queue pair hangs; after an error all work
+//! requests are flushed.
 //!
-//! `URXE_SEEDS` sets the number of seeds (default 20,000 over the wire, 5,000 over rings), `URXE_SEED` runs a single one.
+//! `URXE_SEEDS` sets the number of seeds (default 20,000 over the wire, 5,000 over rings), `URXE_SEED` runs a
+//! single one.
 
 mod check;
 mod exchange;
@@ -55,7 +57,8 @@ fn run_seed(seed: u64, params: fn(u64) -> Params) -> u32 {
     run(seed, &params(seed))
 }
 
-/// Runs the seeds that the environment selects, by default those below `count`. Returns whether these were at least `count`.
+/// Runs the seeds that the environment selects, by default those below `count`. Returns whether these were at
+/// least `count`.
 fn run_seeds(count: u64, params: fn(u64) -> Params) -> bool {
     if let Some(seed) = env("URXE_SEED") {
         run_seed(seed, params);

@@ -1,5 +1,5 @@
-//! Tests of simulated networks in virtual time: topologies, bandwidth and latency, marking, flow control, ECMP,
-//! wires that go down, and replay from a seed.
+//! Tests of simulated networks in virtual time: topologies, bandwidth and latency, marking, flow control,
+//! ECMP, wires that go down, and replay from a seed.
 
 use std::time::Duration;
 
@@ -280,8 +280,8 @@ fn dcqcn_keeps_an_incast_below_the_thresholds_of_flow_control() {
     assert!(jain(&shares) > 0.98 && utilisation > 0.97 && p99 <= 200_000);
 }
 
-/// Runs an incast to host 4 behind switch 1, and a flow from host 3 to host 7 that shares with it only the wire
-/// between the switches. Returns the completion time of that flow.
+/// Runs an incast to host 4 behind switch 1, and a flow from host 3 to host 7 that shares with it only the
+/// wire between the switches. Returns the completion time of that flow.
 fn victim(pfc: Option<Pfc>) -> u64 {
     let fast = Wire::default().bandwidth(400_000_000_000);
     let switch = SwitchConfig::default().pfc(pfc);
@@ -438,7 +438,8 @@ fn lost_packets_are_sent_again() {
     assert_eq!(flow.target.read_vec(0..250_000).unwrap(), vec![7; 250_000]);
 }
 
-/// Runs an incast with losses, marks and pauses, and returns the packets that its NICs have sent and received.
+/// Runs an incast with losses, marks and pauses, and returns the packets that its NICs have sent and
+/// received.
 fn captured(seed: u64) -> Vec<u8> {
     let switch = small_buffer().pfc(small_pfc()).ecn(Red::new(5_000, 40_000, 0.5));
     let topology = Topology::incast(3).switches(switch).wires(Wire::default().loss(0.01));

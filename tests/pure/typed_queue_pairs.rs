@@ -1,5 +1,5 @@
-//! Queue pairs whose service is in their type: a call that the service does not have does not compile, and the compiler's
-//! message names the service; the others do what those of an untyped queue pair do.
+//! Queue pairs whose service is in their type: a call that the service does not have does not compile, and
+//! the compiler's message names the service; the others do what those of an untyped queue pair do.
 
 use std::process::Command;
 use std::time::Duration;

@@ -14,8 +14,8 @@ const IN_BLOCK: u8 = 250;
 struct Block {
     number: u32,
     used: u8,
-    /// Bound to the name of the block as long as the process lives. The kernel has such names for each network namespace, as it
-    /// has loopback addresses.
+    /// Bound to the name of the block as long as the process lives. The kernel has such names for each
+    /// network namespace, as it has loopback addresses.
     _claim: UnixListener,
 }
 
@@ -34,7 +34,8 @@ fn claim(first: u32) -> Block {
 pub fn address() -> IpAddr {
     static BLOCK: Mutex<Option<Block>> = Mutex::new(None);
     let mut block = BLOCK.lock();
-    // By its number, a process begins with a block that has not been in use for long: a broker may outlive its clients.
+    // By its number, a process begins with a block that has not been in use for long: a broker may outlive
+    // its clients.
     let current = block.get_or_insert_with(|| claim(std::process::id() % BLOCKS));
     if current.used == IN_BLOCK {
         *current = claim(current.number + 1);

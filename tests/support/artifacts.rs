@@ -48,7 +48,8 @@ pub fn urxe_program() -> PathBuf {
     built("urxe").expect("urxe is not built: run cargo build, or cargo test --workspace")
 }
 
-/// Returns the directory `tmp` of Cargo's target directory, which Cargo names `CARGO_TARGET_TMPDIR` to test programs only.
+/// Returns the directory `tmp` of Cargo's target directory, which Cargo names `CARGO_TARGET_TMPDIR` to test
+/// programs only.
 pub fn directory() -> PathBuf {
     let directory = profile().with_file_name("tmp");
     std::fs::create_dir_all(&directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));

@@ -1,5 +1,5 @@
-//! Links that add congestion notification packets (CNPs) to those that they receive, as from a peer that gets marked
-//! packets, or to those that they send.
+//! Links that add congestion notification packets (CNPs) to those that they receive, as from a peer that gets
+//! marked packets, or to those that they send.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,8 +18,8 @@ use urxe::wire::{
 pub struct Cnps(Arc<AtomicU64>);
 
 impl Cnps {
-    /// Makes the link add one more CNP for a queue pair with the next packets that it is asked for. Replaces one that
-    /// has not been added yet.
+    /// Makes the link add one more CNP for a queue pair with the next packets that it is asked for. Replaces
+    /// one that has not been added yet.
     pub fn add(&self, qpn: Qpn) {
         self.0.store(u64::from(qpn.get()), Ordering::SeqCst);
     }
@@ -69,7 +69,8 @@ impl<L: Link> Link for CnpLink<L> {
     }
 }
 
-/// Middleware that sends a CNP to each queue pair that the test adds to `qpns`, when it is next asked for packets.
+/// Middleware that sends a CNP to each queue pair that the test adds to `qpns`, when it is next asked for
+/// packets.
 pub struct CnpSender<L> {
     pub inner: L,
     pub qpns: Arc<Mutex<Vec<Qpn>>>,

@@ -1,5 +1,5 @@
-//! Processes that are the ends of connections over rings in shared memory: one sends messages, whose contents the other
-//! verifies. Each runs [`run_end`], through the test `one_end` of its own test program.
+//! Processes that are the ends of connections over rings in shared memory: one sends messages, whose contents
+//! the other verifies. Each runs [`run_end`], through the test `one_end` of its own test program.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -76,7 +76,8 @@ impl End {
         End { child, commands, lines, ip, is_parent: false }
     }
 
-    /// Starts an end in a container of its own, which shares the network namespace and the directory of sockets.
+    /// Starts an end in a container of its own, which shares the network namespace and the directory of
+    /// sockets.
     pub fn start_in_container(module: &str, ip: &'static str) -> End {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--ipc", "--uts", "--pid", "--fork", "--kill-child"]);

@@ -178,8 +178,8 @@ pub struct GuestConfig {
     pub cpus: u8,
     /// Pcap file for the guest's frames in both directions; `None` for no recording.
     pub pcap: Option<PathBuf>,
-    /// Time limit for the start, which ends when `rxe0` is ACTIVE with all its GIDs. If there is no snapshot yet, also
-    /// the limit for the boot and the snapshot before it.
+    /// Time limit for the start, which ends when `rxe0` is ACTIVE with all its GIDs. If there is no snapshot
+    /// yet, also the limit for the boot and the snapshot before it.
     pub boot_timeout: Duration,
 }
 

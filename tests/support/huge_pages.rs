@@ -1,5 +1,5 @@
-//! Lock of the machine's huge pages. The suite of pyverbs needs those that its test reserves, and UCX, Open MPI and libfabric take
-//! whatever huge pages there are.
+//! Lock of the machine's huge pages. The suite of pyverbs needs those that its test reserves, and UCX, Open
+//! MPI and libfabric take whatever huge pages there are.
 
 use std::fs::File;
 

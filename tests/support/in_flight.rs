@@ -1,5 +1,5 @@
-//! Descriptors in flight: sent over Unix sockets, and not yet received. Linux permits a user's processes no more of them than
-//! the sender may have open, except processes with CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
+//! Descriptors in flight: sent over Unix sockets, and not yet received. Linux permits a user's processes no
+//! more of them than the sender may have open, except processes with CAP_SYS_RESOURCE or CAP_SYS_ADMIN.
 
 use std::ffi::OsStr;
 use std::io::IoSlice;
@@ -20,7 +20,8 @@ const MAX_FDS: usize = 253;
 /// urxe processes have in flight, 64 for each address.
 pub const LIMIT: usize = 4096;
 
-/// Returns a command that runs a program whose user has too many descriptors in flight if there are more than [`LIMIT`].
+/// Returns a command that runs a program whose user has too many descriptors in flight if there are more than
+/// [`LIMIT`].
 pub fn limited(program: impl AsRef<OsStr>) -> Command {
     let limits = format!("--nofile={LIMIT}:{LIMIT}");
     let mut command = if nix::unistd::geteuid().is_root() {

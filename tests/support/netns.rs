@@ -156,8 +156,8 @@ pub fn enter(name: &str) {
     nix::sched::setns(file, nix::sched::CloneFlags::CLONE_NEWNET).expect(REQUIREMENT);
 }
 
-/// Returns the command that runs a shell script in a new network namespace for at most five minutes. The script
-/// runs as root of a new user namespace, which needs no privilege where user namespaces are allowed.
+/// Returns the command that runs a shell script in a new network namespace for at most five minutes. The
+/// script runs as root of a new user namespace, which needs no privilege where user namespaces are allowed.
 pub fn unprivileged(script: &str) -> Command {
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "300", "sh", "-c", script]);

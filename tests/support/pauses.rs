@@ -1,5 +1,5 @@
-//! Check that a NIC whose neighbour pauses a priority stops the queue pairs of this priority and no others. A target
-//! that uses it has the module `nic` too.
+//! Check that a NIC whose neighbour pauses a priority stops the queue pairs of this priority and no others. A
+//! target that uses it has the module `nic` too.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ const OTHER: u8 = 1;
 /// Speed of the first NIC's link in Mb/s at which a pause takes up to 33 seconds.
 pub const SLOW: &str = "speed=1";
 
-/// Transfers data from the first NIC to the second while `send` sends pause frames to the first, whose link has flow
-/// control and the speed [`SLOW`].
+/// Transfers data from the first NIC to the second while `send` sends pause frames to the first, whose link
+/// has flow control and the speed [`SLOW`].
 pub fn check_that_pauses_stop_queue_pairs(contexts: [Context; 2], send: impl Fn(&PauseFrame)) {
     let [a, b] = contexts.map(|context| SpreadNic::new(context, 1 << 16));
     let connected = |priority: u8| {

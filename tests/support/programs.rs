@@ -10,8 +10,9 @@ pub use crate::artifacts::built;
 use crate::artifacts::{directory, source, urxe_program};
 use crate::{netns, tcp_port};
 
-/// The lower bound of the ACK timeout, in seconds. [`Library::program`] and [`in_namespace`] set it to 20, because the
-/// programs' own timeout, often 67 ms with seven retries, is too short for a peer that a busy machine does not schedule.
+/// The lower bound of the ACK timeout, in seconds. [`Library::program`] and [`in_namespace`] set it to 20,
+/// because the programs' own timeout, often 67 ms with seven retries, is too short for a peer that a busy
+/// machine does not schedule.
 pub const MIN_ACK_TIMEOUT: &str = "URXE_MIN_ACK_TIMEOUT";
 
 /// Returns the command that runs `urxe` with the given arguments and the libraries built for the tests.
@@ -208,8 +209,8 @@ pub fn wait_for_service(spaces: &[u16], port: u16) {
     }
 }
 
-/// Returns a hash of what a program from `c/` is built from: its options, the files of that directory, and the versions of the
-/// installed headers.
+/// Returns a hash of what a program from `c/` is built from: its options, the files of that directory, and
+/// the versions of the installed headers.
 fn inputs(name: &str, libraries: &[&str], flags: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     (name, libraries, flags).hash(&mut hasher);
@@ -233,8 +234,8 @@ impl CProgram {
         CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
     }
 
-    /// Builds a program, linked against the given libraries, unless another test has built it from the same files. The variable
-    /// `CFLAGS` adds options, such as those of a sanitizer.
+    /// Builds a program, linked against the given libraries, unless another test has built it from the same
+    /// files. The variable `CFLAGS` adds options, such as those of a sanitizer.
     pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
         let flags = std::env::var("CFLAGS").unwrap_or_default();
         let programs = directory().join("c");

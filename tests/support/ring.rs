@@ -1,5 +1,5 @@
-//! A ring in shared memory with both ends in this process, which checks that every burst arrives exactly once, unchanged and
-//! in order.
+//! A ring in shared memory with both ends in this process, which checks that every burst arrives exactly
+//! once, unchanged and in order.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -1,7 +1,7 @@
 //! TCP ports of servers that tests start, by the kernel's tables of sockets.
 //!
-//! To find a port by binding a listener to it would be unreliable: a program that another thread starts at that moment has a
-//! copy of the listener until it executes, so the port seems to have a server already.
+//! To find a port by binding a listener to it would be unreliable: a program that another thread starts at
+//! that moment has a copy of the listener until it executes, so the port seems to have a server already.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// State of a listener in `/proc/net/tcp`.
 const LISTEN: &str = "0A";
 
-/// Returns a port that no socket uses, and that no earlier call in this process has returned. It is below the ephemeral
-/// range, so that no outgoing connection takes it before the server does.
+/// Returns a port that no socket uses, and that no earlier call in this process has returned. It is below the
+/// ephemeral range, so that no outgoing connection takes it before the server does.
 pub fn unused() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || {

@@ -131,8 +131,8 @@ impl Testbed {
         let pcap = recorded.then(|| path("guest.pcap"));
         let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], pcap, ..GuestConfig::new(net, 1) };
         let guest = Guest::start(config.clone()).unwrap();
-        // After the guest is started: the thread that starts all guests of this process inherits the namespace of
-        // the thread that starts the first one.
+        // After the guest is started: the thread that starts all guests of this process inherits the
+        // namespace of the thread that starts the first one.
         if let Some(netns) = &netns {
             netns.enter();
         }

@@ -1,4 +1,5 @@
-//! Processes that run `c/transfer.c`: numbered messages in both directions, whose contents each side verifies.
+//! Processes that run `c/transfer.c`: numbered messages in both directions, whose contents each side
+//! verifies.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,8 +25,8 @@ pub fn rings(process: u32) -> usize {
     maps.lines().filter(|line| line.contains("/memfd:urxe ring")).count() / 2
 }
 
-/// Waits until both processes have exchanged more messages than when they had printed these numbers of lines: 48 of 64 KiB,
-/// more than a ring holds.
+/// Waits until both processes have exchanged more messages than when they had printed these numbers of lines:
+/// 48 of 64 KiB, more than a ring holds.
 pub fn wait_for_messages(ends: [&End; 2], since: [usize; 2]) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while (0..2).any(|n| ends[n].says("exchanged") < since[n] + 3) {
@@ -63,7 +64,8 @@ impl Transfer {
         self.program = copy;
     }
 
-    /// Starts a process that serves connections at an address, started by the command line `before`, such as `unshare`.
+    /// Starts a process that serves connections at an address, started by the command line `before`, such as
+    /// `unshare`.
     pub fn serve(&self, address: &str, before: &[&str], change: impl FnOnce(&mut Command)) -> End {
         let end = self.start("server", address, before, &[], change);
         eventually("the server listens", || {

@@ -73,8 +73,8 @@ impl AsyncListener {
     /// Cancel-safe: a dropped future takes no request.
     ///
     /// # Errors
-    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
-    /// [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is
+    /// queued; [`WaitError::Idle`] in virtual time; [`WaitError::Runtime`].
     pub async fn next(&mut self) -> Result<Incoming, WaitError> {
         let channel = self.listener.event_channel();
         self.waiter.wait(channel.as_fd(), channel.prepare_wait(), || self.listener.try_next()).await?

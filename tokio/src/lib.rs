@@ -19,10 +19,10 @@
 //! **In real time** a wait needs a tokio runtime with I/O, and panics outside of one. While tasks wait, the
 //! background thread of the NIC receives packets and serves timers.
 //!
-//! **In virtual time** a waiting task steps the fabric's clock and lets the other tasks run between the steps,
-//! so a program of several tasks in a current-thread runtime replays from its seed. A wait ends with
-//! [`WaitError::Idle`](urxe::verbs::errors::WaitError::Idle) when the fabric has nothing to do and the other tasks did not
-//! change that. Timers of tokio run in real time even then.
+//! **In virtual time** a waiting task steps the fabric's clock and lets the other tasks run between the
+//! steps, so a program of several tasks in a current-thread runtime replays from its seed. A wait ends with
+//! [`WaitError::Idle`](urxe::verbs::errors::WaitError::Idle) when the fabric has nothing to do and the other
+//! tasks did not change that. Timers of tokio run in real time even then.
 //!
 //! ```
 //! use urxe::verbs::*;

@@ -7,8 +7,8 @@ use crate::carrier::{Carrier, IP};
 use crate::job::Metrics;
 use crate::tools::{Server, client, free_port};
 
-/// The time for which the client of the rdma engine sleeps before its first block, in milliseconds. It is part of
-/// the run time that fio prints.
+/// The time for which the client of the rdma engine sleeps before its first block, in milliseconds. It is
+/// part of the run time that fio prints.
 const PAUSE: f64 = 500.0;
 /// Blocks that the client has in flight. The net engine has one, which the kernel's buffers hide.
 const DEPTH: usize = 16;

@@ -87,7 +87,8 @@ impl Client {
     }
 }
 
-/// Programs that are compiled for a run of the benchmark, and what was found out about those that are installed.
+/// Programs that are compiled for a run of the benchmark, and what was found out about those that are
+/// installed.
 pub struct Clients {
     directory: tempfile::TempDir,
     has_mooncake: OnceCell<bool>,

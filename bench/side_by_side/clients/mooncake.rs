@@ -14,7 +14,8 @@ pub fn is_installed() -> bool {
     out.is_ok_and(|out| out.status.success())
 }
 
-/// Measures the first transfer of a process, and later ones, of `size` bytes to (`write`) or from (`read`) another process.
+/// Measures the first transfer of a process, and later ones, of `size` bytes to (`write`) or from (`read`)
+/// another process.
 pub fn transfer(op: &str, carrier: Carrier, size: usize) -> Result<Metrics> {
     let directory = tempfile::tempdir()?;
     let command = |end: &str| {

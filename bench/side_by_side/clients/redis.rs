@@ -14,8 +14,8 @@ use crate::tools::{Server, client, free_port};
 /// Library that makes rsockets of a program's sockets.
 pub const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Measures SETs of values of `size` bytes by the 50 connections that redis-benchmark has by default. `shim` is a library
-/// with the calls that `RSOCKETS` does not redirect.
+/// Measures SETs of values of `size` bytes by the 50 connections that redis-benchmark has by default. `shim`
+/// is a library with the calls that `RSOCKETS` does not redirect.
 pub fn set(shim: &Path, carrier: Carrier, size: usize, seconds: f64) -> Result<Metrics> {
     let (port, ip) = (free_port()?, if carrier.is_urxe() { IP } else { "127.0.0.1" });
     let command = |program: &str| -> Command {

@@ -5,8 +5,8 @@ use crate::carrier::{Carrier, IP};
 use crate::job::Metrics;
 use crate::tools::{Server, client, free_port};
 
-/// Runs a test and returns two fields from the last line of output: a latency percentile in microseconds, and MiB per
-/// second.
+/// Runs a test and returns two fields from the last line of output: a latency percentile in microseconds, and
+/// MiB per second.
 fn run(carrier: Carrier, test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
     let port = free_port()?;
     let ucx = || {

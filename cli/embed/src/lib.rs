@@ -1,15 +1,17 @@
 //! Finds the shared libraries that the `urxe` command contains, in Cargo's build directory.
 //!
-//! A macro, because only the compilation of the command comes after that of the libraries; its build script may run before.
+//! A macro, because only the compilation of the command comes after that of the libraries; its build script
+//! may run before.
 
 use proc_macro::{Literal, TokenStream, TokenTree};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use std::{env, fs};
 
-/// Expands to the path of a shared library as a string literal, given its name without suffix as a string literal. Takes the
-/// newest file `NAME.so` or `NAME-HASH.so` of those that Cargo has compiled: it adds a hash to the names of libraries that come
-/// from a registry. Without such a file, which `cargo check` does not build, the path is that of `NAME.so`.
+/// Expands to the path of a shared library as a string literal, given its name without suffix as a string
+/// literal. Takes the newest file `NAME.so` or `NAME-HASH.so` of those that Cargo has compiled: it adds a
+/// hash to the names of libraries that come from a registry. Without such a file, which `cargo check` does
+/// not build, the path is that of `NAME.so`.
 #[proc_macro]
 pub fn library(input: TokenStream) -> TokenStream {
     let name = input.to_string();

@@ -275,8 +275,8 @@ fn rdma_libraries(without: &Listing, with: &Listing) -> Vec<RdmaLibrary> {
     let mut all = [names(without), names(with)].concat();
     all.sort();
     all.dedup();
-    // The preloaded library has the name of libibverbs and is the same file as librdmacm, so the loader does not
-    // list these again.
+    // The preloaded library has the name of libibverbs and is the same file as librdmacm, so the loader does
+    // not list these again.
     all.into_iter()
         .map(|name| RdmaLibrary {
             without_urxe: without.find(&name),
@@ -339,8 +339,8 @@ impl Listing {
     }
 }
 
-/// Returns the interpreter of a script and its arguments: the words after `#!`, or the shell that executes a text file
-/// without this line. Returns `None` if the file is not a script.
+/// Returns the interpreter of a script and its arguments: the words after `#!`, or the shell that executes a
+/// text file without this line. Returns `None` if the file is not a script.
 fn script_interpreter(bytes: &[u8]) -> Option<Vec<String>> {
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let Some(line) = first.strip_prefix(b"#!") else {

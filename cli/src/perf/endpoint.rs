@@ -258,8 +258,8 @@ impl PerfEndpoint {
         Ok(())
     }
 
-    /// Exchanges the messages of a chunk with the peer, in turns: SENDs or WRITEs of both sides, or READs or atomics and their
-    /// responses. This side begins if `first` is set.
+    /// Exchanges the messages of a chunk with the peer, in turns: SENDs or WRITEs of both sides, or READs or
+    /// atomics and their responses. This side begins if `first` is set.
     fn take_turns(
         &self,
         chunk: &Chunk,
@@ -293,8 +293,8 @@ impl PerfEndpoint {
     }
 }
 
-/// Messages that the two sides send in turns on the first queue pair, or READs or atomics one at a time. The last byte of a WRITE
-/// is the message number modulo 256; the receiver polls for it.
+/// Messages that the two sides send in turns on the first queue pair, or READs or atomics one at a time. The
+/// last byte of a WRITE is the message number modulo 256; the receiver polls for it.
 struct Turns<'a> {
     endpoint: &'a PerfEndpoint,
     chunk: &'a Chunk,

@@ -1,5 +1,5 @@
-//! Names and values of the files for congestion control in `/sys/class/net/IF/ecn` and in debugfs, which are those of
-//! the drivers of ConnectX adapters.
+//! Names and values of the files for congestion control in `/sys/class/net/IF/ecn` and in debugfs, which are
+//! those of the drivers of ConnectX adapters.
 
 use urxe::verbs::{Congestion, CongestionParameter as Parameter};
 
@@ -32,8 +32,8 @@ pub fn ecn_name(parameter: Parameter) -> String {
     format!("{point}/{parameter}")
 }
 
-/// File in mlx5's directory in debugfs that is no parameter: the priority of CNPs is the one given, not that of the marked
-/// packet.
+/// File in mlx5's directory in debugfs that is no parameter: the priority of CNPs is the one given, not that
+/// of the marked packet.
 pub const CNP_PRIO_MODE: (&str, &str) = ("np_cnp_prio_mode", "0");
 
 /// Returns the name of a parameter's file in mlx5's directory `cc_params` in debugfs.

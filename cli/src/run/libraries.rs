@@ -1,4 +1,5 @@
-//! The shared libraries that `urxe run` makes programs load: where they are, and the copies inside the command.
+//! The shared libraries that `urxe run` makes programs load: where they are, and the copies inside the
+//! command.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -23,8 +24,8 @@ pub enum Library {
 pub type Libraries = fn(&str) -> Option<Library>;
 
 /// Returns the path of the library `name`: that in the environment variable `variable`, otherwise that of the
-/// executable, which is written below `base` if it is inside. No other file is searched for: another user may have
-/// put it there.
+/// executable, which is written below `base` if it is inside. No other file is searched for: another user may
+/// have put it there.
 pub fn find_library(
     base: &Path,
     variable: &str,
@@ -67,8 +68,8 @@ fn unpack(base: &Path, name: &str, contents: &[u8]) -> Result<PathBuf, CliError>
     Ok(path)
 }
 
-/// Writes an executable file under a temporary name and renames it, because other programs may be loading the file
-/// that it replaces.
+/// Writes an executable file under a temporary name and renames it, because other programs may be loading the
+/// file that it replaces.
 fn write_atomically(path: &Path, contents: &[u8]) -> io::Result<()> {
     let new = path.with_extension(format!("so.{}", unique_suffix()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-/// Place of a device: the only function on a bus of its own, behind a root port on bus 0. NCCL takes functions of one bus for
-/// ports of one adapter.
+/// Place of a device: the only function on a bus of its own, behind a root port on bus 0. NCCL takes
+/// functions of one bus for ports of one adapter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slot {
     /// Device and function numbers of the root port.
@@ -41,8 +41,8 @@ impl Slot {
     }
 }
 
-/// Iterates over places in which this machine has no PCI device, with ascending bus numbers. Programs would take a device in
-/// an occupied place for the machine's own.
+/// Iterates over places in which this machine has no PCI device, with ascending bus numbers. Programs would
+/// take a device in an occupied place for the machine's own.
 pub fn free_slots() -> impl Iterator<Item = Slot> {
     let entries = fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
     let taken: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

@@ -30,8 +30,9 @@ const PKEY: &str = "0xffff";
 
 /// Directory of the counter totals, a file for each device, which libibverbs writes.
 const COUNTERS: &str = "counters";
-/// Directory of the congestion parameters, a directory for each device. The files in `/sys/class/net` and debugfs are
-/// further names of these, so that they always agree, and libibverbs needs only the name of the device.
+/// Directory of the congestion parameters, a directory for each device. The files in `/sys/class/net` and
+/// debugfs are further names of these, so that they always agree, and libibverbs needs only the name of the
+/// device.
 const CONGESTION: &str = "congestion";
 /// PCI class of RoCE NICs: Ethernet controller.
 const PCI_CLASS: u32 = 0x02_0000;
@@ -284,8 +285,8 @@ sockopt_impl!(
     NetnsCookie, GetOnly, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64
 );
 
-/// Returns a text that identifies this thread's network namespace: its cookie, or before Linux 5.14 its inode number, which a
-/// later namespace may have too.
+/// Returns a text that identifies this thread's network namespace: its cookie, or before Linux 5.14 its inode
+/// number, which a later namespace may have too.
 fn namespace() -> String {
     let cookie = UnixDatagram::unbound().ok().and_then(|socket| getsockopt(&socket, NetnsCookie).ok());
     let inode =
@@ -293,9 +294,10 @@ fn namespace() -> String {
     cookie.map_or_else(inode, |cookie| format!("cookie {cookie}"))
 }
 
-/// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local` (all loopback addresses
-/// do, so they do not count), no `urxe run` has used it for at least `age`, and no running process has it in its environment. The
-/// last condition protects the trees of programs in other network namespaces, where other addresses are local.
+/// Removes the unused trees in `base`. A tree is unused if none of its addresses satisfies `is_local` (all
+/// loopback addresses do, so they do not count), no `urxe run` has used it for at least `age`, and no running
+/// process has it in its environment. The last condition protects the trees of programs in other network
+/// namespaces, where other addresses are local.
 pub fn remove_unused(base: &Path, age: Duration, is_local: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
@@ -341,7 +343,8 @@ impl Entry {
         // Created outside the tree, where no program mistakes it for a device.
         let new = root.with_extension(format!("new.{}", unique_suffix()));
         let written = self.write_as(&new, path, root);
-        // The file remains after an error. It also remains if `path` was a hard link to it: the rename does nothing then.
+        // The file remains after an error. It also remains if `path` was a hard link to it: the rename does
+        // nothing then.
         let _ = fs::remove_file(&new);
         written
     }

@@ -9,8 +9,8 @@ use crate::CliError;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Waits until a socket of this network namespace listens on the TCP port, or a program on urxe listens on this port of the
-/// connection manager.
+/// Waits until a socket of this network namespace listens on the TCP port, or a program on urxe listens on
+/// this port of the connection manager.
 ///
 /// # Errors
 /// [`CliError::Failed`] if nothing listens within a minute.
@@ -38,8 +38,8 @@ fn has_tcp_listener(port: u16) -> bool {
     tables.iter().any(|table| table.lines().any(is_listener))
 }
 
-/// Reports whether a program has claimed the service of this port in any port space. The name of the Unix socket of a claimed
-/// service ends with the service ID, whose low 16 bits are the port.
+/// Reports whether a program has claimed the service of this port in any port space. The name of the Unix
+/// socket of a claimed service ends with the service ID, whose low 16 bits are the port.
 fn has_service(port: u16) -> bool {
     let end = format!("{port:04x}");
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();

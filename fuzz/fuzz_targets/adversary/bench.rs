@@ -17,8 +17,8 @@ const FIRST_PSN: u32 = 0xff_fff0;
 /// Maximum number of packets that wait for delivery.
 const MAX_WAITING: usize = 256;
 
-/// Number of packets that the NIC may send for each packet, post or expired timer: it retransmits at most all that
-/// its queues hold, 8 work requests of 11 packets on each of 8 queue pairs.
+/// Number of packets that the NIC may send for each packet, post or expired timer: it retransmits at most all
+/// that its queues hold, 8 work requests of 11 packets on each of 8 queue pairs.
 const MAX_AMPLIFICATION: u64 = 8 * 8 * 11;
 
 pub struct Bench {

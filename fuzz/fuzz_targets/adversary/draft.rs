@@ -41,7 +41,8 @@ impl Draft {
                 0 => bth.psn += (p.u8() as i8) as u32,
                 1 => bth.psn += (p.u8() as i8 >> 5) as u32,
                 2 => bth.psn += p.u64() as u32,
-                // Keeps the service (the three highest bits), and changes the operation or the position in the message.
+                // Keeps the service (the three highest bits), and changes the operation or the position in
+                // the message.
                 3 => bth.opcode = Opcode(bth.opcode.0 & 0xe0 | p.u8() & 0x1f),
                 4 => bth.opcode = Opcode(bth.opcode.0 ^ 1 << p.below(8)),
                 5 => self.headers.aeth = aeth(p),
@@ -78,8 +79,8 @@ pub struct Deliveries {
 }
 
 impl Deliveries {
-    /// Returns the packet to deliver next: a waiting one, valid or mutated, or one delivered before. Returns `None` if
-    /// there is none, or it is lost.
+    /// Returns the packet to deliver next: a waiting one, valid or mutated, or one delivered before. Returns
+    /// `None` if there is none, or it is lost.
     pub fn next(&mut self, side: &Side, p: &mut Input<'_>) -> Option<(Flow, Vec<u8>)> {
         let fate = p.u8();
         let mut draft = match fate & 0x0f {

@@ -62,8 +62,8 @@ struct Cq {
 
 #[derive(Default)]
 struct Queue {
-    /// `wr_id` of each outstanding send, and whether it is signaled; `recvs` holds the `wr_id` and the length
-    /// of each outstanding receive.
+    /// `wr_id` of each outstanding send, and whether it is signaled; `recvs` holds the `wr_id` and the
+    /// length of each outstanding receive.
     sends: VecDeque<(u64, bool)>,
     recvs: VecDeque<(u64, u32)>,
     next_id: u64,

@@ -203,8 +203,8 @@ impl Id {
         }
     }
 
-    /// Makes the attached queue pair the one in the C struct. Programs that accept a connection with the queue
-    /// pair of another id, as uDAPL does, move the pointer from one struct to the other.
+    /// Makes the attached queue pair the one in the C struct. Programs that accept a connection with the
+    /// queue pair of another id, as uDAPL does, move the pointer from one struct to the other.
     pub(super) fn adopt_qp(&self) -> Result<(), c_int> {
         // SAFETY: `as_c` points to the C struct in `self`, whose fields the program does not write during a
         // call on the id.

@@ -1,5 +1,6 @@
-//! Flow completion times on a fat tree: a load of 30 % with the flow sizes of a web search, and incasts of 60 senders.
-//! The slowdown of a flow is its completion time divided by the time that it takes on an idle network.
+//! Flow completion times on a fat tree: a load of 30 % with the flow sizes of a web search, and incasts of 60
+//! senders. The slowdown of a flow is its completion time divided by the time that it takes on an idle
+//! network.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -31,8 +32,8 @@ const INCAST_INTERVAL: Duration = Duration::from_micros(1500);
 const LONGEST: usize = 30_000_000;
 const MESSAGE: usize = 1_000_000;
 
-/// Flow sizes of a web search: bytes, and the part of flows that have at most so many (Alizadeh et al., "Data Center
-/// TCP", SIGCOMM 2010, figure 4, read off at these points).
+/// Flow sizes of a web search: bytes, and the part of flows that have at most so many (Alizadeh et al., "Data
+/// Center TCP", SIGCOMM 2010, figure 4, read off at these points).
 const SIZES: [(f64, f64); 12] = [
     (1e3, 0.0),
     (1e4, 0.15),

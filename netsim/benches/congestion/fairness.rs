@@ -1,5 +1,5 @@
-//! Unfairness and victims of priority flow control, as in "Congestion Control for Large-Scale RDMA Deployments" (SIGCOMM
-//! 2015, figures 3 and 4), and their cure by DCQCN, on the same seed.
+//! Unfairness and victims of priority flow control, as in "Congestion Control for Large-Scale RDMA
+//! Deployments" (SIGCOMM 2015, figures 3 and 4), and their cure by DCQCN, on the same seed.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ const CASES: [Case; 2] = [
         pairs: &[(0, 4), (1, 4), (2, 4), (5, 4)],
         names: &["far 1", "far 2", "far 3", "near"],
     },
-    // Host 3 sends to host 7, whose wire is idle. It shares with the incast only the wire between the switches, which is
-    // not a bottleneck.
+    // Host 3 sends to host 7, whose wire is idle. It shares with the incast only the wire between the
+    // switches, which is not a bottleneck.
     Case {
         name: "victim",
         trunk: 4 * BANDWIDTH,

@@ -14,9 +14,9 @@ use crate::network::{LongFlows, PRIORITY, STEP, contexts, k_range, switch};
 
 /// Time after which the rates have converged.
 const WARM_UP: Duration = Duration::from_millis(60);
-/// Time of measurement. With `dcqcn:sigcomm15`, a sender gets as few as three CNPs per millisecond, so that its mean rate over
-/// 40 ms still depends on chance: Jain's index of two or four senders was 0.965 to 1 in 112 windows of 40 ms, and 0.986 to
-/// 1 in 16 of 240 ms.
+/// Time of measurement. With `dcqcn:sigcomm15`, a sender gets as few as three CNPs per millisecond, so that
+/// its mean rate over 40 ms still depends on chance: Jain's index of two or four senders was 0.965 to 1 in
+/// 112 windows of 40 ms, and 0.986 to 1 in 16 of 240 ms.
 const MEASURED: Duration = Duration::from_millis(240);
 
 /// Time between two samples of the queue.

@@ -18,8 +18,8 @@ const DEPTH: usize = 4;
 /// Time between two looks at the completion queues, and between two points of a plot.
 pub const STEP: Duration = Duration::from_micros(100);
 
-/// Returns a switch with flow control, and marking if `marks`. Thresholds are proportional to the bandwidth in bits per
-/// second: at 100 Gb/s, marking from 40 kB to 200 kB, pauses from 400 kB of one input.
+/// Returns a switch with flow control, and marking if `marks`. Thresholds are proportional to the bandwidth
+/// in bits per second: at 100 Gb/s, marking from 40 kB to 200 kB, pauses from 400 kB of one input.
 pub fn switch(bandwidth: u64, marks: bool) -> SwitchConfig {
     let scaled = |bytes: u64| (bytes * bandwidth / 100_000_000_000) as usize;
     let switch = SwitchConfig::default().pfc(Pfc::default().xoff(scaled(400_000)).xon(scaled(390_000)));

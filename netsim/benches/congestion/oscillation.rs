@@ -1,5 +1,6 @@
-//! DCQCN's timer, byte counter and feedback delay: which of them make rates and queue oscillate. A long delay does so with
-//! the paper's own parameters (Zhu et al., "ECN or Delay: Lessons Learnt from Analysis of DCQCN and TIMELY", CoNEXT 2016).
+//! DCQCN's timer, byte counter and feedback delay: which of them make rates and queue oscillate. A long delay
+//! does so with the paper's own parameters (Zhu et al., "ECN or Delay: Lessons Learnt from Analysis of DCQCN
+//! and TIMELY", CoNEXT 2016).
 
 use std::time::Duration;
 

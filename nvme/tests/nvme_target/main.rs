@@ -1,5 +1,5 @@
-//! Tests of the NVMe over Fabrics target: its responses to valid and invalid commands, without RDMA and over RDMA to
-//! a host on the verbs API.
+//! Tests of the NVMe over Fabrics target: its responses to valid and invalid commands, without RDMA and over
+//! RDMA to a host on the verbs API.
 
 mod commands;
 mod controllers;

@@ -18,8 +18,8 @@ use crate::link::udp::{BindAddr, PortOwner, needs_scope};
 use crate::nic::QpnPartition;
 use crate::wire::ROCE_PORT;
 
-/// Maximum time for a broker to start and to respond; long because a machine with many more running threads than
-/// processors takes 10 s to start one (seen with 64 threads on two processors).
+/// Maximum time for a broker to start and to respond; long because a machine with many more running threads
+/// than processors takes 10 s to start one (seen with 64 threads on two processors).
 const BROKER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time to wait for a started broker before starting another one.

@@ -33,8 +33,8 @@ pub struct Lease {
     process: ForkGeneration,
     /// Sockets whose names mark the partitions as in use.
     _tokens: Vec<OwnedFd>,
-    /// Connection to the broker, stored when the watcher thread exits. It is the last field to be dropped: if
-    /// it were closed earlier, the broker could exit while the port is still in use.
+    /// Connection to the broker, stored when the watcher thread exits. It is the last field to be dropped:
+    /// if it were closed earlier, the broker could exit while the port is still in use.
     connection: Option<OwnedFd>,
 }
 
@@ -43,7 +43,8 @@ pub struct Shared {
     /// Request to send to a new broker after the previous one has exited.
     request: Request,
     keepalives: Vec<FdKeepalive>,
-    /// Memory of the last acknowledgements, one part for each shard, if it could be created; and the descriptor for the broker.
+    /// Memory of the last acknowledgements, one part for each shard, if it could be created; and the
+    /// descriptor for the broker.
     last_acks: (Option<Arc<SharedWords>>, OwnedFd),
     pub sharing: Sharing,
     /// Whether the broker serves processes of any user, and therefore uses abstract socket names.
@@ -123,8 +124,8 @@ impl Lease {
     }
 }
 
-/// Creates the memory of the last acknowledgements. If that fails (no memory, a limit on file sizes), the broker gets an eventfd
-/// instead and reads no records.
+/// Creates the memory of the last acknowledgements. If that fails (no memory, a limit on file sizes), the
+/// broker gets an eventfd instead and reads no records.
 fn last_acks(shards: usize) -> io::Result<(Option<Arc<SharedWords>>, OwnedFd)> {
     match SharedWords::create("urxe acknowledgements", shards * LastAcks::WORDS) {
         Ok((words, fd)) => Ok((Some(Arc::new(words)), fd)),

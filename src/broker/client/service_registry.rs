@@ -1,7 +1,7 @@
 //! Service registry of a process on a shared address: registers services, and receives the requests for them.
 //!
-//! A process that listens for a service binds a Unix socket whose [name](SocketNames) contains the service ID and
-//! the address. The name is unique, so one process has the service. The broker forwards requests for the
+//! A process that listens for a service binds a Unix socket whose [name](SocketNames) contains the service ID
+//! and the address. The name is unique, so one process has the service. The broker forwards requests for the
 //! service to that socket.
 
 use std::collections::HashMap;

@@ -71,12 +71,12 @@ fn no_rings(link: &impl fmt::Display, reason: &str) -> SharingError {
 /// and the requests for the services that this process has registered.
 pub struct SharedUdpLink {
     inner: UdpLink,
-    /// Rings to and from other processes of this host; `None` without shared memory. Dropped before the lease, after which
-    /// another process may have the partition.
+    /// Rings to and from other processes of this host; `None` without shared memory. Dropped before the
+    /// lease, after which another process may have the partition.
     rings: Option<Rings>,
     lease: Arc<Lease>,
-    /// Registry of the services that this process has claimed; present only in the link of the shard that has
-    /// QP1.
+    /// Registry of the services that this process has claimed; present only in the link of the shard that
+    /// has QP1.
     registry: Option<ServiceRegistry>,
     last_acks: Option<LastAcks>,
     /// Bursts without a ring.
@@ -89,9 +89,9 @@ pub struct SharedUdpLink {
     counters: LinkCounters,
 }
 
-/// Minimum time between two polls of the socket while other processes write to rings: if the socket had packets less than
-/// [`ACTIVE_SOCKET`] ago, and otherwise. A poll is a system call, which takes longer than a short packet through a ring: with
-/// 2 µs in all cases, `ib_write_lat` takes 1.17 instead of 1.10 µs.
+/// Minimum time between two polls of the socket while other processes write to rings: if the socket had
+/// packets less than [`ACTIVE_SOCKET`] ago, and otherwise. A poll is a system call, which takes longer than a
+/// short packet through a ring: with 2 µs in all cases, `ib_write_lat` takes 1.17 instead of 1.10 µs.
 const MIN_SOCKET_POLL_INTERVAL: [Duration; 2] = [Duration::from_micros(2), Duration::from_micros(20)];
 
 /// Time for which the socket is expected to have further packets. Not measured against other values.

@@ -89,11 +89,11 @@ struct Launch {
 type Child = extern "C" fn(*mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(Child, *mut c_void, c_int, *mut c_void, ...) -> c_int;
 
-/// Returns the C library's own `clone`. LLVM's ThreadSanitizer interposes a function that expects a child with
-/// memory of its own, and aborts the program in a child that shares it.
+/// Returns the C library's own `clone`. LLVM's ThreadSanitizer interposes a function that expects a child
+/// with memory of its own, and aborts the program in a child that shares it.
 fn system_clone() -> Clone {
-    // SAFETY: the names are NUL-terminated, and the C library's `clone` has this type. If the C library is not
-    // a shared library of its own, nothing can interpose its functions.
+    // SAFETY: the names are NUL-terminated, and the C library's `clone` has this type. If the C library is
+    // not a shared library of its own, nothing can interpose its functions.
     unsafe {
         let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         let found = if library.is_null() { library } else { libc::dlsym(library, c"clone".as_ptr()) };
@@ -129,8 +129,8 @@ fn wait_for(child: c_int) -> io::Result<()> {
 /// Runs in the child. Starts the grandchild, for which no process waits, and exits.
 extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
-    // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child has
-    // ended, and the grandchild has the stack at `stack` to itself.
+    // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child
+    // has ended, and the grandchild has the stack at `stack` to itself.
     let grandchild = unsafe { clone_without_sigchld(exec_broker, (*launch).stack, launch) };
     c_int::from(grandchild == -1)
 }

@@ -90,8 +90,9 @@ impl Server {
         });
     }
 
-    /// Stops serving addresses on which no process has a lease any more. Their sockets would otherwise accumulate, 64 for
-    /// each address that was ever leased, as long as any process has a lease of another address.
+    /// Stops serving addresses on which no process has a lease any more. Their sockets would otherwise
+    /// accumulate, 64 for each address that was ever leased, as long as any process has a lease of
+    /// another address.
     pub(super) fn release_addresses(&mut self) {
         // A process that is exiting may still use its sockets.
         if self.releasing.is_empty() {

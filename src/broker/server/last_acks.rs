@@ -11,8 +11,9 @@ use rustix::fs::fcntl_get_seals;
 use super::served_address::ServedAddress;
 use crate::transport::{Instant, LastAcks};
 
-/// Reads the records of a process; none if the descriptor is not that of a memfd with them. A process of another user may have
-/// passed a file whose reads block, or truncate the file, which therefore is not mapped.
+/// Reads the records of a process; none if the descriptor is not that of a memfd with them. A process of
+/// another user may have passed a file whose reads block, or truncate the file, which therefore is not
+/// mapped.
 pub fn read(records: &OwnedFd, shards: usize) -> Vec<u64> {
     let mut bytes = vec![0; shards * LastAcks::WORDS * size_of::<u64>()];
     let is_memory = fcntl_get_seals(records).is_ok();

@@ -64,8 +64,8 @@ pub struct Mailboxes {
 
 /// Datagrams queued for a name.
 struct Mailbox {
-    /// Time at which the socket last accepted a datagram; initially, the time at which the first datagram was
-    /// queued.
+    /// Time at which the socket last accepted a datagram; initially, the time at which the first datagram
+    /// was queued.
     since: Instant,
     /// Time at which the name was first found without an owner.
     ownerless_since: Option<Instant>,

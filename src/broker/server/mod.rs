@@ -194,7 +194,8 @@ struct Client {
     lease: Option<Lease>,
     /// Request received while the port was in use.
     pending: Option<Request>,
-    /// Descriptor of the process's last acknowledgements, which the broker sends when the process has disconnected.
+    /// Descriptor of the process's last acknowledgements, which the broker sends when the process has
+    /// disconnected.
     last_acks: Option<OwnedFd>,
 }
 
@@ -301,7 +302,8 @@ impl Server {
         self.refuse_unless(i, granted)
     }
 
-    /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not have sent them.
+    /// Sends the last acknowledgements of a client that has disconnected. A process that has ended may not
+    /// have sent them.
     fn send_last_acks(&mut self, i: usize) {
         let client = &self.clients[i];
         let (Some(records), Some(lease)) = (&client.last_acks, &client.lease) else { return };

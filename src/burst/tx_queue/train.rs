@@ -29,8 +29,8 @@ impl TxQueue {
         }
     }
 
-    /// Adds the packets like [`push_train`](Self::push_train), with their ICRCs deferred and their payloads left in user
-    /// memory.
+    /// Adds the packets like [`push_train`](Self::push_train), with their ICRCs deferred and their payloads
+    /// left in user memory.
     fn push_deferred_train(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) {
         self.epoch.get_or_insert_with(payload_epoch);
         let group = group_of(headers.bth.opcode, headers.bth.dest_qp);
@@ -62,8 +62,8 @@ impl TxQueue {
         }
     }
 
-    /// Counts further packets, at most `max`, as part of the last burst, whose last packet has the same length. Returns
-    /// how many fit.
+    /// Counts further packets, at most `max`, as part of the last burst, whose last packet has the same
+    /// length. Returns how many fit.
     fn extend_burst(&mut self, packet_len: usize, max: usize) -> usize {
         let limits = self.limits;
         let Some(burst) = self.bursts.last_mut().filter(|burst| !burst.closed) else { return 0 };

@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::timing::{CROWDED_CORE_BACKOFF, IDLE_TIMEOUT};
 use crate::transport::Instant;
 
-/// Multiple of the latest back-off within which a long yield shows that the core is still crowded. A thread that competes all
-/// the time is noticed only when packets arrive, for example every 10 ms; single long yields are further apart.
+/// Multiple of the latest back-off within which a long yield shows that the core is still crowded. A thread
+/// that competes all the time is noticed only when packets arrive, for example every 10 ms; single long
+/// yields are further apart.
 const STILL_CROWDED: u32 = 8;
 
 /// Detector of a crowded core, on which another thread runs each time that the background thread yields.
@@ -24,8 +25,8 @@ impl CrowdedCore {
         now < self.until
     }
 
-    /// Records that the background thread yielded at time `before` and ran again at `after`. Returns whether another thread has
-    /// kept the core for too long.
+    /// Records that the background thread yielded at time `before` and ran again at `after`. Returns whether
+    /// another thread has kept the core for too long.
     pub fn on_yield(&mut self, before: Instant, after: Instant) -> bool {
         if after.since(before) <= IDLE_TIMEOUT {
             return false;

@@ -1,6 +1,6 @@
-//! Adaptive policy: the background thread leaves the NIC to an application that polls, and takes over from one that
-//! does not. Its state machines have no clock and no thread; [`background`](super::background) carries out what
-//! they decide.
+//! Adaptive policy: the background thread leaves the NIC to an application that polls, and takes over from
+//! one that does not. Its state machines have no clock and no thread; [`background`](super::background)
+//! carries out what they decide.
 
 mod crowded_core;
 mod poll_detector;
@@ -35,8 +35,8 @@ impl Adaptive {
         if self.detector.is_distrusted(now) && !are_overdue { AckDelay::UntilResponse } else { AckDelay::Off }
     }
 
-    /// Records a turn: whether it received packets, whether the application had polled without announcing a wait
-    /// since, and whether acknowledgements are delayed.
+    /// Records a turn: whether it received packets, whether the application had polled without announcing a
+    /// wait since, and whether acknowledgements are delayed.
     pub fn on_turn(&mut self, now: Instant, received: bool, polls: bool, delays_acks: bool) {
         self.acks_due = delays_acks.then(|| self.acks_due.unwrap_or(now + RESPONSE_ACK_DELAY));
         // After the application announced that it waits, received packets are no evidence that it missed
@@ -52,13 +52,14 @@ impl Adaptive {
         self.woke_soon && now.since(self.last_packet) < IDLE_TIMEOUT
     }
 
-    /// Records a sleep from `before` to `after`; `polls_link` tells whether it is this thread that has to poll the link.
+    /// Records a sleep from `before` to `after`; `polls_link` tells whether it is this thread that has to
+    /// poll the link.
     pub fn on_sleep(&mut self, before: Instant, after: Instant, polls_link: bool) {
         self.woke_soon = polls_link && after.since(before) < IDLE_TIMEOUT && !self.core.is_crowded(after);
     }
 
-    /// Records that the thread yielded its core from `before` to `after` while it busy-polled. If another thread
-    /// has kept the core for too long, busy-polling stops for a while.
+    /// Records that the thread yielded its core from `before` to `after` while it busy-polled. If another
+    /// thread has kept the core for too long, busy-polling stops for a while.
     pub fn on_yield(&mut self, before: Instant, after: Instant) {
         if self.core.on_yield(before, after) {
             self.woke_soon = false;

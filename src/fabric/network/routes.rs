@@ -68,7 +68,8 @@ impl Routes {
         }
     }
 
-    /// Returns the direction in which switch `at` sends a packet of `flow` to `host`; `None` if no path is up.
+    /// Returns the direction in which switch `at` sends a packet of `flow` to `host`; `None` if no path is
+    /// up.
     pub fn next(&self, at: usize, host: u32, flow: &Flow, seed: u64) -> Option<u32> {
         let (home, last) = self.homes.get(host as usize).copied().flatten()?;
         let Node::Switch(home) = home else { return None };

@@ -36,9 +36,9 @@ pub struct Simulation {
 }
 
 impl Fabric {
-    /// Creates a simulated network in virtual time. The ports of its fabric, and with them NICs, belong to the
-    /// topology's hosts in order of creation. The seed determines random losses, marks and the choice between
-    /// equivalent paths; with the same seed, a program sends the same packets at the same times.
+    /// Creates a simulated network in virtual time. The ports of its fabric, and with them NICs, belong to
+    /// the topology's hosts in order of creation. The seed determines random losses, marks and the choice
+    /// between equivalent paths; with the same seed, a program sends the same packets at the same times.
     ///
     /// # Errors
     /// See [`Topology::check`].
@@ -90,8 +90,8 @@ impl Simulation {
         self.state().counters
     }
 
-    /// Returns the counters of the queue of a priority, 0 to 7, in which packets wait at `from` for the wire to
-    /// `to`.
+    /// Returns the counters of the queue of a priority, 0 to 7, in which packets wait at `from` for the wire
+    /// to `to`.
     ///
     /// # Errors
     /// [`TopologyError::NoWire`].
@@ -111,8 +111,8 @@ impl Simulation {
         Ok(input.ok_or(TopologyError::NoWire(from, at))?.counters(index(priority)))
     }
 
-    /// Records the length in bytes of a queue from now on, at every multiple of `interval`, which counts as at
-    /// least 1 ns.
+    /// Records the length in bytes of a queue from now on, at every multiple of `interval`, which counts as
+    /// at least 1 ns.
     ///
     /// # Errors
     /// [`TopologyError::NoWire`].

@@ -328,7 +328,8 @@ impl State {
                     Node::Host(_) => Scheduler::RoundRobin,
                 };
                 let Some(packet) = d.output.pop(scheduler, self.now) else { return };
-                // Before the packet's memory is released, which may resume this very input and start its output.
+                // Before the packet's memory is released, which may resume this very input and start its
+                // output.
                 d.output.busy = true;
                 let len = packet.frame;
                 (Frame::Packet(self.leave(direction, packet)), len)

@@ -217,7 +217,8 @@ impl Topology {
         self.switches.len()
     }
 
-    /// Returns the node at the other end of a host's wire; `None` if there is no such host, or it has no wire.
+    /// Returns the node at the other end of a host's wire; `None` if there is no such host, or it has no
+    /// wire.
     pub fn neighbour(&self, host: usize) -> Option<Node> {
         self.wires.iter().find_map(|(a, b, _)| match (a, b) {
             (Node::Host(n), other) | (other, Node::Host(n)) if *n == host => Some(*other),

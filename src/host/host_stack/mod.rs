@@ -66,13 +66,15 @@ pub enum FrameOutcome {
 /// IP stack of a link that carries Ethernet frames, which resolves next hops and joins multicast groups: the
 /// link's own stack, or the kernel's.
 pub(crate) trait IpStack: fmt::Debug + Send {
-    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is not yet known,
-    /// returns `None` and requests it; [`queue_unresolved`](Self::queue_unresolved) holds packets until the reply arrives.
+    /// Returns the destination MAC for packets to `dst`: the host's, the router's or the group's. If it is
+    /// not yet known, returns `None` and requests it; [`queue_unresolved`](Self::queue_unresolved) holds
+    /// packets until the reply arrives.
     fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac>;
 
-    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the frame, with any
-    /// destination MAC. Once the next hop is resolved, the frame is in the outbox; if the resolution fails, the frame is
-    /// dropped and counted. If there is no route or no room, counts it at once and returns false without calling `write`.
+    /// Queues a frame to `dst` after [`resolve`](Self::resolve) has returned `None`. `write` appends the
+    /// frame, with any destination MAC. Once the next hop is resolved, the frame is in the outbox; if the
+    /// resolution fails, the frame is dropped and counted. If there is no route or no room, counts it at
+    /// once and returns false without calling `write`.
     fn queue_unresolved(&mut self, dst: IpAddr, write: &mut dyn FnMut(&mut Vec<u8>)) -> bool;
 
     /// Returns the queue of frames without a destination MAC, with the outbox.
@@ -87,8 +89,8 @@ pub(crate) trait IpStack: fmt::Debug + Send {
     /// [`JoinError`]; the group is then not joined.
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError>;
 
-    /// Leaves a multicast group. `is_last` is false if another link with the same addresses is still a member, so that no
-    /// change is reported to routers and switches.
+    /// Leaves a multicast group. `is_last` is false if another link with the same addresses is still a
+    /// member, so that no change is reported to routers and switches.
     fn leave(&mut self, group: IpAddr, is_last: bool);
 
     /// Reports whether the stack has joined `group`.
@@ -97,8 +99,8 @@ pub(crate) trait IpStack: fmt::Debug + Send {
     /// Repeats unanswered requests, and gives up a resolution after the last attempt.
     fn handle_timeout(&mut self, now: Instant);
 
-    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if nothing is
-    /// pending.
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must next be called; `None` if
+    /// nothing is pending.
     fn next_deadline(&self) -> Option<Instant>;
 }
 

@@ -1,5 +1,5 @@
-//! Decides when to pause the neighbour: while more bytes wait to be received than a threshold (XOFF), until fewer
-//! than another (XON) do.
+//! Decides when to pause the neighbour: while more bytes wait to be received than a threshold (XOFF), until
+//! fewer than another (XON) do.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,8 +64,8 @@ impl Backlog {
         self.received |= 1 << priority;
     }
 
-    /// Returns the frame to send, if any, after a batch was received and `waiting` bytes are left. The queue is the same for all
-    /// priorities, so those of the packets received are paused.
+    /// Returns the frame to send, if any, after a batch was received and `waiting` bytes are left. The queue
+    /// is the same for all priorities, so those of the packets received are paused.
     pub fn update(&mut self, now: Instant, waiting: usize, congested: &Congested) -> Option<PauseFrame> {
         if waiting > self.xoff || self.paused != 0 && waiting > self.xon {
             let new = self.received & !self.paused;

@@ -1,5 +1,6 @@
-//! Priority flow control (PFC, IEEE 802.1Q clause 36) of links that carry Ethernet frames. The link honours the
-//! pause frames of its neighbour, and sends some itself while packets arrive faster than they are processed.
+//! Priority flow control (PFC, IEEE 802.1Q clause 36) of links that carry Ethernet frames. The link honours
+//! the pause frames of its neighbour, and sends some itself while packets arrive faster than they are
+//! processed.
 
 mod backlog;
 mod pauses;
@@ -25,7 +26,8 @@ pub struct PfcConfig {
     /// Number of bytes waiting to be received above which the neighbour is paused; `None` for half of the
     /// receive queue's capacity.
     pub xoff: Option<usize>,
-    /// Number of bytes waiting to be received at which the neighbour may send again; `None` for half of `xoff`.
+    /// Number of bytes waiting to be received at which the neighbour may send again; `None` for half of
+    /// `xoff`.
     pub xon: Option<usize>,
 }
 
@@ -59,8 +61,8 @@ pub(crate) struct Pfc {
     link: PfcLink,
     shared: Arc<SharedPfc>,
     backlog: Backlog,
-    /// Frames of paused priorities that were passed to the link nevertheless: congestion notification packets,
-    /// and packets sent just before the pause.
+    /// Frames of paused priorities that were passed to the link nevertheless: congestion notification
+    /// packets, and packets sent just before the pause.
     held: [FrameQueue; PRIORITIES],
     /// Pause frames to send, and frames that are no longer held back.
     pub outbox: FrameQueue,
@@ -93,7 +95,8 @@ impl Pfc {
     /// Returns the number of packets that the NIC may send now.
     pub fn egress_room(&self) -> EgressRoom {
         let is_paused = |priority| self.shared.pauses.is_paused(priority);
-        // The NIC knows the priorities in the DSCP; all packets except CNPs have the one in the VLAN tag, if there is one.
+        // The NIC knows the priorities in the DSCP; all packets except CNPs have the one in the VLAN tag, if
+        // there is one.
         EgressRoom::with_pauses(|dscp| is_paused(self.link.vlan.map_or(dscp, |tag| tag.priority.into())))
     }
 
@@ -112,7 +115,8 @@ impl Pfc {
         has_room
     }
 
-    /// Carries out a pause frame. Returns whether it has ended a pause early, which the other shards must be told.
+    /// Carries out a pause frame. Returns whether it has ended a pause early, which the other shards must be
+    /// told.
     pub fn on_frame(&mut self, now: Instant, frame: &PauseFrame) -> bool {
         let has_ended = self.shared.pauses.on_frame(now, frame, self.link.speed);
         count(&mut self.received, frame);
@@ -157,8 +161,8 @@ impl Pfc {
         }
     }
 
-    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) and [`update`](Self::update) must next
-    /// be called.
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) and [`update`](Self::update) must
+    /// next be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadline = earliest([self.shared.pauses.next_deadline(), self.backlog.next_deadline()]);
         // The pauses are read again after their deadline, because another shard may end one in between.

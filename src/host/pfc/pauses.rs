@@ -1,5 +1,5 @@
-//! Pauses that the neighbour has imposed, by priority. The links of a NIC's shards share them, because the kernel
-//! delivers a pause frame to only one of them.
+//! Pauses that the neighbour has imposed, by priority. The links of a NIC's shards share them, because the
+//! kernel delivers a pause frame to only one of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,8 +11,8 @@ use crate::wire::frame::{PRIORITIES, PauseFrame};
 pub(super) struct Pauses([AtomicU64; PRIORITIES]);
 
 impl Pauses {
-    /// Carries out a pause frame on a link with the given speed in bits per second. Returns whether it has ended
-    /// a pause early, which the other shards must be told.
+    /// Carries out a pause frame on a link with the given speed in bits per second. Returns whether it has
+    /// ended a pause early, which the other shards must be told.
     pub fn on_frame(&self, now: Instant, frame: &PauseFrame, speed: u64) -> bool {
         let mut has_ended = false;
         for (end, quanta) in self.0.iter().zip(frame.times) {

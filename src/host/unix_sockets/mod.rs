@@ -1,5 +1,5 @@
-//! Unix sockets between the processes of this host: their names, the descriptors that they carry, and the users at
-//! their ends.
+//! Unix sockets between the processes of this host: their names, the descriptors that they carry, and the
+//! users at their ends.
 #![forbid(unsafe_code)]
 
 pub(crate) mod fd_message;

@@ -46,9 +46,9 @@ impl Drop for DirLock {
     }
 }
 
-/// Returns the directory for this user's sockets in this thread's network namespace: the one that sockets of urxe are in,
-/// as the kernel's table of sockets says, so that all processes agree on it whatever other users create; otherwise the
-/// first candidate, which is created if necessary.
+/// Returns the directory for this user's sockets in this thread's network namespace: the one that sockets of
+/// urxe are in, as the kernel's table of sockets says, so that all processes agree on it whatever other users
+/// create; otherwise the first candidate, which is created if necessary.
 pub fn own() -> io::Result<PathBuf> {
     let (user, candidates) = (nix::unistd::geteuid().as_raw(), candidates());
     let is_candidate =
@@ -122,9 +122,9 @@ pub fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
 /// Number of further names that a user tries in `/tmp` if another user has taken the first.
 const FURTHER_NAMES: usize = 8;
 
-/// Returns the candidates for this user's socket directory, in order of preference. All processes of a user must choose the
-/// same directory, so no candidate depends on environment variables, and `/run/user/UID`, which exists only during
-/// login sessions, comes after `/tmp`.
+/// Returns the candidates for this user's socket directory, in order of preference. All processes of a user
+/// must choose the same directory, so no candidate depends on environment variables, and `/run/user/UID`,
+/// which exists only during login sessions, comes after `/tmp`.
 fn candidates() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
@@ -179,8 +179,8 @@ fn create_private(directory: &Path, user: u32) -> io::Result<()> {
                     result => return Ok(result?),
                 }
             }
-            // A broker that exits in another network namespace has just removed it. Another directory would not
-            // do, because the other processes on the address use this one.
+            // A broker that exits in another network namespace has just removed it. Another directory would
+            // not do, because the other processes on the address use this one.
             _ if fs::symlink_metadata(directory).is_err() => {}
             _ => return Err(io::Error::from_raw_os_error(libc::EPERM)),
         }

@@ -62,8 +62,9 @@ impl SocketNames {
         }
     }
 
-    /// Frees the name of a socket that this process still has open. A private name is free even if another thread
-    /// is starting a program, which has a copy of the socket until it executes; an abstract name is not.
+    /// Frees the name of a socket that this process still has open. A private name is free even if another
+    /// thread is starting a program, which has a copy of the socket until it executes; an abstract name
+    /// is not.
     pub fn unbind(&self, name: &str) {
         if let SocketNames::Private(directory) = self
             && let Ok(_lock) = DirLock::of(directory)

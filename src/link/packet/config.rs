@@ -12,8 +12,8 @@ use crate::sys::setters::setters;
 /// Configuration of a [`PacketLink`](super::PacketLink): `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
 /// `gw=`, `vlan=` and `pcp=` (host stack only), `mtu=` (at most the interface's), `offload=off` (one packet
-/// per frame), `fanout=off` (each shard's socket filters all frames itself), `speed=` (in Mb/s), `pfc=on`, `xoff=`
-/// and `xon=`.
+/// per frame), `fanout=off` (each shard's socket filters all frames itself), `speed=` (in Mb/s), `pfc=on`,
+/// `xoff=` and `xon=`.
 ///
 /// ```
 /// # use urxe::link::*;

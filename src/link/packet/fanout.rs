@@ -15,8 +15,8 @@ use super::socket::RawSocket;
 use crate::host::socket_calls::{get_option, set_option, set_program};
 use crate::nic::ShardId;
 
-/// Fanout mode in which a classic BPF program selects the socket, and the option for the program. The constants are from
-/// linux/if_packet.h; libc lacks them.
+/// Fanout mode in which a classic BPF program selects the socket, and the option for the program. The
+/// constants are from linux/if_packet.h; libc lacks them.
 const PACKET_FANOUT_CBPF: c_int = 6;
 const PACKET_FANOUT_DATA: c_int = 22;
 /// Flag that makes the kernel choose an unused group ID.

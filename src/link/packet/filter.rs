@@ -103,8 +103,8 @@ fn require_destination(mac: Mac) -> Block {
 pub(super) fn program(recipient: Recipient<'_>, shard: ShardId, takes_pauses: bool) -> Vec<sock_filter> {
     let mut p = Block::new();
     if takes_pauses && shard.is_first() {
-        // Before the check of the VLAN, because they have no tag. The sockets do not receive outgoing frames of
-        // this kind except in a fanout group before Linux 6.10, see below.
+        // Before the check of the VLAN, because they have no tag. The sockets do not receive outgoing frames
+        // of this kind except in a fanout group before Linux 6.10, see below.
         p.push(load_ancillary(SKF_AD_PKTTYPE));
         if_eq(&mut p, libc::PACKET_OUTGOING.into(), &[reject()]);
         let mut pause = require_destination(PauseFrame::DESTINATION);

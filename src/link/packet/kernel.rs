@@ -54,8 +54,8 @@ pub(super) struct KernelNeighbours {
     /// kernel reports the membership and configures the hardware to accept the group's packets.
     groups: HashMap<IpAddr, OwnedFd>,
     trigger: [Option<UdpSocket>; 2],
-    /// Sockets bound to the RoCE port, to keep the kernel from sending ICMP port unreachable errors. A filter
-    /// drops all packets that they receive.
+    /// Sockets bound to the RoCE port, to keep the kernel from sending ICMP port unreachable errors. A
+    /// filter drops all packets that they receive.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
     unresolved: UnresolvedQueue,

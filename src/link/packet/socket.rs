@@ -45,8 +45,8 @@ const SEND_TIMEOUT_MS: u8 = 20;
 pub(super) struct RawSocket {
     pub fd: OwnedFd,
     ifindex: u32,
-    /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no super-packets,
-    /// and does not report the segment size of super-packets that it delivers.
+    /// Whether each message starts with a virtio-net header. Without it, the kernel accepts no
+    /// super-packets, and does not report the segment size of super-packets that it delivers.
     pub vnet: bool,
     /// Size of the receive buffer in bytes. A frame occupies its length and the kernel's overhead.
     pub receive_buffer: usize,

@@ -13,9 +13,9 @@ use crate::link::{Link, Multihomed};
 /// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel delays its probe by up to
 /// a second, then waits another second for a response.
 const DAD_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum time to wait for the link-local address of an interface with a new carrier. The kernel assigns it when its
-/// link-watch work item processes the carrier, at once or up to a second later (`net/core/link_watch.c`), but never while 802.1X
-/// keeps the interface dormant.
+/// Maximum time to wait for the link-local address of an interface with a new carrier. The kernel assigns it
+/// when its link-watch work item processes the carrier, at once or up to a second later
+/// (`net/core/link_watch.c`), but never while 802.1X keeps the interface dormant.
 const CARRIER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between checks.
 const DAD_POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -81,9 +81,10 @@ fn missing(name: &str) -> UdpLinkError {
     UdpLinkError::NoInterface { name: name.to_owned() }
 }
 
-/// Returns the interface called `name` once the kernel has acted on its carrier, and none of its addresses is tentative, so
-/// that GID indices do not depend on timing. If duplicate address detection takes too long, or cannot proceed without a
-/// carrier, the tentative addresses are included; packets sent from them are lost until it completes.
+/// Returns the interface called `name` once the kernel has acted on its carrier, and none of its addresses is
+/// tentative, so that GID indices do not depend on timing. If duplicate address detection takes too long, or
+/// cannot proceed without a carrier, the tentative addresses are included; packets sent from them are lost
+/// until it completes.
 fn wait_for_dad(name: &str) -> Result<Interface, UdpLinkError> {
     let start = Instant::now();
     let mut dad_start = start;

@@ -53,9 +53,9 @@ pub struct UdpOptions {
     /// Whether to use the kernel's segmentation and coalescing (UDP GSO and GRO) where available, which is
     /// ten times as fast.
     pub segmentation: bool,
-    /// Name of the interface that has the address. Needed if several interfaces may have the same address, as
-    /// with IPv6 link-local addresses. It also allows the address to be tentative, while duplicate address
-    /// detection (DAD) is running; packets sent before DAD completes are lost.
+    /// Name of the interface that has the address. Needed if several interfaces may have the same address,
+    /// as with IPv6 link-local addresses. It also allows the address to be tentative, while duplicate
+    /// address detection (DAD) is running; packets sent before DAD completes are lost.
     pub interface: Option<String>,
 }
 
@@ -152,8 +152,8 @@ pub struct UdpLink {
     receiver: Receiver,
     groups: Groups,
     /// Epoll set of the group sockets: a caller polls this one descriptor, whatever groups are joined. The
-    /// link's own socket is not in it: that would cost the kernel a wake-up per datagram, even when no thread
-    /// sleeps.
+    /// link's own socket is not in it: that would cost the kernel a wake-up per datagram, even when no
+    /// thread sleeps.
     epoll: Epoll,
     options: UdpOptions,
     /// Link state monitor (rtnetlink). It has no interfaces if none has the address, or if the link of

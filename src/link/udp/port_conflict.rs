@@ -63,8 +63,8 @@ impl PortOwner {
         }
     }
 
-    /// Returns the owner's user ID, as seen in this user namespace, of a reuseport group of `size` sockets that
-    /// already occupies `port` on `ip`, or `None` if there is no such group.
+    /// Returns the owner's user ID, as seen in this user namespace, of a reuseport group of `size` sockets
+    /// that already occupies `port` on `ip`, or `None` if there is no such group.
     ///
     /// Half of the sockets are enough: the kernel's table is not a snapshot, and a socket that closes while
     /// the table is read can hide another one.
@@ -79,8 +79,8 @@ impl PortOwner {
         PortOwner::of(ip, port).unwrap_or(PortOwner::Unknown)
     }
 
-    /// Returns the owner of the first socket that conflicts with binding `port` on `ip`, or `None` if no listed
-    /// socket conflicts.
+    /// Returns the owner of the first socket that conflicts with binding `port` on `ip`, or `None` if no
+    /// listed socket conflicts.
     pub fn of(ip: IpAddr, port: u16) -> Option<PortOwner> {
         Some(match conflicts(ip, port).first()? {
             Entry { inode: 0, .. } => PortOwner::Kernel,

@@ -23,9 +23,9 @@ pub(super) struct Receiver {
     data: Vec<u8>,
     names: [SockAddr; MAX_DATAGRAMS],
     controls: [Control; MAX_DATAGRAMS],
-    /// Number of datagrams to request per call. It is 1 while datagrams arrive singly, because the call for a
-    /// single datagram is faster and a thread may be waiting for it, and doubles after two consecutive calls
-    /// that returned as many as requested.
+    /// Number of datagrams to request per call. It is 1 while datagrams arrive singly, because the call for
+    /// a single datagram is faster and a thread may be waiting for it, and doubles after two consecutive
+    /// calls that returned as many as requested.
     batch_size: usize,
     /// Whether the last call returned as many datagrams as requested.
     full: bool,

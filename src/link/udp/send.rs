@@ -30,8 +30,8 @@ pub(super) struct Sender {
     singles: Batch,
     /// Scratch copy of a burst to send packet by packet, with recomputed ICRCs.
     scratch: Vec<u8>,
-    /// Destinations for which the kernel refuses to segment, because the interface cannot or because IPsec is
-    /// used on the path.
+    /// Destinations for which the kernel refuses to segment, because the interface cannot or because IPsec
+    /// is used on the path.
     pub no_gso_to: Vec<IpAddr>,
     segments: bool,
     /// Number of waits remaining in this turn.

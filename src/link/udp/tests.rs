@@ -83,7 +83,8 @@ struct RxRecord {
     packets: Vec<Vec<u8>>,
 }
 
-/// Receives until `packets` packets have arrived, or none has arrived for 300 ms and 100 polls. Panics if an ICRC is wrong.
+/// Receives until `packets` packets have arrived, or none has arrived for 300 ms and 100 polls. Panics if an
+/// ICRC is wrong.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<RxRecord> {
     let (mut received, mut count, mut last, mut polls) = (Vec::new(), 0, Clock::now(), 0);
     while count < packets && (last.elapsed() < Duration::from_millis(300) || polls < 100) {

@@ -23,16 +23,16 @@ struct Responder {
     next: Option<Psn>,
     /// Number of requests that have passed whole, modulo 2^24.
     msn: u32,
-    /// PSN of the request that a NAK has refused. A responder discards what follows, until the requester sends
-    /// that request again.
+    /// PSN of the request that a NAK has refused. A responder discards what follows, until the requester
+    /// sends that request again.
     refused: Option<Psn>,
 }
 
 /// The responders to which the requests of one direction go.
 pub(super) struct Responders {
     direction: Direction,
-    /// By address of the peer and destination queue pair. Only connections have entries, because packets may come from
-    /// anyone.
+    /// By address of the peer and destination queue pair. Only connections have entries, because packets may
+    /// come from anyone.
     responders: BTreeMap<(IpAddr, Qpn), Responder>,
 }
 
@@ -41,7 +41,8 @@ impl Responders {
         Responders { direction, responders: BTreeMap::new() }
     }
 
-    /// Notes a new connection of a local queue pair. It replaces the earlier connections of both of its queue pairs.
+    /// Notes a new connection of a local queue pair. It replaces the earlier connections of both of its queue
+    /// pairs.
     pub fn on_connected(&mut self, local: Qpn, address: IpAddr, remote: Qpn) {
         // Converts (local, remote) to (responder, requester), and vice versa.
         let is_tx = self.direction == Direction::Tx;

@@ -13,8 +13,8 @@ const STREAMS: usize = 64;
 /// Number of packets that are remembered for each stream.
 const PACKETS: usize = 8;
 
-/// Number of PSNs behind the stream's current one at which a packet is forgotten: more than are in flight, and
-/// so few that the packet cannot be taken for one of the next cycle of PSNs.
+/// Number of PSNs behind the stream's current one at which a packet is forgotten: more than are in flight,
+/// and so few that the packet cannot be taken for one of the next cycle of PSNs.
 const MAX_AGE: i32 = 1 << 22;
 
 /// Requests, or responses, from or to one address for one queue pair.
@@ -46,8 +46,8 @@ struct Applications {
     newest: VecDeque<AppliedPacket>,
 }
 
-/// Record of the packets to which a rule was applied. It contains reliable connections only, because losses do
-/// not fail other queue pairs.
+/// Record of the packets to which a rule was applied. It contains reliable connections only, because losses
+/// do not fail other queue pairs.
 #[derive(Default)]
 pub(super) struct Record(BTreeMap<Stream, Applications>);
 
@@ -73,7 +73,8 @@ impl Record {
         found.newest.push_back(AppliedPacket { psn: bth.psn, opcode: bth.opcode, at: now });
     }
 
-    /// Forgets the packets that precede this one, to which the rule may apply or not, by more than are in flight.
+    /// Forgets the packets that precede this one, to which the rule may apply or not, by more than are in
+    /// flight.
     pub fn on_packet(&mut self, address: IpAddr, bytes: &[u8]) {
         if self.0.is_empty() {
             return;

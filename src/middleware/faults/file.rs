@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use crate::fault_rules::Rule;
 
-/// A rule, or the rules of a file: an argument `RULE` or `@FILE`. The file has one rule per line; empty lines and
-/// text after `#` are ignored.
+/// A rule, or the rules of a file: an argument `RULE` or `@FILE`. The file has one rule per line; empty lines
+/// and text after `#` are ignored.
 ///
 /// ```no_run
 /// use urxe::middleware::faults::{Rule, Rules};

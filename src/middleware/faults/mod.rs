@@ -1,5 +1,5 @@
-//! Fault injection: a link wrapper that drops, duplicates, replays, reorders, corrupts, marks and delays packets by
-//! rule, or answers them in place of their destination.
+//! Fault injection: a link wrapper that drops, duplicates, replays, reorders, corrupts, marks and delays
+//! packets by rule, or answers them in place of their destination.
 //!
 //! Bursts that no rule matches pass through unchanged.
 
@@ -63,8 +63,9 @@ pub struct Faults<L> {
 impl<L: Link> Faults<L> {
     /// Wraps a link. `seed` seeds the random number generators of rules with a probability.
     ///
-    /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped. Alterations are
-    /// made in the order of the rules, delays add up, and a packet to delay and to reorder is reordered after its delay.
+    /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
+    /// Alterations are made in the order of the rules, delays add up, and a packet to delay and to
+    /// reorder is reordered after its delay.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
         let pipeline = |direction| Pipeline::new(&counters, direction, seed);

@@ -3,8 +3,9 @@
 use crate::burst::RxBurst;
 use crate::wire::{Flow, IpIdent, icrc};
 
-/// Returns the identification of a single packet, if necessary the one for which its ICRC is correct. It is unknown only for a
-/// packet that a UDP socket has received. A packet whose ICRC is wrong with every identification gets one of them.
+/// Returns the identification of a single packet, if necessary the one for which its ICRC is correct. It is
+/// unknown only for a packet that a UDP socket has received. A packet whose ICRC is wrong with every
+/// identification gets one of them.
 pub(super) fn exact_ident(packet: &RxBurst<'_>) -> IpIdent {
     match packet.ident {
         IpIdent::Unknown | IpIdent::Elided => {

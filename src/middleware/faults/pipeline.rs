@@ -311,8 +311,8 @@ impl Pipeline {
     }
 }
 
-/// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request` is
-/// the packet, if it is a request that its destination acknowledges, together with the responders.
+/// Returns the answer that `action` gives to a packet, or `None` if the packet cannot be answered. `request`
+/// is the packet, if it is a request that its destination acknowledges, together with the responders.
 fn answer_to(
     action: Action,
     seen: &Seen<'_>,

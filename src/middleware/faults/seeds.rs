@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sys::rng::splitmix64;
 
-/// Seeds for the random faults of several links, which are all derived from one seed. Every link gets a new one, so a
-/// program that opens its device again continues the random sequence rather than repeats its beginning.
+/// Seeds for the random faults of several links, which are all derived from one seed. Every link gets a new
+/// one, so a program that opens its device again continues the random sequence rather than repeats its
+/// beginning.
 #[derive(Clone, Debug)]
 pub struct FaultSeeds {
     seed: u64,

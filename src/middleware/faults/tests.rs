@@ -358,8 +358,8 @@ fn faults_are_counted_and_reported_to_the_observer() {
     assert_eq!(never.warning().as_deref(), Some(warning));
 }
 
-/// Port whose received packets have the identifications of a counter and do not show them, as those of a UDP socket whose
-/// peer is rxe.
+/// Port whose received packets have the identifications of a counter and do not show them, as those of a UDP
+/// socket whose peer is rxe.
 struct HiddenCounter {
     inner: FabricPort,
     next: u16,

@@ -35,11 +35,12 @@ pub(super) struct Writer {
 pub(super) enum Room {
     /// For another turn.
     Enough,
-    /// Not for another turn. The reader has been at `position` at least since the time `since`. The NIC holds back packets.
+    /// Not for another turn. The reader has been at `position` at least since the time `since`. The NIC holds
+    /// back packets.
     Full { since: Instant, position: u64 },
     /// Not for another turn, and the reader has made no progress for
-    /// [`STALL_TIMEOUT`](super::write::STALL_TIMEOUT). The NIC does not hold back packets, and those that do not fit are
-    /// lost.
+    /// [`STALL_TIMEOUT`](super::write::STALL_TIMEOUT). The NIC does not hold back packets, and those that do
+    /// not fit are lost.
     Stalled,
 }
 

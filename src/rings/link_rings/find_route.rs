@@ -24,7 +24,8 @@ impl Rings {
         if burst.is_for_gsi() || to.0.is_multicast() || burst.flow.src != self.bind_addr.ip() {
             return Route::Socket { is_final: true };
         }
-        // The receive buffer of the socket holds more than a ring, and no retransmission replaces what is dropped.
+        // The receive buffer of the socket holds more than a ring, and no retransmission replaces what is
+        // dropped.
         if burst.is_unacknowledged() && !self.is_required {
             return Route::Socket { is_final: true };
         }
@@ -37,7 +38,8 @@ impl Rings {
             return Route::Socket { is_final: true };
         }
         if self.routes.is_full() {
-            // Not one that is remembered may be forgotten: its next packets could overtake those in the socket.
+            // Not one that is remembered may be forgotten: its next packets could overtake those in the
+            // socket.
             return self.route_without_ring(to, true);
         }
         let route = match self.offer(to) {
@@ -63,14 +65,14 @@ impl Rings {
         }
     }
 
-    /// Makes the socket the route to a destination whose ring is closed, for good; if rings are required, the next packet
-    /// tries again.
+    /// Makes the socket the route to a destination whose ring is closed, for good; if rings are required, the
+    /// next packet tries again.
     pub(super) fn give_up(&mut self, to: Destination) {
         self.routes.set(to, self.route_without_ring(to, true));
     }
 
-    /// Forgets the decision for the destination of a new connection if no process listened there: the next packet decides
-    /// again. No earlier packets can be overtaken, because their process has ended.
+    /// Forgets the decision for the destination of a new connection if no process listened there: the next
+    /// packet decides again. No earlier packets can be overtaken, because their process has ended.
     pub fn on_connected(&mut self, peer: IpAddr, qpn: Qpn) {
         let to = (peer, BurstLimits::dest_group(qpn));
         if self.routes.get(to) == Some(Route::Socket { is_final: false }) {
@@ -97,8 +99,8 @@ impl Rings {
     }
 }
 
-/// Reports whether this network namespace has an address, which belongs to the interface of `own` if it is link-local.
-/// Returns true if that cannot be determined for lack of descriptors or memory.
+/// Reports whether this network namespace has an address, which belongs to the interface of `own` if it is
+/// link-local. Returns true if that cannot be determined for lack of descriptors or memory.
 pub(super) fn is_of_this_host(ip: IpAddr, own: &BindAddr) -> bool {
     if ip.is_loopback() {
         return true;

@@ -1,27 +1,28 @@
-//! Rings in shared memory between the processes of this host: which destinations have one, and the connections over
-//! which its memory is passed.
+//! Rings in shared memory between the processes of this host: which destinations have one, and the
+//! connections over which its memory is passed.
 //!
-//! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an address and
-//! partition decides for all that follow: if a process listens there, this process creates a ring and passes its
-//! memory over a connection ([`offer::offer`]), otherwise the packets take the UDP socket. So no packet can overtake
-//! another by changing between both. Packets to QP1, to multicast groups and to the own NIC always take the UDP socket, as do
-//! those of UC and UD unless rings are required.
+//! Each link listens on a Unix socket named after its address and QPN partition. The first packet to an
+//! address and partition decides for all that follow: if a process listens there, this process creates a ring
+//! and passes its memory over a connection ([`offer::offer`]), otherwise the packets take the UDP socket. So
+//! no packet can overtake another by changing between both. Packets to QP1, to multicast groups and to the
+//! own NIC always take the UDP socket, as do those of UC and UD unless rings are required.
 //!
-//! With [`SharedMemory::Require`], packets to an address of this network namespace never take the socket, so a
-//! destination without a ring is not remembered: each packet to it tries again, and is dropped if that fails.
+//! With [`SharedMemory::Require`], packets to an address of this network namespace never take the socket, so
+//! a destination without a ring is not remembered: each packet to it tries again, and is dropped if that
+//! fails.
 //!
-//! The reader confirms a ring with a byte, or refuses it by closing the connection. After a refusal, the packets in the
-//! ring are lost, and later packets take the socket.
+//! The reader confirms a ring with a byte, or refuses it by closing the connection. After a refusal, the
+//! packets in the ring are lost, and later packets take the socket.
 //!
-//! A ring ends with its connection. The reader first reads all packets that an ended writer has left in the ring. The
-//! writer closes its end at once if the reader has ended or has broken the protocol.
+//! A ring ends with its connection. The reader first reads all packets that an ended writer has left in the
+//! ring. The writer closes its end at once if the reader has ended or has broken the protocol.
 //!
-//! A thread that is about to sleep requests notifications, which make the connection readable. Another thread of the
-//! process may consume the notification before the first one sleeps, or read only some of the packets. That thread then
-//! writes to an eventfd, which the first one waits for too ([`Rings::prepare_to_sleep`]).
+//! A thread that is about to sleep requests notifications, which make the connection readable. Another thread
+//! of the process may consume the notification before the first one sleeps, or read only some of the packets.
+//! That thread then writes to an eventfd, which the first one waits for too ([`Rings::prepare_to_sleep`]).
 //!
-//! A writer never waits. When a ring is almost full, the NIC learns that the path is full and holds packets back, until the
-//! writer finds room ([`Rings::next_peer_change`]).
+//! A writer never waits. When a ring is almost full, the NIC learns that the path is full and holds packets
+//! back, until the writer finds room ([`Rings::next_peer_change`]).
 #![forbid(unsafe_code)]
 
 mod connection;
@@ -52,8 +53,9 @@ use crate::transport::{Instant, PeerChange};
 use connection::Connection;
 use offer::socket_name;
 
-/// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which releases the
-/// partition before the name; the kernel closes its descriptors in less than a millisecond on an idle machine.
+/// Maximum wait for the name of the listening socket. The last process on the partition may be ending, which
+/// releases the partition before the name; the kernel closes its descriptors in less than a millisecond on an
+/// idle machine.
 const MAX_NAME_WAIT: Duration = Duration::from_secs(2);
 
 /// Maximum length of the queue of pending connections, and number of connections accepted at a time.
@@ -104,9 +106,10 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Creates the rings of a link with a partition, and starts to listen for those of other processes if `listens` is
-    /// set. Returns `None` without shared memory, and for an address that [cannot have rings](can_have_rings); if rings are
-    /// required, such an address has none, and its packets for this network namespace are dropped.
+    /// Creates the rings of a link with a partition, and starts to listen for those of other processes if
+    /// `listens` is set. Returns `None` without shared memory, and for an address that [cannot have
+    /// rings](can_have_rings); if rings are required, such an address has none, and its packets for this
+    /// network namespace are dropped.
     pub fn new(
         bind_addr: BindAddr,
         partition: u32,
@@ -177,8 +180,8 @@ impl Drop for Rings {
     }
 }
 
-/// Reports whether an address may have rings: a packet to it identifies its process by address and partition, as it does not
-/// for a wildcard or IPv6 link-local address.
+/// Reports whether an address may have rings: a packet to it identifies its process by address and partition,
+/// as it does not for a wildcard or IPv6 link-local address.
 pub fn can_have_rings(ip: IpAddr) -> bool {
     !ip.is_unspecified() && !needs_scope(ip)
 }

@@ -1,5 +1,5 @@
-//! The offer with which a process passes the memory of a ring, and the name of the socket at which another process
-//! listens for it.
+//! The offer with which a process passes the memory of a ring, and the name of the socket at which another
+//! process listens for it.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;

@@ -8,8 +8,9 @@ use crate::burst::RxBurst;
 use crate::rings::memory::CAPACITY;
 use crate::transport::Instant;
 
-/// Minimum time between two polls of the connections, which involve a system call. A process that connects wakes the
-/// background thread at once, unless the program polls. With 50 µs, the system calls take 3 % of a ping-pong of 8 bytes.
+/// Minimum time between two polls of the connections, which involve a system call. A process that connects
+/// wakes the background thread at once, unless the program polls. With 50 µs, the system calls take 3 % of a
+/// ping-pong of 8 bytes.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Maximum number of bytes read from all rings at a time.
@@ -28,7 +29,8 @@ impl Rings {
         }
         let packets = if self.readers == 0 { 0 } else { self.read_rings(sink) };
         if self.is_armed && (events > 0 || packets > 0) {
-            // This call may have consumed the notification for the sleeping thread, and later packets come without one.
+            // This call may have consumed the notification for the sleeping thread, and later packets come
+            // without one.
             self.is_armed = false;
             let _ = self.wake.write(1);
         }

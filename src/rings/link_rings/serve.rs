@@ -55,8 +55,8 @@ impl Rings {
         }
     }
 
-    /// Serves the connections: accepts new ones, takes rings and notifications, and notices their ends. Returns the number
-    /// of connections served.
+    /// Serves the connections: accepts new ones, takes rings and notifications, and notices their ends.
+    /// Returns the number of connections served.
     pub(super) fn poll_connections(&mut self) -> usize {
         let mut ready = [EpollEvent::empty(); EVENTS];
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);

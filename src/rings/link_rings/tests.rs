@@ -1,4 +1,5 @@
-//! Tests of the routes and connections of rings, with links of one process and processes that break the protocol.
+//! Tests of the routes and connections of rings, with links of one process and processes that break the
+//! protocol.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -85,7 +86,8 @@ fn received(at: &mut Rings) -> Vec<(IpAddr, u32)> {
     got
 }
 
-/// Waits until a connection has been closed: a child that another test forks has a copy of the socket for a while.
+/// Waits until a connection has been closed: a child that another test forks has a copy of the socket for a
+/// while.
 fn eventually(mut condition: impl FnMut() -> bool) {
     let begin = std::time::Instant::now();
     while !condition() {
@@ -251,8 +253,8 @@ fn sleeping_process_is_woken_through_its_descriptor() {
     assert!(!is_readable(&b));
     assert_eq!(write(&mut a, b_ip, 1, 2), Sent::Yes);
     assert!(is_readable(&b));
-    // Another thread reads the packet and its notification: the sleeping thread must wake up all the same, because
-    // the next packet comes without a notification.
+    // Another thread reads the packet and its notification: the sleeping thread must wake up all the same,
+    // because the next packet comes without a notification.
     assert_eq!(received(&mut b).len(), 1);
     assert!(is_readable(&b));
     while b.prepare_to_sleep() {}

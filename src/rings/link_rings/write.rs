@@ -13,10 +13,11 @@ use crate::rings::messages::{NOTIFICATION, announce_changes};
 use crate::sys::fork::CloseOnForkFd;
 use crate::transport::{Instant, PeerChange, PeerWindow};
 
-/// Number of bytes that a ring keeps free for packets that the NIC has built before it knows that the ring is full: two
-/// turns of 256 KiB (`burst/tx_queue.rs: TURN`), of which the second may follow before the driver asks for changes of paths.
-/// With less room, the path is full. The value is not critical for throughput: `ib_send_bw` with messages of
-/// 64 KiB and of 1 MiB was equally fast with reserves of 64 KiB, 256 KiB and 1 MiB, within the noise.
+/// Number of bytes that a ring keeps free for packets that the NIC has built before it knows that the ring is
+/// full: two turns of 256 KiB (`burst/tx_queue.rs: TURN`), of which the second may follow before the driver
+/// asks for changes of paths. With less room, the path is full. The value is not critical for throughput:
+/// `ib_send_bw` with messages of 64 KiB and of 1 MiB was equally fast with reserves of 64 KiB, 256 KiB and 1
+/// MiB, within the noise.
 const RESERVE: u64 = CAPACITY as u64 / 4;
 
 /// Interval at which full rings are polled for room, because their readers do not report it. At 73 Gb/s, a
@@ -26,18 +27,19 @@ const RESERVE: u64 = CAPACITY as u64 / 4;
 /// 2 processors.
 const ROOM_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Time without progress of its reader after which a full ring is stalled: as long as a reader may be without a processor on a
-/// busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by `ib_send_bw -c UC` beside 4 busy
-/// processes on 2 processors, 4 of 4 runs lost packets with 2 ms, none with 20 and 100 ms.
+/// Time without progress of its reader after which a full ring is stalled: as long as a reader may be without
+/// a processor on a busy machine. Mostly unacknowledged packets (UC, UD) fill a ring. With 1000 × 64 KiB by
+/// `ib_send_bw -c UC` beside 4 busy processes on 2 processors, 4 of 4 runs lost packets with 2 ms, none with
+/// 20 and 100 ms.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Window of a peer whose packets take rings, in bytes. A ring holds twice as much: requests of one end, and the responses
-/// to those of the other.
+/// Window of a peer whose packets take rings, in bytes. A ring holds twice as much: requests of one end, and
+/// the responses to those of the other.
 pub const RING_WINDOW: usize = CAPACITY / 2;
 
 impl Rings {
-    /// Writes a burst to the ring of the connection with the index `ring`. Returns false if there is no room, or if the ring has
-    /// been closed. The reader sees the burst after [`publish`](Self::publish).
+    /// Writes a burst to the ring of the connection with the index `ring`. Returns false if there is no room,
+    /// or if the ring has been closed. The reader sees the burst after [`publish`](Self::publish).
     pub fn write(&mut self, now: Instant, ring: usize, burst: &TxBurst<'_>) -> bool {
         self.has_written = true;
         let Some(writer) = writer_of(&mut self.connections, ring) else { return false };
@@ -84,9 +86,10 @@ impl Rings {
         }
     }
 
-    /// Returns the next change of a path: of its room, or of the peer's window. The window is that of rings if all packets to the
-    /// address and all from it take rings: the responses to READs come from the peer. Only one shard of a NIC has readers, so the
-    /// windows of the others are at most that of the link.
+    /// Returns the next change of a path: of its room, or of the peer's window. The window is that of rings
+    /// if all packets to the address and all from it take rings: the responses to READs come from the
+    /// peer. Only one shard of a NIC has readers, so the windows of the others are at most that of the
+    /// link.
     pub fn next_peer_change(&mut self) -> Option<PeerChange> {
         if let Some(change) = self.room_changes.pop_front() {
             return Some(change);
@@ -133,8 +136,8 @@ impl Rings {
     }
 }
 
-/// Publishes what was written to a ring, and notifies a reader that sleeps. If a notification cannot be sent although the
-/// reader has not ended and earlier ones are not unread, the next call tries again.
+/// Publishes what was written to a ring, and notifies a reader that sleeps. If a notification cannot be sent
+/// although the reader has not ended and earlier ones are not unread, the next call tries again.
 fn publish(ring: &mut RingWriter, socket: &CloseOnForkFd) {
     if ring.publish()
         && let Err(error) = send(socket, NOTIFICATION, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)

@@ -14,13 +14,14 @@ use crate::sys::fork::ForkGeneration;
 use crate::sys::memfd;
 use crate::sys::pinned::mark_unmapped;
 
-/// Capacity of the rings between processes, in bytes: twice the window of a peer. The less a ring holds, the more often
-/// writer and reader alternate, and on a core that other threads occupy, each change may wait for a time slice. First transfers of
-/// 64 MiB by Mooncake, whose threads spin on both of two cores, reach 7.4 Gb/s with this capacity and 5.5 with half of it (medians
-/// of 16 alternating runs); 8-byte WRITEs and half round trips take equally long with both.
+/// Capacity of the rings between processes, in bytes: twice the window of a peer. The less a ring holds, the
+/// more often writer and reader alternate, and on a core that other threads occupy, each change may wait for
+/// a time slice. First transfers of 64 MiB by Mooncake, whose threads spin on both of two cores, reach 7.4
+/// Gb/s with this capacity and 5.5 with half of it (medians of 16 alternating runs); 8-byte WRITEs and half
+/// round trips take equally long with both.
 ///
-/// The memory is used from one end to the other, whatever the fill level. A writer that returned to the start when the ring was
-/// empty made half a round trip longer, 2.0 instead of 1.5 µs on two core complexes.
+/// The memory is used from one end to the other, whatever the fill level. A writer that returned to the start
+/// when the ring was empty made half a round trip longer, 2.0 instead of 1.5 µs on two core complexes.
 pub const CAPACITY: usize = 2 << 20;
 
 /// Unit of `st_blocks`, in bytes.
@@ -29,12 +30,12 @@ const STAT_BLOCK: i64 = 512;
 /// Offset of the data in the file, a multiple of every page size.
 const DATA: usize = 64 << 10;
 
-/// Seals without which the other process could truncate the file, and an access would end this process. It can still
-/// punch holes, which only costs memory.
+/// Seals without which the other process could truncate the file, and an access would end this process. It
+/// can still punch holes, which only costs memory.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Control block at the start of the memory, which has the same layout in all programs. All zeros is that of an empty
-/// ring. Each field has cache lines of its own, including that which processors prefetch with it.
+/// Control block at the start of the memory, which has the same layout in all programs. All zeros is that of
+/// an empty ring. Each field has cache lines of its own, including that which processors prefetch with it.
 #[repr(C, align(128))]
 pub(super) struct Control {
     /// Number of bytes that have ever been written.
@@ -49,7 +50,8 @@ pub(super) struct Control {
 
 const _: () = assert!(size_of::<Control>() == 3 * 128);
 
-/// Mapped memory of a ring, which only the process that made the mapping unmaps: a forked child does not have it.
+/// Mapped memory of a ring, which only the process that made the mapping unmaps: a forked child does not have
+/// it.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
@@ -57,8 +59,8 @@ pub(super) struct Mapping {
     process: ForkGeneration,
 }
 
-// SAFETY: the mapping belongs to no thread, and all methods that access it without synchronisation need `&mut self` or
-// leave the synchronisation to the positions in the control block.
+// SAFETY: the mapping belongs to no thread, and all methods that access it without synchronisation need `&mut
+// self` or leave the synchronisation to the positions in the control block.
 unsafe impl Send for Mapping {}
 
 impl Mapping {
@@ -124,25 +126,27 @@ impl Mapping {
     }
 
     pub fn control(&self) -> &Control {
-        // SAFETY: the mapping begins with the control block, is aligned to a page and stays valid as long as `self`. All
-        // fields are atomics, so the other process may change them at any time.
+        // SAFETY: the mapping begins with the control block, is aligned to a page and stays valid as long as
+        // `self`. All fields are atomics, so the other process may change them at any time.
         unsafe { self.base.cast().as_ref() }
     }
 
     /// Returns the word of data at the given position, which is a multiple of 4.
     pub fn word(&self, position: u64) -> &AtomicU32 {
         assert!(position.is_multiple_of(4), "position {position}");
-        // SAFETY: `range` checks that the bytes lie within the mapping, which stays valid as long as `self`, and the position is
-        // aligned. The other process may change the word at any time, as it is atomic.
+        // SAFETY: `range` checks that the bytes lie within the mapping, which stays valid as long as `self`,
+        // and the position is aligned. The other process may change the word at any time, as it is
+        // atomic.
         unsafe { AtomicU32::from_ptr(self.range(position, 4).cast()) }
     }
 
-    /// Returns the `len` bytes of data at the given position, which the other process can change at any time: the caller must
-    /// copy bytes before it checks them. The slice must not be used after the mapping.
+    /// Returns the `len` bytes of data at the given position, which the other process can change at any time:
+    /// the caller must copy bytes before it checks them. The slice must not be used after the mapping.
     pub fn slice(&self, position: u64, len: usize) -> HostSlice {
         let at = self.range(position, len).expose_provenance();
-        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. Both ends own their
-        // mapping, and use the slice only in the call that takes it from there, without a reference to these bytes.
+        // SAFETY: `range` checks that the bytes lie within the mapping, which is readable and writable. Both
+        // ends own their mapping, and use the slice only in the call that takes it from there,
+        // without a reference to these bytes.
         unsafe { HostSlice::from_raw(at, len) }
     }
 

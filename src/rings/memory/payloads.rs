@@ -1,7 +1,8 @@
 //! Payloads in a gathered record: behind the headers, or in the writer's memory, which the reader has mapped.
 //!
-//! The writer offers memory when it first sends from it, and leaves payloads out after the reader has accepted the offer. It
-//! withdraws the offer when the program has freed the memory and the reader has read the last record that refers to it.
+//! The writer offers memory when it first sends from it, and leaves payloads out after the reader has
+//! accepted the offer. It withdraws the offer when the program has freed the memory and the reader has read
+//! the last record that refers to it.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -13,15 +14,15 @@ use crate::memory::{
 };
 use crate::wire::BTH_LEN;
 
-/// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512 connections, and
-/// Linux permits 65,530 mappings.
+/// Maximum number of memories that a writer shares with its reader at a time. A process has at most 512
+/// connections, and Linux permits 65,530 mappings.
 pub(crate) const MAX_SHARED: usize = 32;
 
 /// Number that stands for the record itself in place of that of a memory.
 const RECORD: u32 = 0;
 
-/// Parts of payloads that a record has apart from the packets: one, or one in each of several consecutive packets, which follow
-/// one another in memory.
+/// Parts of payloads that a record has apart from the packets: one, or one in each of several consecutive
+/// packets, which follow one another in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rings) struct Parts {
     /// Offset of the first part in the burst; those of the others are a segment apart.
@@ -92,9 +93,10 @@ pub(in crate::rings) struct WriterMemory {
 }
 
 impl WriterMemory {
-    /// Stores a gather list in `room`, which is part of a ring and as long as the burst: first the bytes of the list, then the
-    /// payloads that the reader does not read from this process's memory. Returns the number of bytes stored, with the
-    /// payloads in `parts`; `None` if user memory could not be read. `head` is the end of the last record.
+    /// Stores a gather list in `room`, which is part of a ring and as long as the burst: first the bytes of
+    /// the list, then the payloads that the reader does not read from this process's memory. Returns the
+    /// number of bytes stored, with the payloads in `parts`; `None` if user memory could not be read.
+    /// `head` is the end of the last record.
     pub fn store<'a>(
         &mut self,
         pieces: impl Iterator<Item = Piece<&'a [u8]>> + Clone,
@@ -144,8 +146,8 @@ impl WriterMemory {
         Some(stored)
     }
 
-    /// Returns the number of the accepted memory that contains a slice, and the slice's offset. Notes that memory is to be
-    /// offered.
+    /// Returns the number of the accepted memory that contains a slice, and the slice's offset. Notes that
+    /// memory is to be offered.
     #[inline]
     fn locate(&mut self, slice: HostSlice) -> Option<(u32, u64)> {
         let with_offset = self.all.iter_mut().map(|shared| Some((slice.offset_in(&shared.range)?, shared)));
@@ -156,7 +158,8 @@ impl WriterMemory {
         (shared.state == State::Accepted).then_some((shared.id, offset))
     }
 
-    /// Brings the list up to date if the program has allocated or freed memory. `head` is the end of the last record.
+    /// Brings the list up to date if the program has allocated or freed memory. `head` is the end of the last
+    /// record.
     #[inline]
     fn refresh_if_changed(&mut self, head: u64) {
         let generation = shareable_generation();
@@ -187,8 +190,8 @@ impl WriterMemory {
         }
     }
 
-    /// Returns the next change of the shared memory, which the caller must report to the reader. The reader has read all
-    /// records up to `tail`.
+    /// Returns the next change of the shared memory, which the caller must report to the reader. The reader
+    /// has read all records up to `tail`.
     pub fn next_change(&mut self, head: u64, tail: u64) -> Option<Change> {
         self.refresh_if_changed(head);
         let is_free = |shared: &Shared| matches!(shared.state, State::Freed(end) if end <= tail);
@@ -207,7 +210,8 @@ impl WriterMemory {
         Some(Change::Offer(memory))
     }
 
-    /// Records that a change could not be sent to the reader. If `is_transient` is set, it will be sent later.
+    /// Records that a change could not be sent to the reader. If `is_transient` is set, it will be sent
+    /// later.
     pub fn on_unsent(&mut self, change: &Change, is_transient: bool) {
         match change {
             Change::Offer(memory) => {
@@ -219,7 +223,8 @@ impl WriterMemory {
         }
     }
 
-    /// Reports whether [`next_change`](Self::next_change) may return something without a change of the program's memory.
+    /// Reports whether [`next_change`](Self::next_change) may return something without a change of the
+    /// program's memory.
     #[inline]
     pub fn may_change(&self) -> bool {
         self.all.iter().any(|shared| matches!(shared.state, State::Wanted | State::Freed(_)))
@@ -249,8 +254,8 @@ pub(in crate::rings) struct ReaderMemory {
 }
 
 impl ReaderMemory {
-    /// Maps memory that the writer offers, for payloads that stay there. Returns `None` if it is shared already, which breaks
-    /// the protocol.
+    /// Maps memory that the writer offers, for payloads that stay there. Returns `None` if it is shared
+    /// already, which breaks the protocol.
     ///
     /// # Errors
     /// Reason why this process has not mapped the memory; the caller must refuse the offer.
@@ -271,11 +276,12 @@ impl ReaderMemory {
         self.all.len() < before
     }
 
-    /// Reassembles a burst of `len` bytes, in packets of `segment` bytes, from the bytes that the record contains and from the
-    /// payloads, which are valid in the given epoch. Returns `None` if the parts contradict the bytes, or exceed the record or
-    /// the mapped memory.
+    /// Reassembles a burst of `len` bytes, in packets of `segment` bytes, from the bytes that the record
+    /// contains and from the payloads, which are valid in the given epoch. Returns `None` if the parts
+    /// contradict the bytes, or exceed the record or the mapped memory.
     ///
-    /// The NIC checks that the parts of a packet begin where its payload begins, because the NIC parses the headers.
+    /// The NIC checks that the parts of a packet begin where its payload begins, because the NIC parses the
+    /// headers.
     pub fn gather(
         &mut self,
         (len, segment): (usize, usize),

@@ -16,7 +16,8 @@ const ALIGN: usize = 64;
 
 /// Length of the shortest packet.
 const MIN_PACKET: usize = BTH_LEN + ICRC_LEN;
-/// Maximum length in bytes of the packets of a record. Writers form bursts of at most [`BurstLimits::SEGMENTED`] bytes.
+/// Maximum length in bytes of the packets of a record. Writers form bursts of at most
+/// [`BurstLimits::SEGMENTED`] bytes.
 const MAX_BURST: usize = 64 << 10;
 
 /// Length of the description of parts of payloads.
@@ -34,8 +35,9 @@ struct RecordHeader {
     hop_limit: u8,
     /// Whether the packets have no ICRCs.
     elides_icrcs: bool,
-    /// Whether payloads are apart from the packets. Then three more words follow: the number of bytes in the record, the number
-    /// of [`Parts`] behind them, and the epoch in which payloads in the writer's memory are valid.
+    /// Whether payloads are apart from the packets. Then three more words follow: the number of bytes in the
+    /// record, the number of [`Parts`] behind them, and the epoch in which payloads in the writer's
+    /// memory are valid.
     is_gathered: bool,
 }
 
@@ -115,8 +117,9 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    /// Creates an empty ring for `capacity` bytes, a power of two and a multiple of the page size. With `elides_icrcs`,
-    /// ICRCs that are deferred are left out. Also returns the descriptor of the ring's memory, for the reader.
+    /// Creates an empty ring for `capacity` bytes, a power of two and a multiple of the page size. With
+    /// `elides_icrcs`, ICRCs that are deferred are left out. Also returns the descriptor of the ring's
+    /// memory, for the reader.
     pub fn create(capacity: usize, elides_icrcs: bool) -> io::Result<(RingWriter, OwnedFd)> {
         let (mapping, fd) = Mapping::create(capacity)?;
         let memory = WriterMemory::default();
@@ -124,10 +127,12 @@ impl RingWriter {
         Ok((RingWriter { mapping, head: 0, tail: 0, elides_icrcs, memory, parts, with_icrcs }, fd))
     }
 
-    /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no room.
+    /// Writes a burst, which the reader sees after [`publish`](Self::publish). Returns false if there is no
+    /// room.
     ///
     /// # Errors
-    /// [`RingError::Position`] if the reader has broken the protocol; [`RingError::System`] if the memory cannot be accessed.
+    /// [`RingError::Position`] if the reader has broken the protocol; [`RingError::System`] if the memory
+    /// cannot be accessed.
     pub fn write(&mut self, burst: &TxBurst<'_>) -> Result<bool, RingError> {
         // Longer than any IP packet: no link takes it.
         let Some(mut header) = RecordHeader::of(burst) else { return Ok(false) };
@@ -167,7 +172,8 @@ impl RingWriter {
         self.elides_icrcs && burst.pieces().len() > 1
     }
 
-    /// Writes a burst with its payloads apart from the packets. Returns false if user memory could not be read.
+    /// Writes a burst with its payloads apart from the packets. Returns false if user memory could not be
+    /// read.
     fn write_gathered(&mut self, burst: &TxBurst<'_>, header: RecordHeader) -> bool {
         let room = self.mapping.slice(self.head + RecordHeader::LONG_LEN as u64, burst.bytes);
         let stored = self.memory.store(burst.pieces(), burst.segment, room, self.head, &mut self.parts);
@@ -278,7 +284,8 @@ impl RingReader {
         Ok(RingReader { mapping, flow, tail: 0, memory: ReaderMemory::default() })
     }
 
-    /// Returns the number of bytes of memory that the reader needs: shared memory, and that of its own for a burst.
+    /// Returns the number of bytes of memory that the reader needs: shared memory, and that of its own for a
+    /// burst.
     pub fn memory(&self) -> u64 {
         self.mapping.file_len() + MAX_BURST as u64
     }
@@ -308,7 +315,8 @@ impl RingReader {
         Ok(packets)
     }
 
-    /// Reads the next record from the `available` bytes. Returns the number of packets and their total length.
+    /// Reads the next record from the `available` bytes. Returns the number of packets and their total
+    /// length.
     fn read_record(
         &mut self,
         available: u64,
@@ -358,8 +366,8 @@ impl RingReader {
         self.mapping.word(position).load(Ordering::Relaxed)
     }
 
-    /// Stores the flow of a record if it differs from that of the previous record. A store to a single field would delay
-    /// the copy of the whole flow that follows, because the processor cannot forward it.
+    /// Stores the flow of a record if it differs from that of the previous record. A store to a single field
+    /// would delay the copy of the whole flow that follows, because the processor cannot forward it.
     #[inline]
     fn set_flow(&mut self, header: RecordHeader) {
         let RecordHeader { src_port, traffic_class, hop_limit, .. } = header;
@@ -377,7 +385,8 @@ impl RingReader {
     /// Requests that the writer notifies this end of the next burst. Returns true if one is already waiting.
     pub fn prepare_to_sleep(&self) -> bool {
         self.mapping.control().reader_sleeps.store(1, Ordering::Relaxed);
-        // Pairs with the fence in `RingWriter::publish`: either the writer sees the request, or this end the burst.
+        // Pairs with the fence in `RingWriter::publish`: either the writer sees the request, or this end the
+        // burst.
         fence(Ordering::SeqCst);
         self.has_bursts()
     }

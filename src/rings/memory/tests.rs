@@ -260,8 +260,8 @@ fn deferred(memory: &[&UserMemory]) -> TxQueue {
     queue
 }
 
-/// Received packets: the burst's identification, and for each packet its payload and whether its ICRC is valid once the
-/// burst [has ICRCs](crate::burst::RxBurst::with_icrcs).
+/// Received packets: the burst's identification, and for each packet its payload and whether its ICRC is
+/// valid once the burst [has ICRCs](crate::burst::RxBurst::with_icrcs).
 fn received_payloads(reader: &mut RingReader) -> (IpIdent, Vec<(Vec<u8>, bool)>) {
     let (mut ident, mut packets) = (None, Vec::new());
     let sink = &mut |burst: crate::burst::RxBurst<'_>| {

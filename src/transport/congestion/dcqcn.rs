@@ -1,8 +1,9 @@
-//! DCQCN, reaction point: a rate that CNPs reduce, and that a timer and a byte counter increase again (Zhu et al.,
-//! "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015).
+//! DCQCN, reaction point: a rate that CNPs reduce, and that a timer and a byte counter increase again (Zhu et
+//! al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015).
 //!
 //! There are no timers that have to be served: each step first brings the state forward to the current time
-//! ([`ReactionPoint::advance`]). A queue pair that sends nothing costs nothing, whatever the period of its timers.
+//! ([`ReactionPoint::advance`]). A queue pair that sends nothing costs nothing, whatever the period of its
+//! timers.
 
 use std::time::Duration;
 
@@ -109,8 +110,8 @@ impl ReactionPoint {
         self.schedule_cut(now, config);
     }
 
-    /// Schedules a rate cut for the end of the current monitor period. Without such periods, cuts the rate and
-    /// updates α at once, as in the paper.
+    /// Schedules a rate cut for the end of the current monitor period. Without such periods, cuts the rate
+    /// and updates α at once, as in the paper.
     fn schedule_cut(&mut self, now: Instant, config: &CongestionConfig) {
         let period = micros(config, RateReduceMonitorPeriod);
         if period.is_zero() {
@@ -137,8 +138,8 @@ impl ReactionPoint {
         }
     }
 
-    /// Brings the state forward to `now`: carries out the updates of α, cuts and increases that are due, in the
-    /// order of their times; at one time, in this order.
+    /// Brings the state forward to `now`: carries out the updates of α, cuts and increases that are due, in
+    /// the order of their times; at one time, in this order.
     fn advance(&mut self, now: Instant, config: &CongestionConfig) {
         while let Some(at) = earliest([self.cut_at, self.increase_at]).filter(|at| *at <= now) {
             self.update_alpha(at, config);
@@ -158,8 +159,8 @@ impl ReactionPoint {
         self.update_alpha(now, config);
     }
 
-    /// Carries out the updates of α that are due at `now`: α ← g α + (1 − g) · CNP, where g is the weight of the
-    /// old value.
+    /// Carries out the updates of α that are due at `now`: α ← g α + (1 − g) · CNP, where g is the weight of
+    /// the old value.
     fn update_alpha(&mut self, now: Instant, config: &CongestionConfig) {
         if self.alpha_due > now {
             return;
@@ -190,8 +191,8 @@ impl ReactionPoint {
         self.cut_at = None;
     }
 
-    /// Increases the rate: moves it half of the way to the target, which grows after fast recovery. Returns false
-    /// if the same cause can increase the rate no more.
+    /// Increases the rate: moves it half of the way to the target, which grows after fast recovery. Returns
+    /// false if the same cause can increase the rate no more.
     fn increase(&mut self, cause: Increase, config: &CongestionConfig) -> bool {
         let before = (self.current, self.target);
         let threshold = config.control.get(RpgThreshold);

@@ -1,6 +1,6 @@
-//! Delay-based congestion control: a window that grows while the round-trip time is near its minimum, and shrinks
-//! while packets wait in queues (Kumar et al., "Swift: Delay is Simple and Effective for Congestion Control in the
-//! Datacenter", SIGCOMM 2020). It needs no ECN marks.
+//! Delay-based congestion control: a window that grows while the round-trip time is near its minimum, and
+//! shrinks while packets wait in queues (Kumar et al., "Swift: Delay is Simple and Effective for Congestion
+//! Control in the Datacenter", SIGCOMM 2020). It needs no ECN marks.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ pub struct Delay {
 }
 
 impl Default for Delay {
-    /// Returns a controller that lets a single packet be in flight, whose round-trip time contains no queueing behind
-    /// others, and then [`INITIAL_PACKETS`].
+    /// Returns a controller that lets a single packet be in flight, whose round-trip time contains no
+    /// queueing behind others, and then [`INITIAL_PACKETS`].
     fn default() -> Delay {
         Delay { window: INITIAL_PACKETS, packet: 0, is_slow_start: true, reduced: None, pace: None }
     }

@@ -18,7 +18,8 @@ const MIN_PACKETS: u64 = 2;
 /// Loss-based congestion control. A loss reduces the window by a quarter, or by half if nothing has been
 /// acknowledged since the previous loss: a loss means that a queue on the path was full, and retransmitting
 /// with the whole previous window would overflow it again. The window grows by half of the acknowledged data,
-/// up to a bound that depends on the measured rate of random losses unless only lost packets are retransmitted.
+/// up to a bound that depends on the measured rate of random losses unless only lost packets are
+/// retransmitted.
 #[derive(Debug)]
 pub struct LossDriven {
     /// Window in flight cost.
@@ -27,9 +28,10 @@ pub struct LossDriven {
     interval: Option<u64>,
     /// Data acknowledged since the last loss.
     arrived: u64,
-    /// Whether the last loss cost no more than the lost packet, so that `interval` does not bound the window. Bounds of 64, 96
-    /// and 160 packets change the goodput at 0.1 % loss from 35.6 to 33.8, 34.9 and 36.5 Gb/s, and that at 1 % from 28.7
-    /// to 26.9, 28.7 and 28.2 (medians of three; two processes over udp, WRITEs of 64 KiB).
+    /// Whether the last loss cost no more than the lost packet, so that `interval` does not bound the
+    /// window. Bounds of 64, 96 and 160 packets change the goodput at 0.1 % loss from 35.6 to 33.8, 34.9
+    /// and 36.5 Gb/s, and that at 1 % from 28.7 to 26.9, 28.7 and 28.2 (medians of three; two processes
+    /// over udp, WRITEs of 64 KiB).
     is_selective: bool,
     /// Bandwidth-delay product estimated at the last loss; a smaller window would leave the path idle.
     bdp_at_loss: u64,
@@ -54,9 +56,10 @@ impl LossDriven {
         self.resize(self.size.saturating_add(acked / 2), path.mtu);
     }
 
-    /// Reduces the window after the loss of a packet. Random losses do not require it if only lost packets are retransmitted
-    /// (`is_selective`), but packets behind a gap are copied twice: without the reduction, 1 % loss leaves 16 Gb/s instead of
-    /// 28.7, and with one by 40 %, 29.7 instead of 30.5 (two processes over udp, WRITEs of 64 KiB).
+    /// Reduces the window after the loss of a packet. Random losses do not require it if only lost packets
+    /// are retransmitted (`is_selective`), but packets behind a gap are copied twice: without the
+    /// reduction, 1 % loss leaves 16 Gb/s instead of 28.7, and with one by 40 %, 29.7 instead of 30.5
+    /// (two processes over udp, WRITEs of 64 KiB).
     pub fn on_loss(&mut self, is_selective: bool, path: &PathState<'_>) {
         let no_progress = self.interval.is_some() && self.arrived == 0;
         let size = self.window(path.peer_window);

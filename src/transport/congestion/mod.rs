@@ -1,8 +1,8 @@
 //! Congestion control: limits how much a requester may have in flight, and how fast a queue pair sends.
 //!
-//! A [`QpController`] learns of acknowledgements, losses and CNPs, and returns a congestion window in flight cost and
-//! a sending rate. It sends nothing. The requester compares what it has in flight with the window before each
-//! packet; the queue pair's pacer spaces requests and READ responses according to the rate.
+//! A [`QpController`] learns of acknowledgements, losses and CNPs, and returns a congestion window in flight
+//! cost and a sending rate. It sends nothing. The requester compares what it has in flight with the window
+//! before each packet; the queue pair's pacer spaces requests and READ responses according to the rate.
 //! [`Congestion`] selects the algorithm and its parameters.
 
 mod cost;

@@ -1,5 +1,5 @@
-//! Congestion control parameters: one table of names, units, ranges and defaults, which drives parsing, printing,
-//! getters and setters. The names are those of ConnectX adapters.
+//! Congestion control parameters: one table of names, units, ranges and defaults, which drives parsing,
+//! printing, getters and setters. The names are those of ConnectX adapters.
 
 use std::fmt;
 use std::ops::RangeInclusive;

@@ -15,7 +15,8 @@ pub enum QpController {
     None,
     /// Window that losses reduce.
     LossDriven(LossDriven),
-    /// Rate that CNPs reduce, and window that losses reduce. A lossless network leaves the window at the peer's.
+    /// Rate that CNPs reduce, and window that losses reduce. A lossless network leaves the window at the
+    /// peer's.
     Dcqcn(LossDriven, Dcqcn),
     /// Window that delays reduce.
     Delay(Delay),
@@ -95,14 +96,15 @@ impl QpController {
         }
     }
 
-    /// Returns the rate of READ responses at `now`; `None` if it is not limited. An algorithm that knows only the path
-    /// of requests, by their acknowledgements, does not limit it.
+    /// Returns the rate of READ responses at `now`; `None` if it is not limited. An algorithm that knows only
+    /// the path of requests, by their acknowledgements, does not limit it.
     #[inline]
     pub fn response_rate(&mut self, now: Instant, config: &CongestionConfig) -> Option<Rate> {
         if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.rate(now, config) } else { None }
     }
 
-    /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent earlier.
+    /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent
+    /// earlier.
     #[inline]
     pub fn deadline(&self) -> Option<Instant> {
         if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.deadline() } else { None }

@@ -22,8 +22,8 @@ pub enum CongestionAlgorithm {
 
 /// Congestion control of a NIC's queue pairs, with its parameters.
 ///
-/// The text form, which `--congestion` and `URXE_CONGESTION` take, is `none`, `loss-driven`, `dcqcn:connectx`,
-/// `dcqcn:sigcomm15` or `delay`, followed by changed parameters.
+/// The text form, which `--congestion` and `URXE_CONGESTION` take, is `none`, `loss-driven`,
+/// `dcqcn:connectx`, `dcqcn:sigcomm15` or `delay`, followed by changed parameters.
 ///
 /// ```
 /// # use urxe::verbs::{Congestion, CongestionParameter};

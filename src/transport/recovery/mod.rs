@@ -11,9 +11,10 @@
 //! | acknowledgement                | [`Recovery::on_progress`]       | restores the retries and restarts the timers |
 //! | the path has failed            | [`Recovery::on_new_path`]       | restores the retries before a go-back-N |
 //!
-//! The [requester](super::requester) carries out the decisions ([`Recovery`] knows no work requests and builds
-//! no packets). Timers are in a [`TimerTable`], the round-trip time in an [`RttEstimator`] (RFC 6298), the
-//! retry counters in [`Retries`]. How much may be in flight is decided by [`congestion`](super::congestion).
+//! The [requester](super::requester) carries out the decisions ([`Recovery`] knows no work requests and
+//! builds no packets). Timers are in a [`TimerTable`], the round-trip time in an [`RttEstimator`] (RFC 6298),
+//! the retry counters in [`Retries`]. How much may be in flight is decided by
+//! [`congestion`](super::congestion).
 
 mod deferral;
 mod probe;
@@ -82,7 +83,8 @@ pub(super) enum Loss {
     OnPath,
     /// Like [`OnPath`](Self::OnPath), and the peer presumably keeps the packets behind the lost one.
     Single,
-    /// The peer dropped the packets behind one that it NAKed or RNR-NAKed, which does not indicate congestion.
+    /// The peer dropped the packets behind one that it NAKed or RNR-NAKed, which does not indicate
+    /// congestion.
     BehindNak,
 }
 
@@ -166,8 +168,9 @@ impl Recovery {
         }
     }
 
-    /// Records a packet sent with AckReq, and starts the probe timer if it is not running. `last` is the last PSN that the packet
-    /// covers: that of the response, for a READ. Only the first transmission of a packet is timed.
+    /// Records a packet sent with AckReq, and starts the probe timer if it is not running. `last` is the last
+    /// PSN that the packet covers: that of the response, for a READ. Only the first transmission of a
+    /// packet is timed.
     #[inline]
     pub fn on_sent_with_ack_req(
         &mut self,
@@ -294,8 +297,8 @@ impl Recovery {
         Loss::OnPath
     }
 
-    /// Decides how to recover from a loss: by retransmission if retries are left, otherwise by migrating to the
-    /// alternate path if one is armed, otherwise by failing with RETRY_EXC_ERR.
+    /// Decides how to recover from a loss: by retransmission if retries are left, otherwise by migrating to
+    /// the alternate path if one is armed, otherwise by failing with RETRY_EXC_ERR.
     pub fn on_loss(&mut self, loss: Loss, conn: &Connection) -> Action {
         if self.retries.take() {
             if loss == Loss::Single {
@@ -349,8 +352,8 @@ impl Recovery {
     /// a probe, or of the ACK silence timer, which schedules the newest packet. If `has_newest` is false,
     /// only READs and atomics are in flight, which cannot serve as [`Probe::Newest`]. Everything is then
     /// retransmitted, because rxe forgets the parts of a READ before the one requested last. This go-back
-    /// neither costs a retry nor postpones the local ACK timeout. The same happens if the packet before `oldest`, the oldest
-    /// in flight, was retransmitted alone: the peer has kept nothing behind it.
+    /// neither costs a retry nor postpones the local ACK timeout. The same happens if the packet before
+    /// `oldest`, the oldest in flight, was retransmitted alone: the peer has kept nothing behind it.
     pub fn on_probe_timer(&mut self, timer: Timer, oldest: Psn, has_newest: bool) -> Action {
         let is_timeout = timer == Timer::ProbeTimeout;
         self.prober.timeouts += u32::from(is_timeout);
@@ -364,8 +367,8 @@ impl Recovery {
         Action::Continue
     }
 
-    /// Restores the retries for a new path, on which everything in flight will be retransmitted, and forgets the
-    /// round-trip times of the old one.
+    /// Restores the retries for a new path, on which everything in flight will be retransmitted, and forgets
+    /// the round-trip times of the old one.
     pub fn on_new_path(&mut self, conn: &Connection) {
         self.retries = Retries::new(conn);
         self.rtt = RttEstimator::default();
@@ -445,8 +448,8 @@ impl Recovery {
         self.prober.due.is_some() || self.prober.overdue.is_some_and(|at| at <= now)
     }
 
-    /// Reports whether a requested acknowledgement is outstanding, as the probe timer tells, or without probes the local ACK
-    /// timer.
+    /// Reports whether a requested acknowledgement is outstanding, as the probe timer tells, or without
+    /// probes the local ACK timer.
     pub fn awaits_ack(&self) -> bool {
         self.timers.is_armed(if self.sends_probes { Timer::ProbeTimeout } else { Timer::LocalAck })
     }

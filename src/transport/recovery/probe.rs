@@ -35,8 +35,8 @@ pub(super) struct Prober {
     pub due: Option<Probe>,
     /// Number of consecutive probe timeouts, which is the backoff exponent.
     pub timeouts: u32,
-    /// Time after which the next packet carries AckReq, which makes a probe unnecessary. This is half of the ACK
-    /// silence after the first packet sent without AckReq.
+    /// Time after which the next packet carries AckReq, which makes a probe unnecessary. This is half of the
+    /// ACK silence after the first packet sent without AckReq.
     pub overdue: Option<Instant>,
 }
 

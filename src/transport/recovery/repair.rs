@@ -1,9 +1,9 @@
 //! Selective repeat: retransmission of single packets.
 //!
-//! A responder that keeps the packets behind a gap needs only the missing one. Whether the peer keeps them is not
-//! negotiated: the requester retransmits the packet that a sequence error NAK reports, followed by the newest. If the peer
-//! then misses the very next packet, it has presumably kept nothing, and the requester goes back to that one. It tries
-//! again after a number of losses that doubles with each failure.
+//! A responder that keeps the packets behind a gap needs only the missing one. Whether the peer keeps them is
+//! not negotiated: the requester retransmits the packet that a sequence error NAK reports, followed by the
+//! newest. If the peer then misses the very next packet, it has presumably kept nothing, and the requester
+//! goes back to that one. It tries again after a number of losses that doubles with each failure.
 
 use crate::wire::Psn;
 
@@ -22,7 +22,8 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// Reports whether the peer misses `psn` because it has not kept what followed the packet retransmitted alone.
+    /// Reports whether the peer misses `psn` because it has not kept what followed the packet retransmitted
+    /// alone.
     pub fn has_failed(&self, psn: Psn) -> bool {
         self.last.is_some_and(|last| psn == last.next())
     }

@@ -7,7 +7,8 @@ use crate::transport::congestion::RoundTrip;
 use crate::transport::{Instant, Tuning};
 use crate::wire::Psn;
 
-/// Longest RTT sample in nanoseconds, 36 years: sums of eight do not overflow. Only virtual time has longer ones.
+/// Longest RTT sample in nanoseconds, 36 years: sums of eight do not overflow. Only virtual time has longer
+/// ones.
 const MAX_SAMPLE: u64 = 1 << 60;
 
 /// Round-trip time estimator, which times one packet at a time.
@@ -46,8 +47,9 @@ impl RttEstimator {
         self.timing = None;
     }
 
-    /// Discards the running measurement like [`discard_sample`](Self::discard_sample), unless it is the first. A sample that is
-    /// too long is better than none: without one, only the local ACK timeout detects that a retransmission was lost.
+    /// Discards the running measurement like [`discard_sample`](Self::discard_sample), unless it is the
+    /// first. A sample that is too long is better than none: without one, only the local ACK timeout
+    /// detects that a retransmission was lost.
     pub fn discard_later_sample(&mut self) {
         if self.measured.is_some() {
             self.discard_sample();

@@ -1,9 +1,10 @@
 //! Acknowledgement requests: decides which packets carry AckReq.
 //!
-//! A personality of a device has that device's rule ([`AckRequests`]). By default, a packet requests an acknowledgement if
-//! something depends on it: a completion, room in the congestion window or room in the send queue. All other packets go
-//! without, because an acknowledgement costs both sides as much as a short message. If no packet follows them,
-//! [loss recovery](crate::transport::recovery) sends a tail loss probe, which requests it.
+//! A personality of a device has that device's rule ([`AckRequests`]). By default, a packet requests an
+//! acknowledgement if something depends on it: a completion, room in the congestion window or room in the
+//! send queue. All other packets go without, because an acknowledgement costs both sides as much as a short
+//! message. If no packet follows them, [loss recovery](crate::transport::recovery) sends a tail loss probe,
+//! which requests it.
 
 use crate::transport::quirks::AckRequests;
 use crate::wire::{Mtu, Psn};
@@ -23,8 +24,9 @@ pub(super) struct PacketPosition {
 }
 
 impl AckRequests {
-    /// Returns the maximum number of full packets between two acknowledgement requests, regardless of the window size: even a
-    /// peer that lags far behind acknowledges something before the local ACK timer expires.
+    /// Returns the maximum number of full packets between two acknowledgement requests, regardless of the
+    /// window size: even a peer that lags far behind acknowledges something before the local ACK timer
+    /// expires.
     fn interval(self) -> u32 {
         match self {
             AckRequests::Needed => 64,
@@ -33,9 +35,9 @@ impl AckRequests {
         }
     }
 
-    /// Reports whether a packet that extends to flight cost `end_cost` requests an acknowledgement because of its position: it
-    /// crosses a boundary between parts of the peer's window, or ends an interval. The result depends only on the packet's
-    /// position and on that window.
+    /// Reports whether a packet that extends to flight cost `end_cost` requests an acknowledgement because of
+    /// its position: it crosses a boundary between parts of the peer's window, or ends an interval. The
+    /// result depends only on the packet's position and on that window.
     pub(super) fn is_marked(self, at: PacketPosition, end_cost: u64, window: usize, mtu: Mtu) -> bool {
         let part = self.part_bits(window, mtu);
         at.start_cost >> part != end_cost >> part || self.packets_until_interval_ends(at) == 0
@@ -47,8 +49,8 @@ impl AckRequests {
         (until_part_ends / each).min(self.packets_until_interval_ends(at).into())
     }
 
-    /// Returns the binary logarithm of the size of a part of the window, which is a power of two so that the per-packet check
-    /// is fast.
+    /// Returns the binary logarithm of the size of a part of the window, which is a power of two so that the
+    /// per-packet check is fast.
     fn part_bits(self, window: usize, mtu: Mtu) -> u32 {
         let part = window as u64 / u64::from(PARTS);
         let max = match self {

@@ -15,9 +15,9 @@ use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position
 /// distinguished (IBA 9.7.2).
 pub(super) const MAX_PSNS: u32 = 1 << 22;
 
-/// Maximum number of response packets of a READ that is requested in pairs of packets. Each pair uses up one of the READs
-/// that may be in flight: with 16 of these and a path MTU of 4096, pairs raise READs of 16 KiB from 20 to 32 Gb/s, and lower
-/// those of 64 KiB from 37 to 32.
+/// Maximum number of response packets of a READ that is requested in pairs of packets. Each pair uses up one
+/// of the READs that may be in flight: with 16 of these and a path MTU of 4096, pairs raise READs of 16 KiB
+/// from 20 to 32 Gb/s, and lower those of 64 KiB from 37 to 32.
 const MAX_PAIRED_PACKETS: u32 = 8;
 
 /// Reason why no packet was sent.
@@ -48,7 +48,8 @@ impl Requester {
                 left -= sent;
                 continue;
             }
-            // While the newest packet is due as a probe, the next one serves as well, if it may go (RFC 8985, 7.3).
+            // While the newest packet is due as a probe, the next one serves as well, if it may go (RFC 8985,
+            // 7.3).
             let mut at = self.snd_nxt;
             let mut sent = match self.recovery.probe_due() {
                 Some(Probe::Missing | Probe::Oldest) => Err(Blocked::Idle),
@@ -329,8 +330,8 @@ fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u3
     }
 }
 
-/// Builds the headers of a packet of a request, which is `on_wire` as [`WrOp::on_wire`] returns it. Always inline, because a call
-/// would copy the headers twice.
+/// Builds the headers of a packet of a request, which is `on_wire` as [`WrOp::on_wire`] returns it. Always
+/// inline, because a call would copy the headers twice.
 #[inline(always)]
 pub(super) fn request_headers(
     conn: &Connection,

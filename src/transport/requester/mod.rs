@@ -1,11 +1,11 @@
 //! The requester: builds requests from the send queue, and completes work requests as responses arrive.
 //!
 //! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
-//! local operations, [`ack_request`] requests acknowledgements, [`diagnosis`] records failures, [`response`] processes acknowledgements, NAKs
-//! and response data. When a packet is retransmitted is decided by [`recovery`](super::recovery) and carried
-//! out by [`retransmit`]. The congestion window is that of a [`QpController`].
-//! `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max` the highest PSN
-//! sent plus one.
+//! local operations, [`ack_request`] requests acknowledgements, [`diagnosis`] records failures, [`response`]
+//! processes acknowledgements, NAKs and response data. When a packet is retransmitted is decided by
+//! [`recovery`](super::recovery) and carried out by [`retransmit`]. The congestion window is that of a
+//! [`QpController`]. `snd_nxt` is the next packet to send, `snd_una` the oldest unacknowledged PSN, `snd_max`
+//! the highest PSN sent plus one.
 
 mod ack_request;
 mod build;
@@ -187,8 +187,8 @@ impl Requester {
         self.quiesce();
     }
 
-    /// Withdraws payloads that other processes may still copy, if any request is not acknowledged. To be called before the
-    /// requests in flight end.
+    /// Withdraws payloads that other processes may still copy, if any request is not acknowledged. To be
+    /// called before the requests in flight end.
     pub fn withdraw(&self) {
         if self.snd_una.is_before(self.snd_max) {
             withdraw_payloads();

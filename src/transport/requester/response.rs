@@ -125,8 +125,9 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Reports the READ responses since the last call to loss recovery and congestion control. One report per response costs a
-    /// tenth of the throughput: fio's READs of 256 KiB reach 24 to 26 instead of 26 to 29 Gb/s over sockets.
+    /// Reports the READ responses since the last call to loss recovery and congestion control. One report per
+    /// response costs a tenth of the throughput: fio's READs of 256 KiB reach 24 to 26 instead of 26 to
+    /// 29 Gb/s over sockets.
     #[inline]
     pub fn settle_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         if self.has_advanced {
@@ -220,8 +221,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Stores the payloads of the READ responses that follow `packet`, a middle packet, with consecutive PSNs, and returns their
-    /// number. The others must be processed one by one.
+    /// Stores the payloads of the READ responses that follow `packet`, a middle packet, with consecutive
+    /// PSNs, and returns their number. The others must be processed one by one.
     pub fn continue_read_run(
         &mut self,
         packet: &Packet<'_>,
@@ -334,8 +335,9 @@ impl Requester {
         Err(self.fail_oldest(status, conn, env))
     }
 
-    /// Reports whether the oldest packet may be retransmitted alone. It may not if READs or atomics are in flight, which the
-    /// peer does not keep: the retransmission of the newest packet does not include them, so nothing would reveal the loss.
+    /// Reports whether the oldest packet may be retransmitted alone. It may not if READs or atomics are in
+    /// flight, which the peer does not keep: the retransmission of the newest packet does not include
+    /// them, so nothing would reveal the loss.
     fn is_repairable(&self, conn: &Connection) -> bool {
         conn.quirks().selective_repeat && conn.qp_type == QpType::Rc && self.reads.is_empty()
     }

@@ -47,8 +47,9 @@ impl Responder {
         true
     }
 
-    /// Executes packets that repeat `packet`, the middle packet of a WRITE or SEND that was handled last, with consecutive PSNs.
-    /// Returns how many of them it has executed; each of the others has to be handled by itself.
+    /// Executes packets that repeat `packet`, the middle packet of a WRITE or SEND that was handled last,
+    /// with consecutive PSNs. Returns how many of them it has executed; each of the others has to be
+    /// handled by itself.
     #[inline]
     pub(in crate::transport) fn continue_run(
         &mut self,
@@ -187,8 +188,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Queues the response to an executed request, and saves it for replay. Keeps only as many as the requester may have in
-    /// flight, because it cannot repeat older ones.
+    /// Queues the response to an executed request, and saves it for replay. Keeps only as many as the
+    /// requester may have in flight, because it cannot repeat older ones.
     fn respond(&mut self, packet: &Packet<'_>, kind: ResourceKind, conn: &Connection, env: &mut Env<'_>) {
         self.finish_message(env);
         let of = Resource { first: packet.bth().psn, msn: self.msn, kind };

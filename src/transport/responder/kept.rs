@@ -7,8 +7,8 @@ use crate::burst::PayloadSource;
 use crate::transport::congestion::packet_cost;
 use crate::wire::{BTH_LEN, Packet, Psn};
 
-/// Maximum flight cost of the packets that all queue pairs of the process keep: what 64 peers may have in flight with the
-/// default window.
+/// Maximum flight cost of the packets that all queue pairs of the process keep: what 64 peers may have in
+/// flight with the default window.
 const MAX_TOTAL: usize = 64 << 20;
 
 /// Flight cost of the packets that all queue pairs of the process keep.
@@ -40,8 +40,9 @@ impl Kept {
         self.packets.front().map(|kept| kept.psn)
     }
 
-    /// Keeps a copy of a packet and of its payload, in one of the `spare` buffers if there is one. Drops the packet if its PSN is
-    /// kept already, if the kept packets would exceed the flight cost `limit`, or if the payload can no longer be read.
+    /// Keeps a copy of a packet and of its payload, in one of the `spare` buffers if there is one. Drops the
+    /// packet if its PSN is kept already, if the kept packets would exceed the flight cost `limit`, or if
+    /// the payload can no longer be read.
     pub fn insert(
         &mut self,
         packet: &Packet<'_>,
@@ -71,8 +72,8 @@ impl Kept {
         self.packets.insert(at, KeptPacket { psn, cost, bytes });
     }
 
-    /// Removes the packets before `psn`, which have arrived again meanwhile, and returns the one with this PSN, if it is
-    /// kept.
+    /// Removes the packets before `psn`, which have arrived again meanwhile, and returns the one with this
+    /// PSN, if it is kept.
     pub fn take(&mut self, psn: Psn) -> Option<Vec<u8>> {
         loop {
             if self.packets.front()?.psn.is_after(psn) {
@@ -104,7 +105,8 @@ mod tests {
     use super::*;
     use crate::memory::CopySource;
 
-    /// Keeps empty SEND Only packets with consecutive PSNs until one is rejected, and returns the number of those kept.
+    /// Keeps empty SEND Only packets with consecutive PSNs until one is rejected, and returns the number of
+    /// those kept.
     fn fill(kept: &mut Kept, limit: usize) -> usize {
         for psn in 0u32.. {
             let mut bytes = [0; 16];

@@ -141,11 +141,12 @@ pub(super) struct Responder {
     replies: VecDeque<Reply>,
 }
 
-/// Maximum length in bytes of a READ whose responses fit into one turn. Those to a longer one take several anyway.
+/// Maximum length in bytes of a READ whose responses fit into one turn. Those to a longer one take several
+/// anyway.
 const SHORT_READ: u32 = 256 << 10;
 
-/// Maximum number of buffers for kept requests that a NIC retains: those of the default window. Allocating each anew lowers the
-/// goodput at 0.1 % loss by 5 % (two processes over udp, WRITEs of 64 KiB).
+/// Maximum number of buffers for kept requests that a NIC retains: those of the default window. Allocating
+/// each anew lowers the goodput at 0.1 % loss by 5 % (two processes over udp, WRITEs of 64 KiB).
 const MAX_SPARE: usize = 256;
 
 impl Responder {
@@ -234,8 +235,9 @@ impl Responder {
 
     /// Processes the kept requests behind the one executed last, up to the next gap.
     ///
-    /// Requests behind two or more missing ones are dropped: a requester that retransmits single packets goes back there. So
-    /// without a gap, a forged request is executed only if its PSN is the expected one or the one after it.
+    /// Requests behind two or more missing ones are dropped: a requester that retransmits single packets goes
+    /// back there. So without a gap, a forged request is executed only if its PSN is the expected one or
+    /// the one after it.
     #[cold]
     fn handle_kept(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.kept.first() != Some(self.expected) {
@@ -250,8 +252,8 @@ impl Responder {
             }
         }
         if self.nak_outstanding == NakOutstanding::No {
-            // The acknowledgement tells the requester which packets need no retransmission. The requester's newest packet, which
-            // follows the missing one, triggers the NAK for the next gap.
+            // The acknowledgement tells the requester which packets need no retransmission. The requester's
+            // newest packet, which follows the missing one, triggers the NAK for the next gap.
             self.acknowledge(self.expected.prev(), self.msn, conn, env);
         }
         Ok(())
@@ -304,9 +306,9 @@ impl Responder {
         ahead <= NEAR || ahead <= FURTHEST && (0..=NEAR).contains(&behind)
     }
 
-    /// Keeps a SEND or WRITE request behind a gap, if there is room for it. READs and atomics are not kept, because the requester
-    /// repeats them after a loss and would be answered twice. XRC is excluded because each of its packets names a shared receive
-    /// queue.
+    /// Keeps a SEND or WRITE request behind a gap, if there is room for it. READs and atomics are not kept,
+    /// because the requester repeats them after a loss and would be answered twice. XRC is excluded
+    /// because each of its packets names a shared receive queue.
     fn keep(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         if conn.quirks().selective_repeat
             && conn.qp_type == QpType::Rc
@@ -374,8 +376,8 @@ impl Responder {
                 let is_known = |r: &&Resource| r.is_of(operation) && contains(r, psn, conn);
                 let Some(mut replay) = self.resources.iter().rev().find(is_known).copied() else { return };
                 if let (ResourceKind::Read(reth, pd), Some(asked)) = (replay.kind, packet.reth()) {
-                    // The repeated READ may begin in the middle, where the requester misses a response, and may
-                    // end early.
+                    // The repeated READ may begin in the middle, where the requester misses a response, and
+                    // may end early.
                     let skipped = psn.since(replay.first) as u64 * conn.attr.mtu.bytes() as u64;
                     let same = asked.rkey == reth.rkey
                         && asked.va == reth.va.wrapping_add(skipped)
@@ -394,8 +396,8 @@ impl Responder {
                     Reply::Acknowledge { .. } => false,
                 });
                 if !due {
-                    // Pending replies from `psn` on would otherwise be sent twice: the requester went back to `psn` and
-                    // retransmits everything from there.
+                    // Pending replies from `psn` on would otherwise be sent twice: the requester went back to
+                    // `psn` and retransmits everything from there.
                     self.replies.retain(|r| r.psn(conn).is_before(psn));
                     self.replies.push_back(Reply::Result { of: replay, next: 0, is_replay: true });
                 }

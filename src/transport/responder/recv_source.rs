@@ -90,8 +90,8 @@ impl RecvSource {
         self.current.scatter(at, data, receive_accessor(conn, env), env.memory)
     }
 
-    /// Returns the memory at byte offset `at` of the current message, up to the end of the scatter/gather element and at most
-    /// `max` bytes. Returns `None` if there is none, or if it may not be written.
+    /// Returns the memory at byte offset `at` of the current message, up to the end of the scatter/gather
+    /// element and at most `max` bytes. Returns `None` if there is none, or if it may not be written.
     pub fn element_at(&self, at: u32, max: u32, conn: &Connection, env: &Env<'_>) -> Option<HostSlice> {
         self.has_current.then(|| self.current.element_at(at, max, receive_accessor(conn, env), env.memory))?
     }
@@ -146,8 +146,8 @@ impl RecvSource {
     }
 }
 
-/// Returns the accessor for a receive's memory: the queue pair with its own protection domain or, if it uses a shared receive
-/// queue, with that of the queue.
+/// Returns the accessor for a receive's memory: the queue pair with its own protection domain or, if it uses
+/// a shared receive queue, with that of the queue.
 fn receive_accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     Accessor { pd: env.srq.as_ref().map_or(conn.pd, |srq| srq.pd), ..conn.accessor() }
 }

@@ -8,8 +8,8 @@ use crate::transport::{CountedOps, Env};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {
-    /// Sends up to `budget` packets of pending replies, among them up to `reads` packets of READ responses. Returns
-    /// `Ok(true)` if replies remain.
+    /// Sends up to `budget` packets of pending replies, among them up to `reads` packets of READ responses.
+    /// Returns `Ok(true)` if replies remain.
     pub fn transmit(
         &mut self,
         conn: &Connection,

@@ -105,9 +105,9 @@ impl State {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
 
-    /// Finds the device and the path to `dst`. With `resolves_neighbour`, also starts the neighbour resolution of the next hop on the
-    /// system's network, and returns it if it is not complete; the caller passes its result to
-    /// [`end_resolution`](Self::end_resolution).
+    /// Finds the device and the path to `dst`. With `resolves_neighbour`, also starts the neighbour
+    /// resolution of the next hop on the system's network, and returns it if it is not complete; the
+    /// caller passes its result to [`end_resolution`](Self::end_resolution).
     pub fn resolve_addr(
         &mut self,
         number: u64,
@@ -199,9 +199,10 @@ impl State {
         }
     }
 
-    /// Returns the route to `dst`; `None` if no device has one. The source is the device that has `dst` itself; otherwise the
-    /// address that the system's routes select or, if no device has that address, the GID most similar to `dst` of a device that
-    /// does not send by those routes, or of any if `dst` is an address of this host.
+    /// Returns the route to `dst`; `None` if no device has one. The source is the device that has `dst`
+    /// itself; otherwise the address that the system's routes select or, if no device has that address,
+    /// the GID most similar to `dst` of a device that does not send by those routes, or of any if `dst`
+    /// is an address of this host.
     ///
     /// # Errors
     /// [`IdError::NoRoute`] if all devices send by the system's routes, and none leads to `dst`.
@@ -280,8 +281,8 @@ impl State {
 }
 
 impl Device {
-    /// Reports whether the routing table of the system applies to what the device sends: its link is a socket, and therefore has
-    /// one source port.
+    /// Reports whether the routing table of the system applies to what the device sends: its link is a
+    /// socket, and therefore has one source port.
     fn has_system_routes(&self) -> bool {
         self.context.0.info.src_port.is_some()
     }

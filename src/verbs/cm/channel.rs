@@ -37,8 +37,8 @@ struct Inner {
 #[derive(Default)]
 struct Queue {
     events: VecDeque<QueuedEvent>,
-    /// Number of queued connection requests to each listener that has any. Peers determine how many requests arrive, so the
-    /// check of the backlog must not search the queue for each.
+    /// Number of queued connection requests to each listener that has any. Peers determine how many requests
+    /// arrive, so the check of the backlog must not search the queue for each.
     requests: HashMap<u64, usize>,
     /// Manager of the id most recently assigned to this channel.
     manager: Weak<Owner>,
@@ -250,8 +250,8 @@ impl EventChannel {
         removed
     }
 
-    /// Updates the flag and the descriptor's counter after an event was removed. This never blocks, because each queued
-    /// event has incremented the counter by one.
+    /// Updates the flag and the descriptor's counter after an event was removed. This never blocks, because
+    /// each queued event has incremented the counter by one.
     fn on_removed(&self, queue: &Queue) {
         self.0.has_events.store(!queue.events.is_empty(), Ordering::SeqCst);
         let _ = self.0.readable.read();

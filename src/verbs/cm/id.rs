@@ -162,14 +162,16 @@ impl CmId {
         self.call(Call::rdma_bind_addr, |state, number| state.bind_addr(number, addr))
     }
 
-    /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. The event is reported immediately,
-    /// unless the link is a UDP socket and the system has to resolve the next hop (ARP, NDP): then at the end of the resolution,
-    /// or after `timeout`. With a timeout of 0, the next hop is not resolved.
+    /// Finds the device from which `dst` is reached, and reports `AddrResolved` or `AddrError`. The event is
+    /// reported immediately, unless the link is a UDP socket and the system has to resolve the next hop
+    /// (ARP, NDP): then at the end of the resolution, or after `timeout`. With a timeout of 0, the next
+    /// hop is not resolved.
     ///
     /// # Errors
-    /// [`IdError::NoRoute`] if the system has no route to `dst`; [`IdError::State`] unless the id is new or bound;
-    /// [`IdError::Family`] if source and destination are of different IP versions; [`IdError::NoDevice`] if no device has the source
-    /// address; for an id that is not bound, [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
+    /// [`IdError::NoRoute`] if the system has no route to `dst`; [`IdError::State`] unless the id is new or
+    /// bound; [`IdError::Family`] if source and destination are of different IP versions;
+    /// [`IdError::NoDevice`] if no device has the source address; for an id that is not bound,
+    /// [`IdError::PortInUse`], [`IdError::PortInUseByWildcard`] or [`IdError::NoPort`] for the
     /// source port. A destination that no device leads to is reported as `AddrError`.
     pub fn resolve_addr(
         &self,
@@ -216,8 +218,8 @@ impl CmId {
     }
 
     /// Listens for connection requests. At most `backlog` requests wait on the channel (0 selects the
-    /// manager's maximum). As on Linux, further requests get no response, so those that their clients retransmit may succeed
-    /// later; those for datagram services are rejected.
+    /// manager's maximum). As on Linux, further requests get no response, so those that their clients
+    /// retransmit may succeed later; those for datagram services are rejected.
     ///
     /// # Errors
     /// [`IdError::State`] unless the id is new or bound; [`IdError::PortInUse`] or
@@ -231,8 +233,8 @@ impl CmId {
     /// including the listener's own.
     ///
     /// # Errors
-    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
-    /// [`WaitError::Idle`] if the id has ended; the errors of [`EventChannel::get_event_by`].
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is
+    /// queued; [`WaitError::Idle`] if the id has ended; the errors of [`EventChannel::get_event_by`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
         let channel = self.channel().ok_or(WaitError::Idle)?;
         channel.get_event_by(timeout, || self.unless_device_removed(|| channel.try_request(self.number())))?
@@ -342,8 +344,8 @@ impl CmId {
         self.with_state(|state, number| state.notify(number, event))
     }
 
-    /// Queues an event of the program's own on the id's channel (`rdma_write_cm_event`), for example to wake a
-    /// thread that waits for an event. It has the kind [`CmEventKind::User`], the given status, and the
+    /// Queues an event of the program's own on the id's channel (`rdma_write_cm_event`), for example to wake
+    /// a thread that waits for an event. It has the kind [`CmEventKind::User`], the given status, and the
     /// parameter [`EventParam::User`].
     ///
     /// # Errors

@@ -49,8 +49,8 @@ impl Binding {
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     bindings: HashMap<(PortSpace, u16), Vec<Binding>>,
-    /// Position of the next port to allocate. It advances with every allocation, so that ports are not reused
-    /// soon. Processes should start at different ports, because they may use the same address.
+    /// Position of the next port to allocate. It advances with every allocation, so that ports are not
+    /// reused soon. Processes should start at different ports, because they may use the same address.
     pub next: u16,
 }
 

@@ -83,10 +83,10 @@ impl Listener {
     /// again.
     ///
     /// # Errors
-    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is queued;
-    /// a listener on the wildcard address continues on the other devices. [`WaitError::TimedOut`],
-    /// [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time; [`WaitError::System`] if the system is
-    /// out of descriptors.
+    /// [`WaitError::DeviceRemoved`] if the device of the listener was removed and no earlier request is
+    /// queued; a listener on the wildcard address continues on the other devices.
+    /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time;
+    /// [`WaitError::System`] if the system is out of descriptors.
     pub fn next(&self, timeout: Duration) -> Result<Incoming, WaitError> {
         self.channel.get_event_by(Some(timeout), || self.try_next())?
     }

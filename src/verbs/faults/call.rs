@@ -28,9 +28,9 @@ pub enum CallEffect {
 
 /// A fault on calls of the C library or of the Rust API, which have the same names.
 ///
-/// In text: `call:NAME=ERRNO[@N|@N..M|@every:N|@p:X]`, or `call:NAME=slow,by=2ms` with the same selection after
-/// `slow`; `,when=N` is equivalent to `@N`. NAME is a function of libibverbs or librdmacm, or a prefix of such
-/// names followed by `*`.
+/// In text: `call:NAME=ERRNO[@N|@N..M|@every:N|@p:X]`, or `call:NAME=slow,by=2ms` with the same selection
+/// after `slow`; `,when=N` is equivalent to `@N`. NAME is a function of libibverbs or librdmacm, or a prefix
+/// of such names followed by `*`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CallFault {
     effect: CallEffect,

@@ -4,8 +4,8 @@
 //! MLDv1, RFC 2710), as far as a host needs them that joins groups without source filters.
 //!
 //! etherparse has the formats of IGMP and of the ICMPv6 header. The bodies of MLD messages are encoded here:
-//! etherparse 0.21 has none, and smoltcp 0.13 has only those of MLDv2, has no report of IGMPv3, and depends on
-//! seven other crates.
+//! etherparse 0.21 has none, and smoltcp 0.13 has only those of MLDv2, has no report of IGMPv3, and depends
+//! on seven other crates.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -10,8 +10,8 @@ use urxe_test_support::testbed::{GUEST, HOST, LinkKind, Testbed};
 /// Time limit for a client to exit; `SHORT_LIMIT` is the limit for the other end to exit afterwards.
 pub const LIMIT: Duration = Duration::from_secs(40);
 pub const SHORT_LIMIT: Duration = Duration::from_secs(15);
-/// Maximum number of runs of a case that fails by a race of the program itself: a client that does not wait for its server, or
-/// [`CLOSED_CHANNEL`].
+/// Maximum number of runs of a case that fails by a race of the program itself: a client that does not wait
+/// for its server, or [`CLOSED_CHANNEL`].
 const ATTEMPTS: usize = 4;
 /// Options of `urxe run` that delay every connection manager message, for clients that do not wait for their
 /// server.
@@ -19,8 +19,9 @@ const CM_DELAY: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
 /// Messages printed by a client that connected before its server listened, in spite of the delay.
 const TOO_EARLY: [&str; 3] = ["REJECTED; error: 8", "UNREACHABLE; error: 1", "Event rejected"];
 
-/// Message of an rping whose thread for events was not scheduled between the last event and the end of the main thread, which
-/// destroys the channel that the thread reads from. Seen in the guest, with the kernel and rdma-core, beside load.
+/// Message of an rping whose thread for events was not scheduled between the last event and the end of the
+/// main thread, which destroys the channel that the thread reads from. Seen in the guest, with the kernel and
+/// rdma-core, beside load.
 const CLOSED_CHANNEL: &str = "rdma_get_cm_event: Bad file descriptor";
 
 /// Condition that a server meets once it is ready.

@@ -18,8 +18,8 @@ fn open_two_shards(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
-/// Polls the links in turn until none has received a packet for 300 ms and 100 polls. Returns the last byte of each
-/// packet's destination QP number, for each link.
+/// Polls the links in turn until none has received a packet for 300 ms and 100 polls. Returns the last byte
+/// of each packet's destination QP number, for each link.
 fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     let mut got = vec![Vec::new(); links.len()];
     let (mut last, mut polls) = (Clock::now(), 0);

@@ -55,7 +55,8 @@ enum Kind {
     Send,
     Write,
     Read,
-    /// Half inline SENDs and half WRITEs, posted in one batch (`ListPolicy::AllOrNone`) and polled one by one.
+    /// Half inline SENDs and half WRITEs, posted in one batch (`ListPolicy::AllOrNone`) and polled one by
+    /// one.
     Batch,
 }
 

@@ -14,8 +14,8 @@ const ROUNDS: usize = 7;
 #[test]
 fn background_threads_stay_idle_while_sender_polls() {
     let _alone = super::alone();
-    // On a loaded machine that preempts the sender for long, a background thread rightly takes over, so one of several
-    // rounds must do.
+    // On a loaded machine that preempts the sender for long, a background thread rightly takes over, so one
+    // of several rounds must do.
     let ratios: Vec<f64> = (0..ROUNDS).map(|_| background_cpu_ratio()).collect();
     println!("CPU time of the background threads relative to the sender's: {ratios:.3?}");
     assert!(ratios.iter().any(|ratio| *ratio < 0.2), "{ratios:.3?}");

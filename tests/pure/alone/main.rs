@@ -1,5 +1,5 @@
-//! Tests that measure the whole process: allocations, open descriptors, CPU time. Each runs alone, which takes a lock for
-//! runners that run tests in threads of one process.
+//! Tests that measure the whole process: allocations, open descriptors, CPU time. Each runs alone, which
+//! takes a lock for runners that run tests in threads of one process.
 
 mod allocation;
 mod connections_in_sequence;

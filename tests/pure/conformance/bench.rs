@@ -461,8 +461,8 @@ impl Bench {
         self.take_outputs();
     }
 
-    /// Delivers packets of a NIC of the same process, whose payloads are in the given slices, or in the packet if there are
-    /// none. `before` runs when the packets have been queued.
+    /// Delivers packets of a NIC of the same process, whose payloads are in the given slices, or in the
+    /// packet if there are none. `before` runs when the packets have been queued.
     pub fn deliver_directly(&mut self, flow: &Flow, packets: &[(Pkt, &[HostSlice])], before: impl FnOnce()) {
         let mut queue = TxQueue::with_deferred_icrc(BurstLimits::SEGMENTED);
         for (p, slices) in packets {
@@ -497,7 +497,8 @@ impl Bench {
         self.drain()
     }
 
-    /// Returns the packets that the NIC sends in one transmit turn to a link with room for certain priorities.
+    /// Returns the packets that the NIC sends in one transmit turn to a link with room for certain
+    /// priorities.
     pub fn turn_within(&mut self, room: EgressRoom) -> Vec<Pkt> {
         self.nic.transmit_within(self.now, Some(room), false, &self.memory, &mut self.tx);
         self.drain()

@@ -1,5 +1,5 @@
-//! Packets that a NIC of the same process delivers without copying their payloads: no rules of the specification, but the same
-//! results as for packets from a wire.
+//! Packets that a NIC of the same process delivers without copying their payloads: no rules of the
+//! specification, but the same results as for packets from a wire.
 
 use std::ffi::c_void;
 use std::fmt::Debug;
@@ -39,8 +39,8 @@ impl SenderMemory {
         let mut table = Table::new();
         let extent =
             Extent { addr: map.expose_provenance().get(), len: Self::LEN, iova: 0, access: Access::ALL };
-        // SAFETY: the mapping outlives the slices that the tests take, and accesses of protected memory fail without a fault
-        // of the process.
+        // SAFETY: the mapping outlives the slices that the tests take, and accesses of protected memory fail
+        // without a fault of the process.
         let region = unsafe { table.register(PD, extent) }.unwrap();
         SenderMemory { map, table, region }
     }
@@ -143,8 +143,8 @@ fn deliver_in_way(b: &mut Bench, way: usize, packets: Vec<Pkt>, memory: &SenderM
     }
 }
 
-/// Delivers the packets of a WRITE, which `change` may change, in all ways, and checks that the results are the same. Without ICRCs,
-/// middle packets are processed in runs.
+/// Delivers the packets of a WRITE, which `change` may change, in all ways, and checks that the results are
+/// the same. Without ICRCs, middle packets are processed in runs.
 fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8>) {
     let memory = SenderMemory::new();
     let results = [0, 1, 2].map(|way| {
@@ -161,8 +161,8 @@ fn same_in_runs(change: impl Fn(&mut Bench, &mut Vec<Pkt>)) -> (Vec<Pkt>, Vec<u8
     (sent, stored)
 }
 
-/// Checks that the packets sent, the completions, the stored bytes and the counters are the same for each way of delivery, and
-/// returns the first three.
+/// Checks that the packets sent, the completions, the stored bytes and the counters are the same for each way
+/// of delivery, and returns the first three.
 fn same_results<C: PartialEq + Debug>(
     [with_icrcs, without, direct]: [(Vec<Pkt>, C, Vec<u8>, String); 3],
 ) -> (Vec<Pkt>, C, Vec<u8>) {
@@ -242,8 +242,8 @@ fn run_of_sends_behind_a_duplicate_does_not_continue_a_write() {
     assert!(stored[5 * MTU..] == initial_bytes()[5 * MTU..]);
 }
 
-/// Posts a receive of the given ranges, and delivers the packets of a SEND, which `change` may change, like [`same_in_runs`].
-/// Returns the packets sent, the receive completions, and the bytes of the ranges.
+/// Posts a receive of the given ranges, and delivers the packets of a SEND, which `change` may change, like
+/// [`same_in_runs`]. Returns the packets sent, the receive completions, and the bytes of the ranges.
 fn same_sends_in_runs(
     ranges: &[(usize, usize)],
     change: impl Fn(&mut Vec<Pkt>),
@@ -297,8 +297,8 @@ fn run_that_exceeds_the_receive_is_refused_at_the_first_packet_too_many() {
     }
 }
 
-/// Posts a READ into the given ranges, and delivers its responses, which `change` may change, like [`same_in_runs`]. Returns the
-/// packets sent, the opcodes of the completions, and the bytes of the ranges.
+/// Posts a READ into the given ranges, and delivers its responses, which `change` may change, like
+/// [`same_in_runs`]. Returns the packets sent, the opcodes of the completions, and the bytes of the ranges.
 fn same_responses_in_runs(
     ranges: &[(usize, usize)],
     change: impl Fn(&mut Bench, &mut Vec<Pkt>),
@@ -476,7 +476,8 @@ fn payload_that_becomes_unreadable_counts_as_lost() {
             b.expect_nothing();
             b.recvs(&[]);
             memory.set_readable(true);
-            // The sender repeats the packet of a reliable connection, and continues with the next one on others.
+            // The sender repeats the packet of a reliable connection, and continues with the next one on
+            // others.
             let next = if qp_type == QpType::Rc { packet } else { packet.with(|h| h.bth.psn += 1) };
             b.deliver_directly(&b.flow(), &[(next, &slices)], || {});
             if qp_type == QpType::Rc {

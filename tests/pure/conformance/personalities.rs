@@ -513,8 +513,8 @@ fn post_unsignaled(b: &mut Bench, wr_id: u64, len: u32) {
 
 const UNSIGNALED: SendFlags = SendFlags { signaled: false, ..SendFlags::SIGNALED };
 
-/// Reports whether a NIC with personality `p` sends a SEND again 10 ms after the peer has acknowledged one in 0.1 ms, with an ACK
-/// timeout of 67 ms.
+/// Reports whether a NIC with personality `p` sends a SEND again 10 ms after the peer has acknowledged one in
+/// 0.1 ms, with an ACK timeout of 67 ms.
 fn sends_probe(p: Personality) -> bool {
     let mut b = bench(p, |s| s.tuning.min_probe_timeout = Duration::from_millis(1));
     b.post(0, WrOp::Send, 0, 1);
@@ -566,7 +566,8 @@ fn responses_to(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (u
     (count, state)
 }
 
-/// Returns the opcodes of the packets with which a NIC with personality `p` requests an operation with 8 packets of data.
+/// Returns the opcodes of the packets with which a NIC with personality `p` requests an operation with 8
+/// packets of data.
 fn opcodes_of(p: Personality, op: WrOp) -> Vec<Opcode> {
     let mut b = bench(p, |_| {});
     b.post(1, op, 0, 8 * 256);

@@ -4,8 +4,8 @@ use urxe::nic::Personality;
 use urxe::transport::{AckRequests, CnpScope, EarlySends};
 use urxe::wire::NakCode;
 
-/// Returns the names and values of all limits and quirks of a personality, which are the rows of the table in the
-/// documentation of [`Personality`].
+/// Returns the names and values of all limits and quirks of a personality, which are the rows of the table in
+/// the documentation of [`Personality`].
 pub fn properties(p: &Personality) -> Vec<(&'static str, String)> {
     fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
         (name, value.to_string())

@@ -20,7 +20,8 @@ fn throughput() -> Bench {
 /// Memory of the peer.
 const TO: (u64, RKey) = (0x9000_0000, RKey(0x77));
 
-/// Returns the packets of a WRITE of `data` as a train, the first with `psn`. The last requests an acknowledgement.
+/// Returns the packets of a WRITE of `data` as a train, the first with `psn`. The last requests an
+/// acknowledgement.
 fn train(data: &[u8], psn: u32) -> Vec<Pkt> {
     let count = data.len().div_ceil(256);
     let packet = |(i, part): (usize, &[u8])| {

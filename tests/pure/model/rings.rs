@@ -10,8 +10,8 @@ use urxe::wire::Flow;
 use urxe_test_support::engine::{Rng, write_icrc};
 use urxe_test_support::ring::{CAPACITY, Ring};
 
-/// Maximum numbers of bytes that a reader takes at a time, with the maximum times in nanoseconds until it does so again.
-/// All read a full ring in less than the time after which no packets are expected any more.
+/// Maximum numbers of bytes that a reader takes at a time, with the maximum times in nanoseconds until it
+/// does so again. All read a full ring in less than the time after which no packets are expected any more.
 const READERS: [(u64, u64); 3] = [(1, 1_000), (4096, 20_000), (CAPACITY as u64, 80_000)];
 
 pub struct Rings {
@@ -46,8 +46,8 @@ impl Rings {
         now + Duration::from_nanos(1 + self.rng.below(self.readers[side].1))
     }
 
-    /// Writes the packets for a side, as far as there is room for them, and empties the queue. Passes packets for the own side,
-    /// which take no ring, to `to_wire`.
+    /// Writes the packets for a side, as far as there is room for them, and empties the queue. Passes packets
+    /// for the own side, which take no ring, to `to_wire`.
     pub fn send(
         &mut self,
         now: Instant,

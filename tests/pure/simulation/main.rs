@@ -1,9 +1,9 @@
 //! Tests that random sequences of verbs calls in virtual time complete exactly once, with the expected
-//! results: over faulty wires and over rings in shared memory, on all transports, and with sides that stop. Runs with the same seed are
-//! identical, end in bounded virtual time, and leave nothing allocated.
+//! results: over faulty wires and over rings in shared memory, on all transports, and with sides that stop.
+//! Runs with the same seed are identical, end in bounded virtual time, and leave nothing allocated.
 //!
-//! `URXE_SEEDS=N` runs N seeds (5000, over rings 3000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1` rewrites the golden
-//! grid: check its diff before committing it.
+//! `URXE_SEEDS=N` runs N seeds (5000, over rings 3000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1`
+//! rewrites the golden grid: check its diff before committing it.
 
 mod grid;
 mod ring_link;
@@ -44,7 +44,8 @@ fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Runs the seeds that the environment selects, by default those below `count`. Returns whether these were at least `count`.
+/// Runs the seeds that the environment selects, by default those below `count`. Returns whether these were at
+/// least `count`.
 fn run_seeds(count: u64, scenario: fn(&mut Rng) -> Scenario) -> bool {
     if let Some(seed) = number("URXE_SEED") {
         println!("seed {seed}: {:016x}", world::run(seed, scenario, true));
@@ -55,7 +56,8 @@ fn run_seeds(count: u64, scenario: fn(&mut Rng) -> Scenario) -> bool {
     let (begin, before, next) = (Instant::now(), open_descriptors(), AtomicU64::new(0));
     let mut failed = std::thread::scope(|scope| {
         let worker = || {
-            // The first run of a thread initializes what the thread keeps. If it panics, so does seed 0 below.
+            // The first run of a thread initializes what the thread keeps. If it panics, so does seed 0
+            // below.
             let _ = std::panic::catch_unwind(|| world::run(0, scenario, false));
             let mut failed = Vec::new();
             loop {

@@ -1,5 +1,5 @@
-//! A link over rings in shared memory, in virtual time: the packets take the rings, the notifications of readers that sleep
-//! the fabric.
+//! A link over rings in shared memory, in virtual time: the packets take the rings, the notifications of
+//! readers that sleep the fabric.
 
 use std::io;
 use std::net::IpAddr;

@@ -125,7 +125,8 @@ impl Scenario {
         Scenario { wire, rings: None, is_harsh, faults, contexts, connect, transports, has_srqs }
     }
 
-    /// Returns a random scenario with rings in shared memory. The fabric carries only the notifications of their readers.
+    /// Returns a random scenario with rings in shared memory. The fabric carries only the notifications of
+    /// their readers.
     pub fn random_over_rings(r: &mut Rng) -> Scenario {
         let scenario = Scenario::random(r);
         let FabricConfig { seed, latency, jitter, .. } = scenario.wire;

@@ -160,7 +160,8 @@ pub struct Side {
 }
 
 impl Side {
-    /// Creates side `n` of those with the given addresses. `rings` are those that each side writes, if there are any.
+    /// Creates side `n` of those with the given addresses. `rings` are those that each side writes, if there
+    /// are any.
     pub fn new(
         fabric: &Fabric,
         scenario: &Scenario,

@@ -1,5 +1,5 @@
-//! Tests of lists of work requests: batches, which are posted completely or not at all (`ListPolicy::AllOrNone`), and
-//! lists that are posted up to the first that is rejected.
+//! Tests of lists of work requests: batches, which are posted completely or not at all
+//! (`ListPolicy::AllOrNone`), and lists that are posted up to the first that is rejected.
 
 use urxe::fabric::Outcome;
 

@@ -1,5 +1,6 @@
-//! QEMU: the emulated machine, and snapshots of it. A snapshot holds a guest that has booted and has no addresses
-//! and no rxe device yet. Each guest starts from one: 0.3 s of CPU time in place of the 2.0 s of a boot.
+//! QEMU: the emulated machine, and snapshots of it. A snapshot holds a guest that has booted and has no
+//! addresses and no rxe device yet. Each guest starts from one: 0.3 s of CPU time in place of the 2.0 s of a
+//! boot.
 
 use super::process::Link;
 use super::{ErrorKind, GuestConfig, GuestError, Net, Result, Suite, TESTS, error, hash, io_error, log_tail};
@@ -204,8 +205,8 @@ fn listen(path: &Path) -> Result<UnixListener> {
     listener.map_err(|e| io_error(path.display(), e))
 }
 
-/// Returns the directory of the guest image, and when QEMU was installed. The error says how to build the image or
-/// install QEMU.
+/// Returns the directory of the guest image, and when QEMU was installed. The error says how to build the
+/// image or install QEMU.
 fn image(suite: Suite) -> Result<(PathBuf, i64)> {
     let hint = "run tests/install guest (as root or a user with sudo)";
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -233,7 +234,8 @@ fn text(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// Returns the command that starts QEMU. Its options are the same for a guest that boots and for one that is restored.
+/// Returns the command that starts QEMU. Its options are the same for a guest that boots and for one that is
+/// restored.
 fn command(image: &Path, machine: Machine, net: &Net, oob: &[(u16, u16)], dir: &Path) -> Result<Command> {
     let (netdev, netns) = match net {
         Net::Dgram { local, remote } => {
@@ -257,8 +259,8 @@ fn command(image: &Path, machine: Machine, net: &Net, oob: &[(u16, u16)], dir: &
     );
     if machine.tsc_khz != 0 {
         // Under emulation the guest's calibration of the TSC fails in one boot of seven, and the guest then
-        // hangs. Its processors share one counter, but with maxcpus=2 it finds their counters unsynchronized and
-        // would fall back to jiffies.
+        // hangs. Its processors share one counter, but with maxcpus=2 it finds their counters unsynchronized
+        // and would fall back to jiffies.
         append += &format!(" tsc_early_khz={} tsc=reliable no_timer_check", machine.tsc_khz);
     }
     let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("creating qemu.log", e))?;

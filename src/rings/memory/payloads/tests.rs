@@ -1,5 +1,5 @@
-//! Tests of gathered records, and of payloads that stay in the writer's memory, with both ends in one process, and with a writer that breaks the
-//! protocol.
+//! Tests of gathered records, and of payloads that stay in the writer's memory, with both ends in one
+//! process, and with a writer that breaks the protocol.
 
 use std::io;
 use std::net::IpAddr;
@@ -116,8 +116,8 @@ fn received(reader: &mut RingReader) -> Vec<Option<Vec<u8>>> {
     bursts
 }
 
-/// Passes offers and withdrawals to the reader, and its answers to the writer. Returns the numbers of the memory accepted,
-/// refused and withdrawn.
+/// Passes offers and withdrawals to the reader, and its answers to the writer. Returns the numbers of the
+/// memory accepted, refused and withdrawn.
 fn exchange(writer: &mut RingWriter, reader: &mut RingReader) -> [Vec<u32>; 3] {
     let mut numbers = [const { Vec::new() }; 3];
     while let Some(change) = writer.next_change().unwrap() {
@@ -137,8 +137,8 @@ fn exchange(writer: &mut RingWriter, reader: &mut RingReader) -> [Vec<u32>; 3] {
     numbers
 }
 
-/// Writes the packets until none are lost: other tests of this process withdraw payloads too. Returns their length in the
-/// ring.
+/// Writes the packets until none are lost: other tests of this process withdraw payloads too. Returns their
+/// length in the ring.
 fn check_arrive(packets: impl Fn() -> Packets, writer: &mut RingWriter, reader: &mut RingReader) -> u64 {
     loop {
         let packets = packets();
