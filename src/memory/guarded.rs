@@ -373,10 +373,16 @@ mod plain {
     }
 
     /// # Safety
-    /// The 8 bytes at `to` are writable and aligned.
+    /// The 8 bytes at `to` are writable.
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
-        // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
-        unsafe { AtomicU64::from_ptr(to.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
+        if to.addr().is_multiple_of(8) {
+            // SAFETY: the caller guarantees that the 8 bytes are writable, and they are aligned.
+            unsafe { AtomicU64::from_ptr(to.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
+        } else {
+            // SAFETY: the caller guarantees that the 8 bytes are writable; an array of bytes needs no
+            // alignment.
+            unsafe { to.cast::<[u8; 8]>().write(word) };
+        }
         Ok(())
     }
 
@@ -389,14 +395,14 @@ mod plain {
     }
 
     /// # Safety
-    /// As for [`store_word`].
+    /// The 8 bytes at `at` are writable and aligned.
     pub unsafe fn fetch_add(at: *mut u8, add: u64) -> Result<u64, Faulted> {
         // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel))
     }
 
     /// # Safety
-    /// As for [`store_word`].
+    /// As for [`fetch_add`].
     pub unsafe fn compare_exchange(at: *mut u8, compare: u64, swap: u64) -> Result<u64, Faulted> {
         // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
         let word = unsafe { AtomicU64::from_ptr(at.cast()) };

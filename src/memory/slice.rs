@@ -314,6 +314,23 @@ mod tests {
     }
 
     #[test]
+    fn word_is_stored_in_a_ring_at_any_address() {
+        let mut ring = [0_u64; 3];
+        let (addr, word) = (ring.as_mut_ptr().expose_provenance(), 0x0807_0605_0403_0201_u64.to_le_bytes());
+        for at in 0..=16 {
+            // SAFETY: both ranges lie in locals that outlive the slices; nothing else accesses them.
+            let (to, from) = unsafe {
+                let from = word.as_ptr().expose_provenance();
+                (HostSlice::from_raw(addr + at, 8), HostSlice::from_raw(from, 8))
+            };
+            to.store_host_in_ring(from).unwrap();
+            let mut stored = [0; 8];
+            to.load(&mut stored).unwrap();
+            assert_eq!(stored, word, "at byte {at}");
+        }
+    }
+
+    #[test]
     fn store_host_copies_between_any_two_ranges() {
         let source: Vec<u8> = (0..3000u32).map(|i| (i * 7 + 3) as u8).collect();
         for (from, to) in [(0, 3001), (5, 3000), (100, 103), (103, 100), (0, 2500), (2500, 3), (7, 7)] {
