@@ -172,18 +172,18 @@ pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
 }
 
 /// Measures the throughput of two threads that WRITE messages of `size` bytes from one NIC of this process to
-/// another. Each thread has its own queue pair and completion queue; both NICs have `shards` shards.
+/// another. Each queue pair has its own completion queue, at both ends; both NICs have `shards` shards.
 pub fn threads(ips: [IpAddr; 2], shards: usize, size: usize, seconds: f64) -> Result<Metrics> {
     const IN_FLIGHT: u64 = 16;
     let a = nic::open_shards(ips, Role::Active, shards)?;
     let b = nic::open_shards(ips, Role::Passive, shards)?;
-    let (pds, passive_cq) = ([a.alloc_pd()?, b.alloc_pd()?], b.create_cq(16)?);
+    let pds = [a.alloc_pd()?, b.alloc_pd()?];
     let regions = [pds[0].reg_mr(size, Access::ALL)?, pds[1].reg_mr(2 * size, Access::ALL)?];
     regions[0].write(0, &vec![0x5a; size])?;
     regions[1].write(0, &vec![1; 2 * size])?;
     let mut ends = Vec::new();
     for _ in 0..2 {
-        let cq = a.create_cq(64)?;
+        let (cq, passive_cq) = (a.create_cq(64)?, b.create_cq(16)?);
         let active = pds[0].create_qp(&cq, &cq, &QpOptions::default())?;
         let passive = pds[1].create_qp(&passive_cq, &passive_cq, &QpOptions::default())?;
         active.connect(&passive.endpoint(), &ConnectOptions::default())?;
