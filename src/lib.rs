@@ -9,7 +9,7 @@
 //! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
 //! | [`host`] | the host's interfaces; the host stack of links with an address of their own; priority flow control |
 //! | [`link`] | packet transmission: UDP, packet sockets, frames |
-//! | [`fabric`] | links in memory: a switch between NICs of one process, and simulated networks |
+//! | [`fabric`] | links in memory: a switch between NICs of one process |
 //! | [`middleware`] | links around a link: packet capture, fault injection, traces |
 //! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
@@ -105,7 +105,6 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/guide/mock-nic.md")]
 #[doc = include_str!("../docs/guide/faults.md")]
-#[doc = include_str!("../docs/guide/simulation.md")]
 #[doc = include_str!("../docs/guide/captures.md")]
 #[doc = include_str!("../docs/guide/congestion.md")]
 struct Guide;

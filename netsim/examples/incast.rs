@@ -6,8 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use urxe::fabric::{Pfc, Red, SwitchConfig, Topology};
-use urxe_netsim::{Traffic, TrafficError};
+use urxe_netsim::{Pfc, Red, SwitchConfig, Topology, Traffic, TrafficError};
 
 fn main() -> Result<(), TrafficError> {
     let directory = std::env::args_os().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);

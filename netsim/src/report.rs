@@ -5,11 +5,10 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use urxe::fabric::{NetworkCounters, Node, QueueCounters};
-
-use crate::TrafficError;
+use crate::network::{NetworkCounters, Node, QueueCounters};
 use crate::plot::{Line, Panel, write};
 use crate::stats::{jain, maximum, mean, percentile};
+use crate::traffic::TrafficError;
 
 /// Result of [`Traffic::run`](crate::Traffic::run).
 #[derive(Clone, Debug)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use urxe::fabric::{Node, Simulation, Topology, TopologyError};
 use urxe::verbs::*;
 
+use crate::network::{Node, Simulation, Topology, TopologyError};
 use crate::plot::PlotError;
 use crate::report::{FlowReport, QueueReport, Report};
 
@@ -16,8 +16,10 @@ const DEPTH: u64 = 32;
 #[error(transparent)]
 #[non_exhaustive]
 pub enum TrafficError {
-    /// A call failed: the topology cannot be simulated or has no such host, an object of a NIC could not be
-    /// created or connected, a work request not be posted, or the report not be written.
+    /// The topology cannot be simulated, or has no such host.
+    Topology(#[from] TopologyError),
+    /// A call failed: an object of a NIC could not be created or connected, a work request not be posted, or
+    /// the report not be written.
     Call(urxe::Error),
     /// A flow has failed.
     #[error("the flow from host {from} to host {to} failed: {status}")]
@@ -104,7 +106,7 @@ impl Traffic {
     /// Prepares traffic on a network, with NICs that use DCQCN with the defaults of ConnectX adapters.
     ///
     /// # Errors
-    /// [`TrafficError::Call`] if the network cannot be simulated.
+    /// [`TrafficError::Topology`] if the network cannot be simulated.
     pub fn new(topology: &Topology, seed: u64) -> Result<Traffic, TrafficError> {
         topology.check()?;
         Ok(Traffic {
@@ -149,7 +151,7 @@ impl Traffic {
     /// # Errors
     /// [`TrafficError`], also if a flow fails.
     pub fn run(&self, limit: Duration) -> Result<Report, TrafficError> {
-        let simulation = Fabric::simulate(&self.topology, self.seed)?;
+        let simulation = Simulation::new(&self.topology, self.seed)?;
         let mut contexts: Vec<Option<Context>> = vec![None; self.topology.host_count()];
         let mut running = Vec::new();
         for flow in &self.flows {

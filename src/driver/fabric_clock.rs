@@ -25,7 +25,8 @@ impl Fabric {
         let mut first = deadlines.map(|at| at.max(now)).chain(agenda.next(now)).min();
         let mut last = None;
         // Until nothing is left that happens before a NIC or an auxiliary has something to do.
-        while let Some(at) = self.run_network(first.unwrap_or(limit).min(limit)) {
+        while let Some(Some(at)) = self.with_network(|network| network.run(first.unwrap_or(limit).min(limit)))
+        {
             last = Some(at);
             agenda.update(self.queue());
             first = first.into_iter().chain(agenda.next(now)).min();
@@ -92,7 +93,7 @@ impl Fabric {
         let now = self.now();
         let is_any_pending = self.auxiliaries().iter().any(|auxiliary| auxiliary.next_deadline().is_some())
             || self.agenda().is_some_and(|mut agenda| agenda.next(now).is_some())
-            || self.next_network_event().is_some();
+            || self.with_network(|network| network.has_events()) == Some(true);
         if is_any_pending {
             self.set_time(end);
         }

@@ -134,7 +134,10 @@ impl FabricConfig {
 }
 
 /// Checks that the value of a field is a probability.
-pub(super) fn check_probability(field: &'static str, value: f64) -> Result<(), FabricError> {
+///
+/// # Errors
+/// [`FabricError::Probability`].
+pub fn check_probability(field: &'static str, value: f64) -> Result<(), FabricError> {
     match (0.0..=1.0).contains(&value) {
         true => Ok(()),
         false => Err(FabricError::Probability { field, value }),

@@ -83,7 +83,7 @@ impl Inbox {
 /// Free buffers by size class, so that an ACK does not occupy a buffer for a megabyte WRITE. The most
 /// recently used buffer is reused first, because it is the most likely to be in the cache.
 #[derive(Debug)]
-pub(super) struct BufferPool<const CLASSES: usize = 3> {
+pub struct BufferPool<const CLASSES: usize = 3> {
     /// Buffer size in bytes and maximum number of free buffers of each size class.
     classes: [(usize, usize); CLASSES],
     free: [Vec<Vec<u8>>; CLASSES],
@@ -96,6 +96,8 @@ impl Default for BufferPool {
 }
 
 impl<const CLASSES: usize> BufferPool<CLASSES> {
+    /// Returns a pool without buffers, with the buffer size in bytes and the maximum number of free buffers of
+    /// each size class.
     pub fn new(classes: [(usize, usize); CLASSES]) -> BufferPool<CLASSES> {
         BufferPool { classes, free: [const { Vec::new() }; CLASSES] }
     }

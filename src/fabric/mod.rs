@@ -12,6 +12,8 @@ mod agenda;
 mod config;
 mod driver;
 mod handle;
+#[cfg(feature = "unstable-internals")]
+pub mod hosts;
 mod inbox;
 mod model;
 mod network;
@@ -36,16 +38,12 @@ pub(crate) use driver::{BurstSource, Driver};
 pub(crate) use handle::FabricHandle;
 pub use handle::Outcome;
 pub use model::FabricCounters;
-pub use network::{
-    Deadlock, InputCounters, NetworkCounters, Node, Pfc, QueueCounters, Red, Scheduler, Simulation,
-    SwitchConfig, Topology, TopologyError, Wire,
-};
 pub use port::FabricPort;
 pub(crate) use threads::{Threads, Wake};
 
 use crate::link::JoinError;
 use crate::transport::{AsyncEvent, Instant};
-use network::State;
+use network::{Network, QueuedNetwork};
 use port_queue::PortQueue;
 use port_shared::PortShared;
 
@@ -81,8 +79,8 @@ struct Shared {
     auxiliaries: Mutex<Vec<Weak<dyn Driver>>>,
     /// Agenda of virtual time, locked while time is being advanced.
     agenda: Mutex<Agenda>,
-    /// Network of a simulation, in place of a single switch.
-    network: Option<Mutex<State>>,
+    /// Simulated network, in place of a single switch.
+    network: Option<Arc<Mutex<dyn Network>>>,
     /// Sum of the counters of ports that no longer exist.
     counters: Mutex<FabricCounters>,
     /// Threads that take turns, in virtual time.
@@ -159,19 +157,18 @@ impl Fabric {
         Ok(Fabric::build(config, Some(AtomicU64::new(0)), None))
     }
 
-    fn build(config: FabricConfig, clock: Option<AtomicU64>, topology: Option<&Topology>) -> Fabric {
-        let queue = Arc::<PortQueue>::default();
-        let network = topology.map(|topology| State::new(topology, config.seed, queue.clone()));
+    fn build(config: FabricConfig, clock: Option<AtomicU64>, network: Option<QueuedNetwork>) -> Fabric {
+        let (queue, network) = network.unzip();
         Fabric(Arc::new(Shared {
             clock,
             threads: Threads::new(config.seed),
             config,
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
-            queue,
+            queue: queue.unwrap_or_default(),
             auxiliaries: Mutex::default(),
             agenda: Mutex::default(),
-            network: network.map(Mutex::new),
+            network,
             counters: Mutex::default(),
         }))
     }
@@ -217,7 +214,8 @@ impl Fabric {
         let id = ports.last_id + 1;
         let shared = Arc::new(PortShared::new(id));
         if let Some(network) = &self.0.network {
-            network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?;
+            let host = network.lock().attach(host, &shared).ok_or(FabricError::NoHost)?;
+            let _ = shared.host.set(host);
         }
         ports.last_id = id;
         ports.set_addresses(&shared, addresses);
@@ -378,19 +376,9 @@ impl Fabric {
         })
     }
 
-    /// Processes the events of the simulated network, if there is one, up to `limit` or the first that
-    /// affects a NIC. Returns the time of the last one; `None` if there was none.
-    pub(crate) fn run_network(&self, limit: Instant) -> Option<Instant> {
-        self.with_network(|network| network.run(limit))?
-    }
-
-    /// Returns the time of the simulated network's next event.
-    pub(crate) fn next_network_event(&self) -> Option<Instant> {
-        self.with_network(|network| network.next_event())?
-    }
-
-    fn with_network<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        self.0.network.as_ref().map(|network| f(&mut network.lock()))
+    /// Calls `f` with the simulated network, if there is one.
+    pub(crate) fn with_network<R>(&self, f: impl FnOnce(&mut dyn Network) -> R) -> Option<R> {
+        self.0.network.as_ref().map(|network| f(&mut *network.lock()))
     }
 
     /// Announces that the due time of a port may have changed. Has no effect in real time.

@@ -125,8 +125,8 @@ impl FabricPort {
             if len > self.info.mtu {
                 return drop_too_big(&mut self.counters, &self.shared, burst);
             }
-            let hosts = targets.iter().filter_map(|target| target.port.host());
-            self.fabric.with_network(|network| network.send(host, now, burst, hosts));
+            let mut hosts = targets.iter().filter_map(|target| target.port.host());
+            self.fabric.with_network(|network| network.send(host, now, burst, &mut hosts));
             return;
         }
         for target in targets {
@@ -312,8 +312,8 @@ impl Link for FabricPort {
             sink(RxBurst::new(d.flow, d.ident, d.segment, &d.data));
         }
         if self.shared.host().is_some() {
-            let read = self.batch.drain(..).map(|delivery| delivery.data);
-            self.fabric.with_network(|network| network.recycle(read));
+            let mut read = self.batch.drain(..).map(|delivery| delivery.data);
+            self.fabric.with_network(|network| network.recycle(&mut read));
             return Ok(packets);
         }
         let mut inbox = self.shared.inbox.lock();

@@ -13,13 +13,14 @@ use super::port_shared::PortShared;
 /// since the agenda was last brought up to date: anything that may change a due time adds the port, so a step
 /// looks only at the ports that had something to do.
 #[derive(Default)]
-pub(crate) struct PortQueue {
+pub struct PortQueue {
     ports: Mutex<VecDeque<Arc<PortShared>>>,
     /// Length of the queue, readable without the lock.
     len: AtomicUsize,
 }
 
 impl PortQueue {
+    /// Adds a port, unless the queue has it.
     pub fn push(&self, port: &Arc<PortShared>) {
         if !port.queued.swap(true, Ordering::SeqCst) {
             let mut ports = self.ports.lock();
@@ -28,7 +29,7 @@ impl PortQueue {
         }
     }
 
-    pub fn pop(&self) -> Option<Arc<PortShared>> {
+    pub(crate) fn pop(&self) -> Option<Arc<PortShared>> {
         if self.len.load(Ordering::SeqCst) == 0 {
             return None;
         }

@@ -10,34 +10,34 @@ use super::inbox::Inbox;
 use crate::transport::{EgressRoom, Instant};
 
 /// The part of a port that senders and the fabric access.
-pub(crate) struct PortShared {
-    pub id: u32,
+pub struct PortShared {
+    pub(crate) id: u32,
     /// Whether the cable is plugged in.
-    pub up: AtomicBool,
+    pub(crate) up: AtomicBool,
     pub(super) inbox: Mutex<Inbox>,
     /// Time at which the first delivery is due; 0 if at once, `u64::MAX` if there is none. Written only with
     /// the inbox's lock held.
-    pub earliest: AtomicU64,
+    pub(crate) earliest: AtomicU64,
     /// Whether the port is in the fabric's [`PortQueue`](super::port_queue::PortQueue).
-    pub queued: AtomicBool,
+    pub(crate) queued: AtomicBool,
     /// Whether the driver has to run a turn even without input.
-    pub turn_requested: AtomicBool,
+    pub(crate) turn_requested: AtomicBool,
     /// Position in the fabric's agenda, which alone changes it.
-    pub position: AtomicUsize,
+    pub(crate) position: AtomicUsize,
     /// Packets that the NIC may send now, as [`EgressRoom`]; unlimited except in a simulated network.
-    pub room: AtomicU64,
+    pub(crate) room: AtomicU64,
     /// Host of a simulated network to which the port belongs.
-    pub host: OnceLock<u32>,
-    pub driver: Mutex<Option<Weak<dyn Driver>>>,
+    pub(crate) host: OnceLock<u32>,
+    pub(crate) driver: Mutex<Option<Weak<dyn Driver>>>,
     /// Whether packets delivered directly may lack ICRCs.
-    pub elides_icrcs: AtomicBool,
+    pub(crate) elides_icrcs: AtomicBool,
 }
 
 impl PortShared {
     /// Position of a port that is not in the agenda.
     pub const ABSENT: usize = usize::MAX;
 
-    pub fn new(id: u32) -> PortShared {
+    pub(super) fn new(id: u32) -> PortShared {
         PortShared {
             id,
             up: AtomicBool::new(true),
@@ -82,7 +82,7 @@ impl PortShared {
     }
 
     /// Returns the attached driver, if it still exists.
-    pub fn driver(&self) -> Option<Arc<dyn Driver>> {
+    pub(crate) fn driver(&self) -> Option<Arc<dyn Driver>> {
         self.driver.lock().as_ref().and_then(Weak::upgrade)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) mod named;
 pub(crate) mod options;
 pub mod pinned;
 pub(crate) mod quota;
-pub(crate) mod rng;
+pub mod rng;
 pub(crate) mod setters;
 pub(crate) mod shared_words;
 pub mod signals;

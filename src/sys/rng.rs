@@ -6,12 +6,12 @@ use rand_pcg::rand_core::Rng;
 
 /// A random number generator that always draws the same sequence for the same seed and stream.
 #[derive(Clone, Debug)]
-pub(crate) struct SimRng(Pcg64Mcg);
+pub struct SimRng(Pcg64Mcg);
 
 /// Returns the `n`-th number, counted from 1, of the SplitMix64 sequence for a seed. First PSNs come from
 /// this sequence, because stored captures (`pcaps/own`) contain them; everything else uses a generator from
 /// `rand_pcg`.
-pub(crate) fn splitmix64(seed: u64, n: u64) -> u64 {
+pub fn splitmix64(seed: u64, n: u64) -> u64 {
     mix(seed.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
@@ -24,6 +24,7 @@ fn mix(x: u64) -> u64 {
 }
 
 impl SimRng {
+    /// Returns the generator of a seed and a stream.
     pub fn new(seed: u64, stream: u64) -> SimRng {
         let stream = mix(stream);
         SimRng(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))

@@ -3,6 +3,7 @@
 /// Defines a setter for each listed field, which takes the struct by value and returns it. Setters for fields
 /// after `optional`, which must be `Option`s, accept either a value or an `Option`. Given a struct, defines
 /// it with setters for all its fields.
+#[cfg_attr(feature = "unstable-internals", macro_export)]
 macro_rules! setters {
     ($(#[$attribute:meta])* pub struct $type:ident { $($(#[$doc:meta])* pub $field:ident: $ty:ty),* $(,)? }) => {
         $(#[$attribute])*

@@ -10,7 +10,7 @@ use super::{
     PKeyTableSize, PairError, PostError, PostListError, WaitError, WrongService,
 };
 use crate::broker::SharingError;
-use crate::fabric::{FabricError, TopologyError};
+use crate::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
 use crate::link::{BindError, FramesError, PacketError, SpecError};
 use crate::middleware::capture::CaptureError;
@@ -90,8 +90,6 @@ pub enum Error {
     Sharing(#[from] SharingError),
     /// A call of a fabric failed.
     Fabric(#[from] FabricError),
-    /// The topology of a simulated network is invalid.
-    Topology(#[from] TopologyError),
     /// A text or a parameter of congestion control is invalid.
     Congestion(#[from] CongestionError),
     /// A fault rule is invalid.

@@ -235,7 +235,7 @@ table! {
         Self::Packet(e) => of_cause(e),
         Self::Frames(e) => of_cause(e),
         Self::Rules(RulesError::File { source: e, .. }) | Self::Io(e) => e.raw_os_error().unwrap_or(EIO),
-        Self::Service(_) | Self::Topology(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
+        Self::Service(_) | Self::Congestion(_) | Self::Rule(_) | Self::Rules(_) | Self::Spec(_) | Self::ParseAddress(_) => EINVAL,
     }
 }
 

@@ -21,7 +21,6 @@ mod link_frames;
 mod marked_packets;
 mod model;
 mod pcaps;
-mod simulated_network;
 mod tracing_events;
 mod typed_queue_pairs;
 mod verbs_api;

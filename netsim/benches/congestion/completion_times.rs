@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
-use urxe::fabric::Topology;
 use urxe::verbs::*;
 use urxe_netsim::plot::{Line, Panel};
 use urxe_netsim::stats::percentile;
+use urxe_netsim::{Simulation, Topology};
 
 use crate::Plots;
 use crate::Result;
@@ -140,7 +140,7 @@ fn starts() -> Vec<Start> {
 /// Runs all flows, and returns length and slowdown of each.
 fn measure(starts: &[Start], control: Congestion) -> Result<Vec<(usize, f64)>> {
     let topology = Topology::fat_tree(K).switches(switch(BANDWIDTH, control.uses_marks()));
-    let simulation = Fabric::simulate(&topology, 1)?;
+    let simulation = Simulation::new(&topology, 1)?;
     let contexts = contexts(&simulation, HOSTS, control)?;
     let fabric = simulation.fabric();
     // Queue pairs without a flow, by their hosts, and running flows with their numbers.

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use urxe::fabric::Node::Switch;
-use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::Node::Switch;
 use urxe_netsim::plot::{Line, Panel};
 use urxe_netsim::stats::{jain, mean};
+use urxe_netsim::{Simulation, Topology, Wire};
 
 use crate::Plots;
 use crate::Result;
@@ -61,7 +61,7 @@ pub fn run(plots: &Plots) -> Result<()> {
 fn measure(case: &Case, name: &str, control: Congestion) -> Result<Panel> {
     let wire = Wire::default().bandwidth(BANDWIDTH);
     let topology = Topology::dumbbell(4).wires(wire).wire(Switch(0), Switch(1), wire.bandwidth(case.trunk));
-    let simulation = Fabric::simulate(&topology.switches(switch(BANDWIDTH, control.uses_marks())), 1)?;
+    let simulation = Simulation::new(&topology.switches(switch(BANDWIDTH, control.uses_marks())), 1)?;
     let contexts = contexts(&simulation, 8, control)?;
     let mut flows = LongFlows::start(&simulation, &contexts, case.pairs, |host| host / 4)?;
     flows.run(WARM_UP)?;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use urxe::fabric::Node::{Host, Switch};
-use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::Node::{Host, Switch};
 use urxe_netsim::plot::{Line, Panel};
 use urxe_netsim::stats::{jain, maximum, mean, percentile};
+use urxe_netsim::{Simulation, Topology, Wire};
 
 use crate::Plots;
 use crate::Result;
@@ -48,7 +48,7 @@ fn incast(gigabits: u64, senders: usize, control: Congestion) -> Result<[Panel; 
     let bandwidth = gigabits * 1_000_000_000;
     let wire = Wire::default().bandwidth(bandwidth);
     let topology = Topology::incast(senders).wires(wire).switches(switch(bandwidth, true));
-    let simulation = Fabric::simulate(&topology, 1)?;
+    let simulation = Simulation::new(&topology, 1)?;
     let contexts = contexts(&simulation, senders + 1, control)?;
     let pairs: Vec<_> = (1..=senders).map(|sender| (sender, 0)).collect();
     let mut flows = LongFlows::start(&simulation, &contexts, &pairs, |_| 0)?;

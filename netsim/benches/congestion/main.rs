@@ -2,9 +2,9 @@
 //! oscillate, and flow completion times on a fat tree. Everything runs in virtual time, so the figures are
 //! the same on every machine.
 //!
-//! `cargo bench --package urxe-netsim --profile release [-- CASE...] [--out DIR]` prints tables and writes
-//! plots (SVG) to `DIR`, by default `target/congestion`. Cases: incast, fairness, oscillation, fct; all by
-//! default.
+//! `cargo bench --package urxe-netsim --profile release --bench congestion [-- CASE...] [--out DIR]`
+//! prints tables and writes plots (SVG) to `DIR`, by default `target/congestion`. Cases: incast, fairness,
+//! oscillation, fct; all by default.
 
 mod completion_times;
 mod fairness;

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use urxe::fabric::{Node, Pfc, Red, Simulation, SwitchConfig};
 use urxe::verbs::*;
-
 use urxe_netsim::stats::mean;
+use urxe_netsim::{Node, Pfc, Red, Simulation, SwitchConfig};
 
 use crate::Result;
 

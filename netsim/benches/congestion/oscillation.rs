@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use urxe::fabric::Node::{Host, Switch};
-use urxe::fabric::{Topology, Wire};
 use urxe::verbs::*;
+use urxe_netsim::Node::{Host, Switch};
 use urxe_netsim::plot::{Line, Panel};
 use urxe_netsim::stats::{jain, mean, variation};
+use urxe_netsim::{Simulation, Topology, Wire};
 
 use crate::Plots;
 use crate::Result;
@@ -54,7 +54,7 @@ fn measure(setup: &Setup) -> Result<[Panel; 2]> {
         .with(CongestionParameter::RpgByteReset, bytes)?;
     let wire = Wire::new(BANDWIDTH, Duration::from_micros(latency));
     let topology = Topology::incast(senders).wires(wire).switches(switch(BANDWIDTH, true));
-    let simulation = Fabric::simulate(&topology, 1)?;
+    let simulation = Simulation::new(&topology, 1)?;
     let contexts = contexts(&simulation, senders + 1, control)?;
     let pairs: Vec<_> = (1..=senders).map(|sender| (sender, 0)).collect();
     let mut flows = LongFlows::start(&simulation, &contexts, &pairs, |_| 0)?;

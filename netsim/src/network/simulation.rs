@@ -1,26 +1,26 @@
 //! Handle of a simulated network: its fabric, counters, samples of queues, and wires that go down.
 
 use std::net::IpAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
+use urxe::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
 
 use super::config::{Node, TopologyError};
 use super::input::InputCounters;
 use super::queues::{PRIORITIES, QueueCounters, Samples};
 use super::state::{Deadlock, NetworkCounters, State};
 use super::topology::{Topology, picos};
-use crate::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
 
-/// A simulated network, created by [`Fabric::simulate`]. Clones refer to the same network.
+/// A simulated network. Clones refer to the same network.
 ///
 /// ```
 /// # use std::time::Duration;
-/// use urxe::fabric::{Node, Topology};
 /// use urxe::verbs::*;
+/// use urxe_netsim::{Node, Simulation, Topology};
 ///
-/// let simulation = Fabric::simulate(&Topology::star(2), 1)?;
+/// let simulation = Simulation::new(&Topology::star(2), 1)?;
 /// let (a, b) = simulation.fabric().pair()?;
 /// b.qp.post_recv(&RecvWr::empty(1))?;
 /// a.qp.post_send(&SendWr::send(2, &[]))?;
@@ -33,24 +33,24 @@ use crate::fabric::{Fabric, FabricConfig, FabricError, FabricPort};
 #[derive(Clone)]
 pub struct Simulation {
     fabric: Fabric,
+    state: Arc<Mutex<State>>,
 }
 
-impl Fabric {
+impl Simulation {
     /// Creates a simulated network in virtual time. The ports of its fabric, and with them NICs, belong to
     /// the topology's hosts in order of creation. The seed determines random losses, marks and the choice
     /// between equivalent paths; with the same seed, a program sends the same packets at the same times.
     ///
     /// # Errors
     /// See [`Topology::check`].
-    pub fn simulate(topology: &Topology, seed: u64) -> Result<Simulation, TopologyError> {
+    pub fn new(topology: &Topology, seed: u64) -> Result<Simulation, TopologyError> {
         topology.check()?;
         let config = FabricConfig::default().mtu(topology.mtu).window(topology.window).seed(seed);
-        config.check()?;
-        Ok(Simulation { fabric: Fabric::build(config, Some(AtomicU64::new(0)), Some(topology)) })
+        let queue = Arc::default();
+        let state = Arc::new(Mutex::new(State::new(topology, seed, Arc::clone(&queue))));
+        Ok(Simulation { fabric: Fabric::simulated(config, (queue, state.clone()))?, state })
     }
-}
 
-impl Simulation {
     /// Returns the fabric, on which NICs are created and which moves time.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
@@ -61,7 +61,7 @@ impl Simulation {
     /// # Errors
     /// [`FabricError::NoHost`] if there is no such host, or it has a port; the errors of [`Fabric::port`].
     pub fn port(&self, host: usize, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
-        self.fabric.port_of_host(addresses, Some(host))
+        self.fabric.host_port(host, addresses)
     }
 
     /// Takes the wire between two nodes down or up; if there are several, the first. What is on the wire or
@@ -75,12 +75,12 @@ impl Simulation {
         let direction = find(&state, a, b)?;
         state.set_up(direction as u32, up);
         let port = match (a, b) {
-            (Node::Host(host), _) | (_, Node::Host(host)) => state.port(host).cloned(),
+            (Node::Host(host), _) | (_, Node::Host(host)) => state.hosts[host].port.clone(),
             _ => None,
         };
         drop(state);
         if let Some(port) = port {
-            self.fabric.set_up(&port, up);
+            self.fabric.set_host_port_up(&port, up);
         }
         Ok(())
     }
@@ -149,8 +149,7 @@ impl Simulation {
 
     /// Returns the state of the network at the time of the clock.
     fn state(&self) -> MutexGuard<'_, State> {
-        let network = self.fabric.0.network.as_ref().expect("the fabric of a simulation has a network");
-        let mut state = network.lock();
+        let mut state = self.state.lock();
         state.set_now(self.fabric.now());
         state
     }

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use urxe::fabric::{
-    FabricError, Node, Pfc, QueueCounters, Red, Simulation, SwitchConfig, Topology, TopologyError, Wire,
-};
+use urxe::fabric::FabricError;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::verbs::errors::WaitError;
 use urxe::verbs::*;
+use urxe_netsim::{Node, Pfc, QueueCounters, Red, Simulation, SwitchConfig, Topology, TopologyError, Wire};
 
 const US: Duration = Duration::from_micros(1);
 /// Limit of waits in virtual time.
@@ -87,7 +86,7 @@ fn small_pfc() -> Pfc {
 fn packet_takes_the_latency_and_the_transmission_time_of_every_wire() {
     // An empty SEND: 102 bytes on the wire, 8.16 ns at 100 Gb/s.
     for (topology, wires) in [(Topology::pair(), 1), (Topology::star(2), 2), (Topology::dumbbell(1), 3)] {
-        let simulation = Fabric::simulate(&topology, 1).unwrap();
+        let simulation = Simulation::new(&topology, 1).unwrap();
         let (a, b) = simulation.fabric().pair().unwrap();
         b.qp.post_recv(&RecvWr::empty(1)).unwrap();
         a.qp.post_send(&SendWr::send(2, &[])).unwrap();
@@ -98,7 +97,7 @@ fn packet_takes_the_latency_and_the_transmission_time_of_every_wire() {
 
 #[test]
 fn message_is_sent_without_gaps_at_the_rate_of_the_wire() {
-    let simulation = Fabric::simulate(&Topology::star(2), 1).unwrap();
+    let simulation = Simulation::new(&Topology::star(2), 1).unwrap();
     let (a, b) = simulation.fabric().pair().unwrap();
     let packets = 128;
     let source = a.pd.reg_mr(packets * MTU, Access::ALL).unwrap();
@@ -125,7 +124,7 @@ fn every_topology_delivers_from_each_host_to_another() {
     ];
     for topology in topologies {
         let hosts = topology.host_count();
-        let simulation = Fabric::simulate(&topology, 3).unwrap();
+        let simulation = Simulation::new(&topology, 3).unwrap();
         let contexts = contexts(&simulation, hosts);
         let options = ConnectOptions::default();
         let flow = |i: usize| Flow::new(&contexts[i], &contexts[(i + hosts / 2) % hosts], &options);
@@ -146,7 +145,7 @@ fn every_topology_delivers_from_each_host_to_another() {
 
 #[test]
 fn two_flows_from_one_nic_share_its_wire() {
-    let simulation = Fabric::simulate(&Topology::star(3), 1).unwrap();
+    let simulation = Simulation::new(&Topology::star(3), 1).unwrap();
     let contexts = contexts(&simulation, 3);
     let options = ConnectOptions::default();
     let mut flows = [1, 2].map(|to| Flow::new(&contexts[0], &contexts[to], &options));
@@ -164,7 +163,7 @@ fn two_flows_from_one_nic_share_its_wire() {
 fn incast_drops_packets_without_flow_control_and_none_with_it() {
     for pfc in [None, Some(small_pfc())] {
         let topology = Topology::incast(8).switches(small_buffer().pfc(pfc));
-        let simulation = Fabric::simulate(&topology, 1).unwrap();
+        let simulation = Simulation::new(&topology, 1).unwrap();
         let mut flows = incast(&simulation, 8, 3 << 5);
         flows.iter_mut().for_each(|flow| flow.write(10, 100_000));
         finish(&mut flows);
@@ -186,7 +185,7 @@ fn incast_drops_packets_without_flow_control_and_none_with_it() {
 fn incast_with_flow_control_fills_the_receivers_wire() {
     for senders in [2, 4, 8, 16] {
         let switch = SwitchConfig::default().pfc(small_pfc());
-        let simulation = Fabric::simulate(&Topology::incast(senders).switches(switch), 1).unwrap();
+        let simulation = Simulation::new(&Topology::incast(senders).switches(switch), 1).unwrap();
         let mut flows = incast(&simulation, senders, 0);
         flows.iter_mut().for_each(|flow| flow.write(8, 250_000));
         let ends = finish(&mut flows);
@@ -202,7 +201,7 @@ fn incast_with_flow_control_fills_the_receivers_wire() {
 #[test]
 fn pause_of_one_priority_does_not_stop_another() {
     let switch = SwitchConfig::default().pfc(small_pfc());
-    let simulation = Fabric::simulate(&Topology::star(5).switches(switch), 1).unwrap();
+    let simulation = Simulation::new(&Topology::star(5).switches(switch), 1).unwrap();
     let contexts = contexts(&simulation, 5);
     let lossless = ConnectOptions::default().traffic_class(3 << 5);
     let mut incast: Vec<Flow> = (1..4).map(|i| Flow::new(&contexts[i], &contexts[0], &lossless)).collect();
@@ -225,7 +224,7 @@ fn queue_pair_that_is_paused_for_ever_completes_its_work_when_it_enters_err() {
     let slow = Wire::default().bandwidth(1);
     let switch = SwitchConfig::default().pfc(Pfc::default().xoff(4000).xon(0));
     let topology = Topology::star(2).switches(switch).wire(Host(1), Switch(0), slow);
-    let simulation = Fabric::simulate(&topology, 1).unwrap();
+    let simulation = Simulation::new(&topology, 1).unwrap();
     let contexts = contexts(&simulation, 2);
     let options = ConnectOptions::default().timeout(urxe::wire::AckTimeout::new(0));
     let mut flow = Flow::new(&contexts[0], &contexts[1], &options);
@@ -249,7 +248,7 @@ fn jain(shares: &[f64]) -> f64 {
 fn dcqcn_keeps_an_incast_below_the_thresholds_of_flow_control() {
     let ecn = Red::new(40_000, 200_000, 0.1);
     let switch = SwitchConfig::default().ecn(ecn).pfc(Pfc::default().xoff(400_000).xon(390_000));
-    let simulation = Fabric::simulate(&Topology::incast(4).switches(switch), 1).unwrap();
+    let simulation = Simulation::new(&Topology::incast(4).switches(switch), 1).unwrap();
     let options = ContextOptions::default().congestion(Congestion::DCQCN_CONNECTX);
     let context = |host: usize| {
         let port = simulation.port(host, &simulation.fabric().auto_address()).unwrap();
@@ -286,7 +285,7 @@ fn victim(pfc: Option<Pfc>) -> u64 {
     let fast = Wire::default().bandwidth(400_000_000_000);
     let switch = SwitchConfig::default().pfc(pfc);
     let topology = Topology::dumbbell(4).wire(Switch(0), Switch(1), fast).switches(switch);
-    let simulation = Fabric::simulate(&topology, 1).unwrap();
+    let simulation = Simulation::new(&topology, 1).unwrap();
     let contexts = contexts(&simulation, 8);
     let options = ConnectOptions::default();
     let mut flows: Vec<Flow> =
@@ -312,7 +311,7 @@ fn flow_control_makes_a_flow_suffer_that_does_not_use_the_congested_wire() {
 fn packets_are_marked_with_the_probability_that_the_queue_length_gives() {
     let red = Red::new(20_000, 400_000, 0.2);
     let switch = SwitchConfig::default().ecn(red);
-    let simulation = Fabric::simulate(&Topology::incast(2).switches(switch).window(200_000), 5).unwrap();
+    let simulation = Simulation::new(&Topology::incast(2).switches(switch).window(200_000), 5).unwrap();
     let mut flows = incast(&simulation, 2, 2);
     // The queue is sampled once per packet.
     let packet = Duration::from_nanos((ON_WIRE as u64 * 80).div_ceil(1000));
@@ -340,7 +339,7 @@ fn packets_are_marked_with_the_probability_that_the_queue_length_gives() {
 fn only_ecn_capable_packets_are_marked_and_none_up_to_k_min() {
     for (ecn, k_min, marks) in [(0, 0, false), (2, 10_000_000, false), (2, 0, true), (1, 0, true)] {
         let switch = SwitchConfig::default().ecn(Red::new(k_min, k_min, 1.0));
-        let simulation = Fabric::simulate(&Topology::incast(2).switches(switch), 5).unwrap();
+        let simulation = Simulation::new(&Topology::incast(2).switches(switch), 5).unwrap();
         let mut flows = incast(&simulation, 2, ecn);
         flows.iter_mut().for_each(|flow| flow.write(2, 100_000));
         finish(&mut flows);
@@ -352,7 +351,7 @@ fn only_ecn_capable_packets_are_marked_and_none_up_to_k_min() {
 fn circle_of_paused_wires_is_reported_as_a_deadlock() {
     let switch = SwitchConfig::default().pfc(small_pfc());
     for (switches, distance, deadlock) in [(5, 2, true), (3, 1, false)] {
-        let simulation = Fabric::simulate(&Topology::ring(switches).switches(switch), 1).unwrap();
+        let simulation = Simulation::new(&Topology::ring(switches).switches(switch), 1).unwrap();
         let contexts = contexts(&simulation, switches);
         let options = ConnectOptions::default();
         let to = |i: usize| &contexts[(i + distance) % switches];
@@ -372,7 +371,7 @@ fn circle_of_paused_wires_is_reported_as_a_deadlock() {
 
 #[test]
 fn ecmp_spreads_connections_over_all_paths_and_keeps_each_in_order() {
-    let simulation = Fabric::simulate(&Topology::leaf_spine(4, 2, 4), 11).unwrap();
+    let simulation = Simulation::new(&Topology::leaf_spine(4, 2, 4), 11).unwrap();
     let contexts = contexts(&simulation, 8);
     let options = ConnectOptions::default();
     let mut flows: Vec<Flow> =
@@ -391,7 +390,7 @@ fn ecmp_spreads_connections_over_all_paths_and_keeps_each_in_order() {
 
 #[test]
 fn connection_continues_on_another_path_when_a_wire_goes_down_and_fails_without_one() {
-    let simulation = Fabric::simulate(&Topology::leaf_spine(2, 2, 1), 2).unwrap();
+    let simulation = Simulation::new(&Topology::leaf_spine(2, 2, 1), 2).unwrap();
     let contexts = contexts(&simulation, 2);
     let options = ConnectOptions::default().timeout(urxe::wire::AckTimeout::new(4)).retry_cnt(3);
     let mut flow = Flow::new(&contexts[0], &contexts[1], &options);
@@ -413,7 +412,7 @@ fn connection_continues_on_another_path_when_a_wire_goes_down_and_fails_without_
 
 #[test]
 fn nic_learns_that_the_wire_of_its_host_is_down() {
-    let simulation = Fabric::simulate(&Topology::star(2), 1).unwrap();
+    let simulation = Simulation::new(&Topology::star(2), 1).unwrap();
     let contexts = contexts(&simulation, 2);
     let mut flow = Flow::new(&contexts[0], &contexts[1], &ConnectOptions::default());
     for up in [false, true] {
@@ -428,7 +427,7 @@ fn nic_learns_that_the_wire_of_its_host_is_down() {
 #[test]
 fn lost_packets_are_sent_again() {
     let topology = Topology::star(2).wires(Wire::default().loss(0.01));
-    let simulation = Fabric::simulate(&topology, 9).unwrap();
+    let simulation = Simulation::new(&topology, 9).unwrap();
     let contexts = contexts(&simulation, 2);
     let mut flow = Flow::new(&contexts[0], &contexts[1], &ConnectOptions::default());
     flow.source.write(0, &[7; 250_000]).unwrap();
@@ -443,7 +442,7 @@ fn lost_packets_are_sent_again() {
 fn captured(seed: u64) -> Vec<u8> {
     let switch = small_buffer().pfc(small_pfc()).ecn(Red::new(5_000, 40_000, 0.5));
     let topology = Topology::incast(3).switches(switch).wires(Wire::default().loss(0.01));
-    let simulation = Fabric::simulate(&topology, seed).unwrap();
+    let simulation = Simulation::new(&topology, seed).unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();
     let capture = CaptureFile::create(file.path(), Timestamps::Virtual).unwrap();
     let context = |host: usize| {
@@ -476,13 +475,13 @@ fn same_seed_gives_the_same_packets_at_the_same_times() {
 fn impossible_topologies_and_calls_are_rejected() {
     let mut two_wires = Topology::pair();
     two_wires.connect(Host(0), Host(1), Wire::default());
-    let error = |topology: &Topology| Fabric::simulate(topology, 0).err();
+    let error = |topology: &Topology| Simulation::new(topology, 0).err();
     assert_eq!(error(&two_wires), Some(TopologyError::HostWires { host: 0, count: 2 }));
     let stopped = Topology::star(2).wires(Wire::new(0, US));
     assert_eq!(error(&stopped), Some(TopologyError::Value(FabricError::Zero { field: "bandwidth" })));
     let reversed = Topology::star(2).switches(SwitchConfig::default().pfc(Pfc::default().xon(200_000)));
     assert!(matches!(error(&reversed), Some(TopologyError::Thresholds { low: "xon", .. })));
-    let simulation = Fabric::simulate(&Topology::star(2), 0).unwrap();
+    let simulation = Simulation::new(&Topology::star(2), 0).unwrap();
     assert_eq!(simulation.queue(Host(0), Host(1), 0), Err(TopologyError::NoWire(Host(0), Host(1))));
     let address = std::net::IpAddr::from([10, 0, 0, 1]);
     assert_eq!(simulation.port(2, &[address]).err(), Some(FabricError::NoHost));

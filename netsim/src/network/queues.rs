@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use urxe::wire::Flow;
+pub(super) use urxe::wire::frame::PRIORITIES;
+
 use super::config::Scheduler;
-use crate::wire::Flow;
-pub(super) use crate::wire::frame::PRIORITIES;
 
 /// Bytes that a packet gives a queue in a round of the deficit round robin; longer packets wait for several
 /// rounds.

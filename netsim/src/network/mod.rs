@@ -19,6 +19,5 @@ pub use config::{Node, Pfc, Red, Scheduler, SwitchConfig, TopologyError, Wire};
 pub use input::InputCounters;
 pub use queues::QueueCounters;
 pub use simulation::Simulation;
-pub(super) use state::State;
 pub use state::{Deadlock, NetworkCounters};
 pub use topology::Topology;

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-use super::config::{Node, SwitchConfig, TopologyError, Wire};
-use crate::sys::setters::setters;
+use urxe::setters;
 
-/// A network of hosts, switches and wires, for [`Fabric::simulate`](super::super::Fabric::simulate).
+use super::config::{Node, SwitchConfig, TopologyError, Wire};
+
+/// A network of hosts, switches and wires, for [`Simulation`](super::simulation::Simulation).
 ///
 /// The constructors connect everything with wires of 100 Gb/s and 1 µs; [`wires`](Self::wires),
 /// [`wire`](Self::wire), [`switches`](Self::switches) and [`switch`](Self::switch) change that.
 ///
 /// ```
 /// # use std::time::Duration;
-/// use urxe::fabric::{Node, Pfc, Red, SwitchConfig, Topology, Wire};
+/// use urxe_netsim::{Node, Pfc, Red, SwitchConfig, Topology, Wire};
 ///
 /// let wire = Wire::new(40_000_000_000, Duration::from_micros(2));
 /// let switch = SwitchConfig::default().ecn(Red::new(50_000, 200_000, 0.01)).pfc(Pfc::default());

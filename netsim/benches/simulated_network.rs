@@ -2,15 +2,15 @@
 //! 1,000,000 packets, and as many idle NICs as the limit of open files allows, at most 10,000. Each row is
 //! measured in a process of its own.
 //!
-//! `cargo bench --profile dist --bench simulated_network [-- CASE NICS PACKETS]` runs all rows, or one in
-//! this process.
+//! `cargo bench --package urxe-netsim --profile dist --bench simulated_network [-- CASE NICS PACKETS]` runs
+//! all rows, or one in this process.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use urxe::fabric::{Pfc, Simulation, SwitchConfig, Topology};
 use urxe::verbs::*;
+use urxe_netsim::{Pfc, Simulation, SwitchConfig, Topology};
 
 /// Payload of a packet, and packets of a message at most.
 const PAYLOAD: usize = 1024;
@@ -53,7 +53,7 @@ fn run(case: &str, nics: usize, packets: usize) -> Result<(), Failure> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let start = Instant::now();
     let switch = SwitchConfig::default().pfc(Pfc::default());
-    let simulation = Fabric::simulate(&Topology::star(nics).switches(switch), 1)?;
+    let simulation = Simulation::new(&Topology::star(nics).switches(switch), 1)?;
     let nodes: Vec<Node> = (0..nics).map(|_| Node::new(&simulation)).collect::<Result<_, _>>()?;
     let pairs: Vec<(usize, usize)> = match case {
         "incast" => (1..nics).map(|from| (from, 0)).collect(),

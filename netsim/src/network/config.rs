@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::fabric::FabricError;
-use crate::fabric::config::check_probability;
-use crate::sys::setters::setters;
+use urxe::fabric::FabricError;
+use urxe::fabric::hosts::check_probability;
+use urxe::setters;
 
 /// A host or a switch, counted from 0 in order of creation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

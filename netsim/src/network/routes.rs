@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use urxe::sys::rng::splitmix64;
+use urxe::wire::Flow;
+
 use super::config::Node;
-use crate::sys::rng::splitmix64;
-use crate::wire::Flow;
 
 /// One direction of a wire, as the routes see it.
 #[derive(Clone, Copy, Debug)]
@@ -99,8 +100,8 @@ fn hash(flow: &Flow, seed: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Topology;
     use super::*;
+    use crate::Topology;
 
     fn edges(topology: &Topology) -> Vec<Edge> {
         let both = |(a, b, _): &(Node, Node, _)| {

@@ -5,20 +5,18 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+
+use urxe::burst::TxBurst;
+use urxe::fabric::hosts::{BufferPool, Network, PortQueue, PortShared};
+use urxe::sys::rng::SimRng;
+use urxe::transport::{EgressRoom, Instant};
+use urxe::wire::{Ecn, Flow};
 
 use super::config::{Node, Scheduler, SwitchConfig, Wire};
 use super::input::{Admission, ETHERNET, GAP, Input, PAUSE_FRAME};
 use super::queues::{Output, PRIORITIES, Packet, PriorityPause};
 use super::routes::{Edge, Routes};
 use super::topology::{Topology, picos};
-use crate::burst::TxBurst;
-use crate::fabric::inbox::{BufferPool, Delivery, INBOX_LIMIT};
-use crate::fabric::port_queue::PortQueue;
-use crate::fabric::port_shared::PortShared;
-use crate::sys::rng::SimRng;
-use crate::transport::{EgressRoom, Instant};
-use crate::wire::{Ecn, Flow, IpIdent};
 
 /// Capacity of a buffer for a short packet, such as an acknowledgement, in bytes.
 const SHORT: usize = 128;
@@ -113,22 +111,22 @@ pub(super) struct Switch {
     pub outputs: Vec<u32>,
 }
 
-struct Host {
+pub(super) struct Host {
     uplink: u32,
-    port: Option<Arc<PortShared>>,
+    pub port: Option<Arc<PortShared>>,
     /// Priorities whose queue has been full and has not fallen to the low-water mark since, as a bit mask.
     exhausted: u8,
 }
 
 /// State of a network.
-pub(crate) struct State {
+pub(super) struct State {
     /// Time of the last event or packet.
     pub(super) now: u64,
     events: BinaryHeap<Reverse<Event>>,
     sequence: u64,
     pub(super) directions: Vec<Direction>,
     pub(super) switches: Vec<Switch>,
-    hosts: Vec<Host>,
+    pub(super) hosts: Vec<Host>,
     routes: Routes,
     seed: u64,
     buffers: BufferPool<2>,
@@ -200,107 +198,6 @@ impl State {
         self.routes = Routes::new(self.hosts.len(), self.switches.len(), &edges);
     }
 
-    /// Attaches a NIC's new port to a host or, with `None`, to the first one without a NIC. Returns `None` if
-    /// the host does not exist or has a NIC.
-    pub fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<()> {
-        let host = match host {
-            Some(host) => host,
-            None => {
-                let free = self.hosts[self.first_free..].iter().position(|host| host.port.is_none())?;
-                self.first_free += free;
-                self.first_free
-            }
-        };
-        let free = self.hosts.get_mut(host).filter(|host| host.port.is_none())?;
-        free.port = Some(port.clone());
-        self.publish_room(host);
-        port.host.set(host as u32).ok()
-    }
-
-    /// Takes back the buffers of packets that a NIC has read.
-    pub fn recycle(&mut self, read: impl Iterator<Item = Vec<u8>>) {
-        read.for_each(|buffer| self.buffers.put(buffer));
-    }
-
-    /// Detaches a host's port, which no longer exists.
-    pub fn detach(&mut self, host: u32) {
-        self.hosts[host as usize].port = None;
-        self.first_free = self.first_free.min(host as usize);
-    }
-
-    /// Returns the bandwidth of a host's wire in bits per second.
-    pub fn speed(&self, host: u32) -> u64 {
-        self.directions[self.hosts[host as usize].uplink as usize].wire.bandwidth
-    }
-
-    pub fn port(&self, host: usize) -> Option<&Arc<PortShared>> {
-        self.hosts[host].port.as_ref()
-    }
-
-    /// Returns the time of the next event, in nanoseconds.
-    pub fn next_event(&self) -> Option<Instant> {
-        self.events.peek().map(|Reverse(event)| to_nanos(event.at))
-    }
-
-    /// Processes the events up to `limit`, or up to the first nanosecond in which one of them affects a NIC.
-    /// Returns the time of the last one; `None` if there was none.
-    pub fn run(&mut self, limit: Instant) -> Option<Instant> {
-        let mut end = limit.0.saturating_mul(1000);
-        let mut last = None;
-        while let Some(Reverse(event)) = self.events.peek().copied()
-            && event.at <= end
-        {
-            self.events.pop();
-            self.now = event.at;
-            last = Some(to_nanos(event.at));
-            if self.directions[event.direction as usize].epoch != event.epoch {
-                continue;
-            }
-            match event.kind {
-                Kind::Sent => {
-                    self.directions[event.direction as usize].output.busy = false;
-                    self.start(event.direction);
-                }
-                Kind::Arrived => self.arrive(event.direction),
-            }
-            if std::mem::take(&mut self.affects_nic) {
-                end = end.min(to_nanos(event.at).0.saturating_mul(1000));
-            }
-        }
-        last
-    }
-
-    /// Takes a burst from a NIC at `now`, for each of `targets`.
-    pub fn send(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>, targets: impl Iterator<Item = u32>) {
-        self.set_now(now);
-        let uplink = self.hosts[host as usize].uplink;
-        let is_up = self.directions[uplink as usize].edge.up;
-        for target in targets {
-            let mut copier = burst.copier();
-            for index in 0..burst.packets as u16 {
-                let mut data = self.buffers.take(burst.segment);
-                copier.copy_next(&mut data);
-                let flow = burst.flow;
-                let frame = ((data.len() + flow.header_len()) as u64 + ETHERNET).max(MIN_FRAME);
-                let packet = Packet { flow, index, data, frame, host: target, input: NO_INPUT };
-                if target == host {
-                    self.deliver(packet);
-                } else if is_up {
-                    self.directions[uplink as usize].output.push(packet, self.now);
-                } else {
-                    self.counters.lost += 1;
-                    self.buffers.put(packet.data);
-                }
-            }
-        }
-        let output = &self.directions[uplink as usize].output;
-        let full = (0..PRIORITIES).filter(|p| output.queues[*p].packets.len() >= ROOM);
-        let exhausted = full.fold(0, |mask, priority| mask | 1 << priority);
-        self.hosts[host as usize].exhausted |= exhausted;
-        self.start(uplink);
-        self.publish_room(host as usize);
-    }
-
     /// Tells a host's NIC how many packets it may send.
     fn publish_room(&self, host: usize) {
         let Host { uplink, port, exhausted } = &self.hosts[host];
@@ -310,7 +207,7 @@ impl State {
             _ => 0,
         });
         if let Some(port) = port {
-            port.room.store(room.to_bits(), Ordering::SeqCst);
+            port.set_room(room);
         }
     }
 
@@ -463,17 +360,10 @@ impl State {
             self.counters.unroutable += 1;
             return self.buffers.put(data);
         };
-        let mut inbox = port.inbox.lock();
-        if inbox.bytes + data.len() > INBOX_LIMIT {
-            inbox.counters.queue_full += 1;
+        if let Err(data) = port.deliver(to_nanos(self.now), flow, index, data) {
             self.counters.dropped += 1;
             return self.buffers.put(data);
         }
-        let ident = IpIdent::Exact { id: index, flags: IpIdent::DONT_FRAGMENT };
-        inbox.counters.carried += 1;
-        inbox.push(to_nanos(self.now), Delivery { flow, ident, segment: data.len(), data });
-        port.earliest.store(inbox.earliest(), Ordering::SeqCst);
-        drop(inbox);
         self.counters.delivered += 1;
         self.notify(host as usize);
     }
@@ -529,6 +419,96 @@ impl State {
     /// Returns the time of the last event in nanoseconds.
     pub fn now_ns(&self) -> u64 {
         to_nanos(self.now).0
+    }
+}
+
+impl Network for State {
+    fn attach(&mut self, host: Option<usize>, port: &Arc<PortShared>) -> Option<u32> {
+        let host = match host {
+            Some(host) => host,
+            None => {
+                let free = self.hosts[self.first_free..].iter().position(|host| host.port.is_none())?;
+                self.first_free += free;
+                self.first_free
+            }
+        };
+        let free = self.hosts.get_mut(host).filter(|host| host.port.is_none())?;
+        free.port = Some(port.clone());
+        self.publish_room(host);
+        Some(host as u32)
+    }
+
+    fn recycle(&mut self, read: &mut dyn Iterator<Item = Vec<u8>>) {
+        read.for_each(|buffer| self.buffers.put(buffer));
+    }
+
+    fn detach(&mut self, host: u32) {
+        self.hosts[host as usize].port = None;
+        self.first_free = self.first_free.min(host as usize);
+    }
+
+    fn speed(&self, host: u32) -> u64 {
+        self.directions[self.hosts[host as usize].uplink as usize].wire.bandwidth
+    }
+
+    fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    fn run(&mut self, limit: Instant) -> Option<Instant> {
+        let mut end = limit.0.saturating_mul(1000);
+        let mut last = None;
+        while let Some(Reverse(event)) = self.events.peek().copied()
+            && event.at <= end
+        {
+            self.events.pop();
+            self.now = event.at;
+            last = Some(to_nanos(event.at));
+            if self.directions[event.direction as usize].epoch != event.epoch {
+                continue;
+            }
+            match event.kind {
+                Kind::Sent => {
+                    self.directions[event.direction as usize].output.busy = false;
+                    self.start(event.direction);
+                }
+                Kind::Arrived => self.arrive(event.direction),
+            }
+            if std::mem::take(&mut self.affects_nic) {
+                end = end.min(to_nanos(event.at).0.saturating_mul(1000));
+            }
+        }
+        last
+    }
+
+    fn send(&mut self, host: u32, now: Instant, burst: &TxBurst<'_>, targets: &mut dyn Iterator<Item = u32>) {
+        self.set_now(now);
+        let uplink = self.hosts[host as usize].uplink;
+        let is_up = self.directions[uplink as usize].edge.up;
+        for target in targets {
+            let mut copier = burst.copier();
+            for index in 0..burst.packets as u16 {
+                let mut data = self.buffers.take(burst.segment);
+                copier.copy_next(&mut data);
+                let flow = burst.flow;
+                let frame = ((data.len() + flow.header_len()) as u64 + ETHERNET).max(MIN_FRAME);
+                let packet = Packet { flow, index, data, frame, host: target, input: NO_INPUT };
+                if target == host {
+                    self.deliver(packet);
+                } else if is_up {
+                    self.directions[uplink as usize].output.push(packet, self.now);
+                } else {
+                    self.counters.lost += 1;
+                    self.buffers.put(packet.data);
+                }
+            }
+        }
+        let output = &self.directions[uplink as usize].output;
+        let full = (0..PRIORITIES).filter(|p| output.queues[*p].packets.len() >= ROOM);
+        let exhausted = full.fold(0, |mask, priority| mask | 1 << priority);
+        self.hosts[host as usize].exhausted |= exhausted;
+        self.start(uplink);
+        self.publish_room(host as usize);
     }
 }
 
