@@ -38,7 +38,7 @@ entry_points! {
         flags: c_int, offset: off_t) -> off_t = map;
     "RDMACM_1.0" minus_one riounmap(fd: c_int, buffer: *mut c_void, len: size_t)
         => stream(rsockets::get(fd)?)?.with_connection(|conn| conn.unmap(buffer.addr() as u64, len));
-    "RDMACM_1.5" minus_one repoll_create(flags: c_int) => repoll::create(flags).map_err(|e| e as c_int);
+    "RDMACM_1.5" minus_one repoll_create(flags: c_int) => repoll::create(flags);
     // Returns an error number, as librdmacm does, and also stores it in `errno`.
     "RDMACM_1.5" store repoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event)
         => repoll::change(set, op, fd, event.as_ref());

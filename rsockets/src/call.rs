@@ -98,8 +98,9 @@ impl Call {
         stored.is_some()
     }
 
-    /// Waits. If cancellation is enabled, the thread may be cancelled here, so this stack frame must contain
-    /// nothing that needs to be dropped.
+    /// Waits. If cancellation is enabled, the thread may be cancelled here, so neither this stack frame nor
+    /// those of the callers may contain anything that needs to be dropped. No other call of this thread may
+    /// have been set up to wait for a list since the last attempt.
     pub fn wait(&mut self) {
         let single = self.single.as_mut_slice();
         let (fds, len) = self.list.unwrap_or((single.as_mut_ptr(), single.len()));

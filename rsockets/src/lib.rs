@@ -1,8 +1,8 @@
 //! Rsockets: stream and datagram sockets over RDMA. The wire protocol is that of librdmacm, so that programs
 //! using librdmacm can be peers.
 //!
-//! This crate is internal to the drop-in library of [`urxe`], and its API changes without notice. It depends
-//! on `urxe` alone. The package `urxe-ibverbs` depends on it, and is the C interface: the symbols of
+//! This crate is internal to the drop-in library of [`urxe`], and its API changes without notice. Of the
+//! workspace it depends on `urxe` alone. The package `urxe-ibverbs` depends on it, and is the C interface: the symbols of
 //! `rdma/rsocket.h`, pointers of the program, socket addresses in C structs, faults on calls, thread
 //! cancellation, and `errno`. Here, a call reports an error number in `Err`. A call that may block gets a
 //! [`Call`]: it makes one attempt, and fails with [`PENDING`] if another attempt is due after a

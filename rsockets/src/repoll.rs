@@ -1,5 +1,5 @@
-//! Sets of rsockets and other file descriptors to wait for, with
-//! the arguments of `epoll`. As with librdmacm, every descriptor is level-triggered, whatever flags it has.
+//! Sets of rsockets and other file descriptors to wait for, with the arguments of `epoll`. As with librdmacm,
+//! every descriptor is level-triggered, whatever flags it has.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -57,7 +57,11 @@ pub fn close(fd: c_int) -> Result<(), c_int> {
 ///
 /// # Errors
 /// `EINVAL` for unknown flags, and those of the system calls.
-pub fn create(flags: c_int) -> nix::Result<c_int> {
+pub fn create(flags: c_int) -> Result<c_int, c_int> {
+    create_set(flags).map_err(|e| e as c_int)
+}
+
+fn create_set(flags: c_int) -> nix::Result<c_int> {
     let flags = EpollCreateFlags::from_bits(flags).ok_or(nix::errno::Errno::EINVAL)?;
     let epoll = Epoll::new(flags)?;
     let changed = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;

@@ -42,7 +42,7 @@ pub fn get(fd: c_int) -> Result<Arc<dyn Socket>, c_int> {
     find(&SOCKETS.read(), fd).ok_or(libc::EBADF)
 }
 
-/// Closes a socket.
+/// Closes a socket. Cancellation of the thread must be disabled, because it may wait.
 ///
 /// # Errors
 /// `EBADF` if there is none.
@@ -64,7 +64,7 @@ fn leak(socket: Arc<dyn Socket>) {
 }
 
 /// Closes all sockets, as the kernel closes the open files of an exiting process. Calls `on_progress`
-/// periodically, so that the exiting thread keeps waiting.
+/// periodically, so that the exiting thread keeps waiting. Cancellation of the thread must be disabled.
 pub fn close_all(on_progress: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
     let (own, inherited): (Vec<_>, Vec<_>) =

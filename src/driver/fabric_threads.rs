@@ -7,9 +7,9 @@ use crate::fabric::{Fabric, Wake};
 use crate::transport::Instant;
 
 /// Virtual time that a poll takes that finds nothing. Not measured: virtual time has to pass, or a thread
-/// that polls would never see what it waits for. It is as long as the default latency of a wire of
-/// simulated networks (`netsim/src/network/config.rs: Wire`), so that a thread that polls reacts at most one wire later; every such
-/// poll is a step of the simulation, so a shorter time makes it slower.
+/// that polls would never see what it waits for. It is as long as the default latency of a wire of simulated
+/// networks (`netsim/src/network/config.rs: Wire`), so that a thread that polls reacts at most one wire
+/// later; every such poll is a step of the simulation, so a shorter time makes it slower.
 const POLL_TIME: Duration = Duration::from_micros(1);
 
 impl Fabric {

@@ -372,6 +372,8 @@ mod plain {
         Ok(unsafe { from.cast::<[u8; 8]>().read() })
     }
 
+    /// Stores a word, by one store with release ordering if it is aligned.
+    ///
     /// # Safety
     /// The 8 bytes at `to` are writable.
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {

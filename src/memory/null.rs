@@ -6,7 +6,7 @@ use super::{Access, AccessError, Buffer, HostSlice};
 const NULL_RUN: usize = 1 << 16;
 
 /// Buffers that back all null regions of a table. Another table has buffers of its own, to which its NIC may
-/// write in another thread at the same time.
+/// write in another thread at the same time; only the shards of one NIC write to the same ones.
 #[derive(Debug)]
 pub(super) struct Null {
     zeros: Buffer,

@@ -146,7 +146,7 @@ impl Runner<'_> {
         Ok(outcome(&chunks, &times))
     }
 
-    /// Accepts a client, and waits until it begins to measure.
+    /// Accepts a client, and waits until it begins to measure or, because it cannot print, finishes.
     pub fn session(&self, mut control: Control) -> Result<Session<'_>, CliError> {
         let Message::Hello { version, params, mtu, qps } = control.recv()? else {
             return Err(CliError::Failed("the first message of the peer is not a hello".into()));
@@ -164,7 +164,7 @@ impl Runner<'_> {
             next @ Message::Run { size, .. } if (1..=params.max_size).contains(&size) => {
                 Ok(Session { runner: self, control, endpoint, next })
             }
-            // The client cannot print results.
+            // Standard output of the client was closed before the heading.
             next @ Message::Finished => Ok(Session { runner: self, control, endpoint, next }),
             other => Err(unexpected(&other)),
         }
@@ -206,7 +206,7 @@ impl Runner<'_> {
     }
 }
 
-/// Server of a client that has begun to measure.
+/// Server of a client that has begun to measure, or has finished without a measurement.
 pub struct Session<'a> {
     runner: &'a Runner<'a>,
     control: Control,
