@@ -19,9 +19,9 @@ thread_local! {
 pub(crate) fn thread_waker(make: bool) -> Option<Waker> {
     let get = |cell: &RefCell<Option<(ForkGeneration, Waker)>>| {
         let mut slot = cell.borrow_mut();
-        // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
-        // Its copy of the descriptor is not closed: the child may have closed it and opened another with the
-        // same number.
+        // A forked child shares the eventfd of its parent's waker, so it needs an eventfd of its own. The child
+        // does not close the inherited descriptor, because the program may have closed it already and opened
+        // another descriptor with the same number.
         std::mem::forget(slot.take_if(|(process, _)| !process.is_current()));
         if slot.is_none() && make {
             let waker = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).ok()?;
