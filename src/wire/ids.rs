@@ -1,7 +1,7 @@
 //! Identifiers and encoded values of the InfiniBand transport: queue pairs, keys, GIDs, MTUs and timers.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::numbers::hexadecimal;
@@ -104,8 +104,12 @@ pub struct Gid(pub [u8; 16]);
 impl Gid {
     /// Returns the GID as an IP address. A GID of the form `::ffff:a.b.c.d` becomes an IPv4 address.
     pub fn ip(self) -> IpAddr {
-        let v6 = Ipv6Addr::from(self.0);
-        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+        // For every datagram; `Ipv6Addr::to_ipv4_mapped` compares byte by byte.
+        let bits = u128::from_be_bytes(self.0);
+        match bits >> 32 {
+            0xffff => IpAddr::V4(Ipv4Addr::from_bits(bits as u32)),
+            _ => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+        }
     }
 
     /// Reports whether the GID identifies a multicast group: either one in `ff00::/8`, or an IPv4-mapped
