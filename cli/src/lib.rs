@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod broker;
+mod decode;
 mod demo;
 mod devinfo;
 mod doctor;
@@ -54,6 +55,7 @@ const LONG_VERSION: &str = concat!(
 const EXAMPLES: &str = "\
 Examples:
   urxe demo                          run every operation once, print each packet, write a capture
+  urxe decode client.pcapng          say what is wrong in a capture, and why
   urxe devinfo                       list the links available on this machine
   urxe doctor -- ib_write_bw         check this machine, and what a program would load
   urxe perf write --link fabric      measure the bandwidth of RDMA WRITE in memory
@@ -71,6 +73,7 @@ const FAULTS: &str = include_str!("help/faults.txt");
 #[derive(Subcommand)]
 enum Command {
     Completions(shell::Completions),
+    Decode(decode::Decode),
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
     Doctor(doctor::Doctor),
@@ -101,6 +104,7 @@ pub fn main(libraries: Libraries) -> ExitCode {
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
     execute(failure, |interrupt| match command {
         Command::Completions(completions) => completions.run(Cli::command()),
+        Command::Decode(decode) => decode.run(),
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Doctor(doctor) => doctor.run(libraries),

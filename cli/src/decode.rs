@@ -1,0 +1,83 @@
+//! `urxe decode`: says what is wrong in captures, and why.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use urxe::wire::Qpn;
+use urxe_decode::{Capture, Report, Severity};
+
+use super::{CliError, json};
+
+const LONG_ABOUT: &str = "\
+Reads captures of RoCE, of urxe or of any other device: pcap and pcapng, also compressed by gzip or zstd, of Ethernet \
+with or without VLAN tags, Linux cooked captures and raw IP, with VXLAN around RoCE or without; RoCEv2 and RoCEv1. \
+Verifies every ICRC, finds which queue pairs talk to each other, follows their PSNs, and prints what went wrong, each \
+time with the packets that show it and with a remedy.
+
+The exit status is 0 if nothing is wrong, and 1 if something is, or if a capture cannot be read.";
+
+const EXAMPLES: &str = "\
+Examples:
+  urxe decode client.pcapng
+  urxe decode client.pcapng server.pcapng
+  urxe decode --qp 0x11 capture.pcap.gz
+  tcpdump -i eth0 -w - udp port 4791 | urxe decode -
+  urxe decode --json capture.pcap | jq '.findings[].text'";
+
+/// Say what is wrong in captures, and why
+#[derive(Args)]
+#[command(long_about = LONG_ABOUT, after_help = EXAMPLES)]
+pub struct Decode {
+    /// Captures; `-` is standard input
+    #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    files: Vec<PathBuf>,
+    /// Only the queue pair with this number, in either direction
+    #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
+    qp: Option<Qpn>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_qpn(text: &str) -> Result<Qpn, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    match number {
+        Ok(number) if number <= 0xff_ffff => Ok(Qpn::new(number)),
+        _ => Err("expected a number of 24 bits, for example 0x11 or 17".into()),
+    }
+}
+
+impl Decode {
+    pub fn run(self) -> Result<(), CliError> {
+        let mut report = Report::read(self.files.iter().map(|file| Capture::open(file)));
+        if let Some(qpn) = self.qp {
+            report.retain_queue_pair(qpn);
+            if report.queue_pairs.is_empty() {
+                return Err(CliError::Failed(format!("no packet of queue pair {qpn} is in the captures")));
+            }
+        }
+        if self.json {
+            json::print(&report)?;
+        } else {
+            write!(io::stdout().lock(), "{report}")?;
+        }
+        if report.is_clean() {
+            return Ok(());
+        }
+        let unread = report.captures.iter().filter(|capture| capture.error.is_some()).count();
+        let of = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
+        let parts = [
+            (of(Severity::Failure), "failure", "failures"),
+            (of(Severity::Problem), "problem", "problems"),
+            (unread, "capture not read to its end", "captures not read to their ends"),
+        ];
+        let parts = parts.iter().filter(|(n, ..)| *n > 0);
+        let text: Vec<String> =
+            parts.map(|(n, one, many)| format!("{n} {}", if *n == 1 { one } else { many })).collect();
+        Err(CliError::Failed(text.join(", ")))
+    }
+}

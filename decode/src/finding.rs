@@ -1,0 +1,115 @@
+//! Findings: what is wrong in a capture, how one sees it, and what to do.
+
+use serde::Serialize;
+
+/// Cause that a finding names.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Diagnosis {
+    /// Nothing at all comes from the peer.
+    PeerSilent,
+    /// ICMP says that UDP port 4791 cannot be reached.
+    PortUnreachable,
+    /// The peer is alive and does not know the queue pair.
+    UnknownQp,
+    /// Small packets pass, larger ones never do.
+    MtuBlackHole,
+    /// The ends have different path MTUs.
+    PathMtuDiffers,
+    /// The first PSN is not the one that the responder expects.
+    StartPsnDiffers,
+    /// A request was lost.
+    RequestLost,
+    /// An acknowledgement was lost.
+    AckLost,
+    /// The last packet in flight was lost, or its acknowledgement.
+    TailLost,
+    /// Responses of a READ were lost.
+    ReadResponseLost,
+    /// Packets arrived in another order than they were sent in.
+    Reordered,
+    /// The connection waits for timeouts most of its time.
+    TimeoutBound,
+    /// The responder had no receive.
+    ReceiverNotReady,
+    /// The responder refused access to its memory.
+    RemoteAccessError,
+    /// More READs and atomics were in flight than the responder accepts.
+    TooManyReads,
+    /// The responder refused a request that it considers invalid.
+    InvalidRequest,
+    /// The responder failed.
+    RemoteOperationalError,
+    /// An ICRC is wrong.
+    WrongIcrc,
+    /// Congestion marks without CNPs, or CNPs without effect.
+    CongestionIgnored,
+    /// Pauses are for another priority than the data.
+    PriorityMismatch,
+    /// Pauses stopped the sender.
+    Paused,
+    /// The responder is slow, or has no receives left.
+    SlowReceiver,
+    /// Datagrams that their receiver drops.
+    DatagramDropped,
+    /// The connection manager refused the connection, or got no answer.
+    ConnectionRefused,
+    /// The end of a connection was not confirmed in time.
+    DisconnectLate,
+    /// The connection manager asks for patience.
+    ConnectionDelayed,
+    /// A packet was repeated until the retry counter was exceeded.
+    RetryExceeded,
+    /// A packet was sent again although its acknowledgement was on its way.
+    UnnecessaryRetransmission,
+    /// A packet appears twice.
+    Copies,
+    /// The capture lacks packets.
+    CaptureIncomplete,
+}
+
+/// Weight of a finding.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Severity {
+    /// The connection ended, or never worked.
+    Failure,
+    /// Something went wrong and was repaired, or costs time.
+    Problem,
+    /// Unusual, and no fault of its own.
+    Note,
+}
+
+/// A packet of one of the captures.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct PacketRef {
+    /// Index of the capture, from 0.
+    pub file: usize,
+    /// Number of the packet in it, from 1.
+    pub packet: u64,
+}
+
+/// What is wrong, how one sees it, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Finding {
+    /// Cause.
+    pub diagnosis: Diagnosis,
+    /// Weight.
+    pub severity: Severity,
+    /// The queue pair or host concerned.
+    pub subject: String,
+    /// One sentence with the evidence.
+    pub text: String,
+    /// Comments that the capture has on its packets.
+    pub comments: Vec<String>,
+    /// What to do; empty if there is nothing to do.
+    pub remedy: String,
+    /// Packets that show it, the most telling one first.
+    pub packets: Vec<PacketRef>,
+    /// Time of the first packet that shows it, in nanoseconds since 1970.
+    pub time: u64,
+    /// Number of occurrences.
+    pub count: u64,
+}

@@ -1,0 +1,329 @@
+//! The result of an analysis: captures, queue pairs, findings.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::Serialize;
+use urxe::wire::{Qpn, Transport};
+
+use crate::capture::{Capture, CaptureError};
+use crate::finding::{Finding, Severity};
+use crate::rules;
+use crate::text::{bytes, count, duration};
+use crate::track::stream::Stream;
+use crate::track::{Totals, Tracker};
+
+/// Result of the analysis of one or more captures.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Captures, in the order in which they were given.
+    pub captures: Vec<CaptureReport>,
+    /// Queue pairs, by capture and then by their first packets.
+    pub queue_pairs: Vec<QueuePairs>,
+    /// Findings, the gravest first.
+    pub findings: Vec<Finding>,
+}
+
+/// What a capture contains.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct CaptureReport {
+    /// Name of the file.
+    pub name: String,
+    /// Number of packets, of any protocol.
+    pub packets: u64,
+    /// Number of RoCE packets.
+    pub roce: u64,
+    /// RoCEv1 packets among them.
+    pub roce_v1: u64,
+    /// RoCE packets with a right ICRC.
+    pub icrc_right: u64,
+    /// RoCE packets with a wrong ICRC.
+    pub icrc_wrong: u64,
+    /// RoCE packets whose ICRC the capture does not contain.
+    pub icrc_not_captured: u64,
+    /// RoCE packets that cannot be parsed.
+    pub unreadable: u64,
+    /// Time from the first packet to the last, in nanoseconds.
+    pub nanoseconds: u64,
+    /// Why the capture could not be read, or not to its end.
+    pub error: Option<String>,
+}
+
+/// Two queue pairs that talk to each other, or one whose peer the capture does not tell.
+#[derive(Debug, Serialize)]
+#[non_exhaustive]
+pub struct QueuePairs {
+    /// Index of the capture.
+    pub file: usize,
+    /// Transport service.
+    pub service: &'static str,
+    /// Address and number of the queue pair that sent the first request.
+    pub requester: (IpAddr, Option<u32>),
+    /// Address and number of the other one.
+    pub responder: (IpAddr, u32),
+    /// Packets in each direction, those of the requester first.
+    pub packets: [u64; 2],
+    /// Bytes from BTH to ICRC in each direction.
+    pub bytes: [u64; 2],
+    /// Requests sent again, in each direction.
+    pub resent: [u64; 2],
+    /// Timeouts, in each direction.
+    pub timeouts: [u64; 2],
+    /// RNR NAKs received, in each direction.
+    pub rnr_naks: [u64; 2],
+    /// Path MTU in bytes, once a packet had to be full.
+    pub mtu: Option<usize>,
+    /// The gravest finding.
+    pub worst: Option<Severity>,
+}
+
+impl Report {
+    /// Reads captures to their ends and analyses them.
+    pub fn read(captures: impl IntoIterator<Item = Result<Capture, CaptureError>>) -> Report {
+        let mut report = Report { captures: Vec::new(), queue_pairs: Vec::new(), findings: Vec::new() };
+        for (file, capture) in captures.into_iter().enumerate() {
+            report.add(file, capture);
+        }
+        report.findings.sort_by_key(|finding| (finding.severity, finding.time));
+        report
+    }
+
+    fn add(&mut self, file: usize, capture: Result<Capture, CaptureError>) {
+        let (mut tracker, mut error) = (Tracker::default(), None);
+        let mut name = String::new();
+        match capture {
+            Ok(mut capture) => {
+                name = capture.name().to_owned();
+                while let Some(frame) = capture.next_frame() {
+                    match frame {
+                        Ok(frame) => tracker.frame(&frame),
+                        Err(e) => {
+                            error = Some(e.to_string());
+                            break;
+                        }
+                    }
+                }
+            }
+            Err(e) => error = Some(e.to_string()),
+        }
+        if let Some(unsupported) = tracker.unsupported.first() {
+            error.get_or_insert(unsupported.to_string());
+        }
+        let findings = rules::findings(&rules::Capture { tracker: &tracker, file });
+        self.captures.push(CaptureReport::new(name, &tracker, error));
+        self.queue_pairs.extend(queue_pairs(&tracker, file, &findings));
+        self.findings.extend(findings);
+    }
+
+    /// Reports whether nothing is wrong: all captures could be read, and there are at most notes.
+    pub fn is_clean(&self) -> bool {
+        self.captures.iter().all(|capture| capture.error.is_none())
+            && self.findings.iter().all(|finding| finding.severity == Severity::Note)
+    }
+
+    /// Keeps only what concerns the queue pair with the given number.
+    pub fn retain_queue_pair(&mut self, qpn: Qpn) {
+        let name = format!("QP {qpn} ");
+        self.queue_pairs.retain(|qp| qp.requester.1 == Some(qpn.get()) || qp.responder.1 == qpn.get());
+        self.findings.retain(|finding| finding.subject.contains(&name));
+    }
+}
+
+impl CaptureReport {
+    fn new(name: String, tracker: &Tracker, error: Option<String>) -> CaptureReport {
+        let Totals { frames, roce, v1, icrc_right, icrc_not_captured, unreadable, .. } = tracker.totals;
+        CaptureReport {
+            name,
+            packets: frames,
+            roce,
+            roce_v1: v1,
+            icrc_right,
+            icrc_wrong: tracker.wrong_icrcs.count,
+            icrc_not_captured,
+            unreadable,
+            nanoseconds: tracker.totals.last_time.saturating_sub(tracker.totals.first_time),
+            error,
+        }
+    }
+}
+
+fn service(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Rc => "RC",
+        Transport::Uc => "UC",
+        Transport::Rd => "RD",
+        Transport::Ud => "UD",
+        Transport::Xrc => "XRC",
+        Transport::Cnp => "CNP",
+        Transport::Reserved => "?",
+    }
+}
+
+fn queue_pairs(tracker: &Tracker, file: usize, findings: &[Finding]) -> Vec<QueuePairs> {
+    let is_requester = |stream: &Stream| stream.requests.first.is_some();
+    let streams = tracker.streams.iter().enumerate();
+    let rows = streams.filter_map(|(id, stream)| {
+        let peer = stream.peer.map(|peer| &tracker.streams[peer]);
+        // One row for both directions: that of the side that sent the first request.
+        if let (Some(peer_id), Some(peer)) = (stream.peer, peer) {
+            let is_other_row = match (is_requester(stream), is_requester(peer)) {
+                (true, true) => peer_id < id,
+                (has_requests, _) => !has_requests,
+            };
+            if is_other_row {
+                return None;
+            }
+        }
+        let known = peer.map(|peer| peer.key.qpn);
+        let known = known.or_else(|| tracker.management.connection_to(stream.key).map(|c| c.2.qpn));
+        let source = known.or_else(|| stream.sources.first());
+        let both = |f: &dyn Fn(&Stream) -> u64| [f(stream), peer.map_or(0, f)];
+        let ends = [(stream.key.dst, Some(stream.key.qpn)), (stream.key.src, source)];
+        let concerns = |finding: &&Finding| {
+            ends.iter()
+                .all(|(ip, qpn)| qpn.is_none_or(|qpn| finding.subject.contains(&format!("QP {qpn} at {ip}"))))
+        };
+        Some(QueuePairs {
+            file,
+            service: service(stream.transport),
+            requester: (stream.key.src, source.map(Qpn::get)),
+            responder: (stream.key.dst, stream.key.qpn.get()),
+            packets: both(&|s| s.packets),
+            bytes: both(&|s| s.bytes),
+            resent: both(&|s| s.requests.facts.resent),
+            timeouts: both(&|s| s.requests.facts.timeouts.0),
+            rnr_naks: both(&|s| s.requests.facts.not_ready.map_or(0, |rnr| rnr.count)),
+            mtu: stream.requests.mtu.or(peer.and_then(|peer| peer.requests.mtu)).map(|mtu| mtu.bytes()),
+            worst: findings.iter().filter(concerns).map(|finding| finding.severity).min(),
+        })
+    });
+    rows.collect()
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Severity::Failure => "failure",
+            Severity::Problem => "problem",
+            Severity::Note => "note",
+        })
+    }
+}
+
+impl fmt::Display for CaptureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} in {}, {} of RoCE",
+            self.name,
+            count(self.packets, "packet"),
+            duration(self.nanoseconds),
+            self.roce
+        )?;
+        let parts = [
+            (self.roce_v1, "of RoCEv1"),
+            (self.icrc_wrong, "with a wrong ICRC"),
+            (self.icrc_not_captured, "without the ICRC in the capture"),
+            (self.unreadable, "cannot be parsed"),
+        ];
+        for (number, what) in parts.iter().filter(|(number, _)| *number > 0) {
+            write!(f, ", {number} {what}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Queue pairs that the table lists; JSON lists all.
+const MAX_ROWS: usize = 50;
+
+/// Packets that a finding's line lists.
+const MAX_PACKETS: usize = 8;
+
+impl fmt::Display for Report {
+    /// Formats the report for a terminal: captures, queue pairs, findings.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for capture in &self.captures {
+            match &capture.error {
+                Some(error) if capture.packets == 0 => writeln!(f, "{error}")?,
+                Some(error) => writeln!(f, "{capture}\n  {error}")?,
+                None => writeln!(f, "{capture}")?,
+            }
+        }
+        self.table(f)?;
+        for finding in &self.findings {
+            writeln!(f, "\n{}: {}\n  {}", finding.severity, finding.subject, finding.text)?;
+            for comment in &finding.comments {
+                writeln!(f, "  comment on {comment}")?;
+            }
+            if !finding.remedy.is_empty() {
+                writeln!(f, "  remedy: {}", finding.remedy)?;
+            }
+            writeln!(f, "  {}", self.packets_text(finding))?;
+        }
+        if self.findings.is_empty() && self.is_clean() {
+            writeln!(f, "\nnothing wrong found")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.queue_pairs.is_empty() {
+            return Ok(());
+        }
+        let end = |(ip, qpn): (IpAddr, Option<u32>)| match qpn {
+            Some(qpn) => format!("{qpn:#x} {ip}"),
+            None => format!("? {ip}"),
+        };
+        let pair = |[a, b]: [u64; 2]| format!("{a} / {b}");
+        let header =
+            ["queue pairs", "", "service", "MTU", "packets", "bytes", "resent", "timeouts", "RNR", ""];
+        let mut rows = vec![header.map(str::to_owned)];
+        rows.extend(self.queue_pairs.iter().take(MAX_ROWS).map(|qp| {
+            [
+                end(qp.requester),
+                format!("⇄ {}", end((qp.responder.0, Some(qp.responder.1)))),
+                qp.service.to_owned(),
+                qp.mtu.map_or_else(|| "-".into(), |mtu| mtu.to_string()),
+                pair(qp.packets),
+                format!("{} / {}", bytes(qp.bytes[0]), bytes(qp.bytes[1])),
+                pair(qp.resent),
+                pair(qp.timeouts),
+                pair(qp.rnr_naks),
+                qp.worst.map_or_else(String::new, |worst| worst.to_string()),
+            ]
+        }));
+        let widths: [usize; 10] = std::array::from_fn(|column| {
+            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        });
+        writeln!(f)?;
+        for row in &rows {
+            let cells: Vec<String> =
+                row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            writeln!(f, "{}", cells.join("  ").trim_end())?;
+        }
+        match self.queue_pairs.len().saturating_sub(MAX_ROWS) {
+            0 => Ok(()),
+            more => writeln!(f, "and {more} more"),
+        }
+    }
+
+    fn packets_text(&self, finding: &Finding) -> String {
+        let mut packets: Vec<_> = finding.packets.clone();
+        packets.dedup();
+        let shown: Vec<String> = packets
+            .iter()
+            .take(MAX_PACKETS)
+            .map(|p| match self.captures.len() {
+                1 => p.packet.to_string(),
+                _ => format!("{} of {}", p.packet, self.captures[p.file].name),
+            })
+            .collect();
+        let more = packets.len().saturating_sub(MAX_PACKETS);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        format!("packets: {}{more}", shown.join(", "))
+    }
+}

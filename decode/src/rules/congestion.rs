@@ -1,0 +1,172 @@
+//! Congestion marks, CNPs, pauses and slow receivers.
+
+use super::Capture;
+use crate::finding::{Diagnosis, Finding, Severity};
+use crate::text::{count, duration};
+use crate::track::stream::{RATE_PERIOD, Stream};
+
+/// Number of CNPs from which their effect on the rate is judged.
+const MANY_CNPS: u64 = 8;
+
+/// Share of the rate before the CNPs, in percent, above which they had no effect. DCQCN halves the rate at
+/// its first CNP.
+const NO_EFFECT: u64 = 90;
+
+/// Time to acknowledge, in nanoseconds on average, above which a receiver is slow: adapters take
+/// microseconds, and rxe on a loaded machine a millisecond.
+const SLOW_ACK: u64 = 10_000_000;
+
+/// Number of acknowledgements from which their time is judged.
+const MANY_ACKS: u64 = 4;
+
+/// Number of acknowledgements without credits in succession that is a finding.
+const MANY_WITHOUT_CREDITS: u64 = 3;
+
+pub(super) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for stream in &capture.tracker.streams {
+        findings.extend(marks_without_cnps(capture, stream));
+        findings.extend(cnps_without_effect(capture, stream));
+        findings.extend(slow_receiver(capture, stream));
+        findings.extend(no_credits(capture, stream));
+    }
+    findings.extend(pauses(capture));
+    findings
+}
+
+fn marks_without_cnps(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let (marked, first) = stream.marked;
+    let is_cnp = |other: &Stream| {
+        (other.key.src, other.key.dst) == (stream.key.dst, stream.key.src) && other.cnps.0 > 0
+    };
+    if marked == 0 || capture.tracker.streams.iter().any(is_cnp) {
+        return None;
+    }
+    Some(Finding {
+        text: format!(
+            "{} from packet {} on {} marked CE, and {} sends no CNP: the sender does not learn of the congestion",
+            count(marked, "packet"),
+            first.packet,
+            if marked == 1 { "is" } else { "are" },
+            stream.key.dst
+        ),
+        remedy: "enable the notification point of the receiver (DCQCN, roce_np); rxe sends no CNPs".into(),
+        count: marked,
+        ..capture.finding(Diagnosis::CongestionIgnored, Severity::Problem, capture.name(stream), first)
+    })
+}
+
+fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let (cnps, first, last) =
+        capture.peer(stream).map(|peer| peer.cnps).filter(|cnps| cnps.0 >= MANY_CNPS)?;
+    let period = |time: u64| time.saturating_sub(stream.first.time) / RATE_PERIOD;
+    // Bytes per period: before the first CNP, and behind the last, or in the second half of their time.
+    let rate = |from: u64, to: u64| {
+        let sum: u64 =
+            stream.rate.iter().filter(|(p, _)| (from..to).contains(p)).map(|(_, bytes)| bytes).sum();
+        sum.checked_div(to.saturating_sub(from))
+    };
+    let middle = (period(first.time) + period(last.time)) / 2 + 1;
+    let before = rate(0, period(first.time).max(1))?;
+    let after = rate(middle, (period(last.time) + 1).max(middle + 1))?;
+    if before == 0 || 100 * after / before < NO_EFFECT {
+        return None;
+    }
+    let gigabits = |bytes: u64| bytes as f64 * 8.0 / RATE_PERIOD as f64;
+    Some(Finding {
+        text: format!(
+            "{} from packet {} on have no effect: {:.2} Gb/s before, {:.2} Gb/s after",
+            count(cnps, "CNP"),
+            first.packet,
+            gigabits(before),
+            gigabits(after)
+        ),
+        remedy: "enable the reaction point of the sender (DCQCN, roce_rp)".into(),
+        count: cnps,
+        ..capture.finding(Diagnosis::CongestionIgnored, Severity::Problem, capture.name(stream), first)
+    })
+}
+
+fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let latency = stream.requests.facts.latency;
+    let average = latency.sum.checked_div(latency.count)?;
+    if latency.count < MANY_ACKS || average < SLOW_ACK {
+        return None;
+    }
+    let (most, at) = latency.max;
+    Some(Finding {
+        text: format!(
+            "slow receiver: {} acknowledges after {} on average, at least {}, at most {} (packet {})",
+            stream.key.dst,
+            duration(average),
+            duration(latency.min),
+            duration(most),
+            at.packet
+        ),
+        remedy: "see what the receiving host does instead: CPU, interrupt moderation, a polling program that sleeps".into(),
+        count: latency.count,
+        ..capture.finding(Diagnosis::SlowReceiver, Severity::Problem, capture.name(stream), at)
+    })
+}
+
+fn no_credits(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let none = stream.requests.facts.no_credits.filter(|none| none.count >= MANY_WITHOUT_CREDITS)?;
+    Some(Finding {
+        text: format!(
+            "credits 0 since packet {}: {} has no receive posted, in {} in succession",
+            none.at.packet,
+            stream.key.dst,
+            count(none.count, "ACK")
+        ),
+        remedy: "post more receives, or earlier".into(),
+        count: none.count,
+        ..capture.finding(Diagnosis::SlowReceiver, Severity::Problem, capture.name(stream), none.at)
+    })
+}
+
+fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
+    let tracker = capture.tracker;
+    let end = tracker.totals.last_time;
+    let mut used: Vec<u8> = Vec::new();
+    for stream in tracker.streams.iter().filter(|stream| stream.requests.first.is_some()) {
+        // The class is the VLAN priority or, without a tag, by habit the upper bits of the DSCP.
+        let tagged = stream.priorities.0.iter().map(|(priority, ..)| *priority);
+        match stream.priorities.0.is_empty() {
+            false => used.extend(tagged),
+            true => used.extend(stream.dscps.0.iter().map(|(dscp, ..)| dscp >> 3)),
+        }
+    }
+    let mut findings = Vec::new();
+    for paused in &tracker.path.paused {
+        let Some(priority) = paused.priority else { continue };
+        let total = paused.total(end);
+        let subject = format!("priority {priority}");
+        findings.push(Finding {
+            text: format!(
+                "priority {priority} was paused {} of {} by {}, in {} from packet {} on (at 100 Gb/s)",
+                duration(total),
+                duration(capture.length()),
+                paused.by,
+                count(paused.frames, "pause frame"),
+                paused.first.packet
+            ),
+            remedy: "look behind the device that pauses: its receiver does not keep up".into(),
+            count: paused.frames,
+            ..capture.finding(Diagnosis::Paused, Severity::Problem, subject.clone(), paused.first)
+        });
+    }
+    let is_used = |paused: &&crate::track::path::Paused| paused.priority.is_some_and(|p| used.contains(&p));
+    if let (Some(paused), Some(class)) = (tracker.path.paused.first(), used.first())
+        && !tracker.path.paused.iter().any(|paused| is_used(&paused))
+    {
+        findings.push(Finding {
+            text: format!(
+                "the data is in priority {class}, and the pauses are for priority {}: they do not stop it, and it is dropped",
+                paused.priority.unwrap_or_default()
+            ),
+            remedy: "use the same priority: traffic class of the queue pair (tclass, DSCP), VLAN priority and PFC configuration".into(),
+            ..capture.finding(Diagnosis::PriorityMismatch, Severity::Problem, format!("priority {class}"), paused.first)
+        });
+    }
+    findings
+}

@@ -1,0 +1,440 @@
+//! Lost, late and repeated packets.
+
+use urxe::wire::Operation;
+
+use super::{Capture, silence, timeout_text};
+use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
+use crate::text::{count, duration};
+use crate::track::facts::{At, Cause, Filled, Gap, Resend};
+use crate::track::stream::Stream;
+
+/// Share of its time that a connection waits for timeouts, in percent, above which that is the finding.
+const MUCH_WAITING: u64 = 20;
+
+/// Number of timeouts from which their share of the time is judged.
+const MANY_TIMEOUTS: u64 = 3;
+
+pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
+    if silence::is_unanswered(stream) {
+        return Vec::new();
+    }
+    let facts = &stream.requests.facts;
+    let mut findings: Vec<Finding> = Vec::new();
+    let exceeded = retry_exceeded(capture, stream);
+    let given_up = exceeded.as_ref().and_then(|_| stream.requests.window.oldest()).map(|r| r.psn);
+    findings.extend(exceeded);
+    for gap in &facts.gaps.first {
+        findings.extend(of_gap(capture, stream, gap));
+    }
+    for resend in &facts.resends.first {
+        if given_up == Some(resend.psn) {
+            continue;
+        }
+        let in_gap = |gap: &Gap| (resend.psn.since(gap.psn) as u32) < gap.len;
+        let is_late = |gap: &Gap| matches!(gap.filled, Some((_, Filled::Late | Filled::LateAndResent)));
+        let is_told = facts
+            .gaps
+            .first
+            .iter()
+            .any(|gap| in_gap(gap) && (is_late(gap) || !matches!(resend.cause, Cause::Timeout(_))));
+        if !is_told {
+            findings.extend(of_resend(capture, stream, resend));
+        }
+    }
+    for gap in &facts.response_gaps.first {
+        let asked = gap
+            .asked_again
+            .map_or_else(String::new, |at| format!("; asked for again in packet {}", at.packet));
+        findings.push(Finding {
+            text: format!(
+                "{} of a READ {} lost before packet {}: PSN {}{asked}",
+                count(gap.len.into(), "response"),
+                if gap.len == 1 { "was" } else { "were" },
+                gap.at.packet,
+                gap.psn
+            ),
+            packets: [Some(gap.at), gap.asked_again]
+                .into_iter()
+                .flatten()
+                .map(|at| capture.packet(at))
+                .collect(),
+            ..capture.finding(Diagnosis::ReadResponseLost, Severity::Problem, capture.name(stream), gap.at)
+        });
+    }
+    let mut findings = merged(findings);
+    findings.extend(timeout_bound(capture, stream));
+    if facts.copies.count > 0 {
+        let at = facts.copies.first[0];
+        findings.push(Finding {
+            text: format!(
+                "{} of an earlier packet, the first is packet {}: made on the path, or captured twice",
+                match facts.copies.count {
+                    1 => "1 copy".into(),
+                    n => format!("{n} copies"),
+                },
+                at.packet
+            ),
+            count: facts.copies.count,
+            ..capture.finding(Diagnosis::Copies, Severity::Note, capture.name(stream), at)
+        });
+    }
+    findings
+}
+
+/// Findings that one list keeps in full before it becomes one finding.
+const MAX_SEPARATE: usize = 4;
+
+/// Merges findings of the same kind if there are many: the first one keeps its sentence, and tells the number.
+fn merged(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut kept: Vec<Finding> = Vec::new();
+    let mut extra: Vec<(Diagnosis, u64, Vec<PacketRef>)> = Vec::new();
+    for finding in findings {
+        let same = kept.iter().filter(|f| f.diagnosis == finding.diagnosis).count();
+        if same < MAX_SEPARATE {
+            kept.push(finding);
+            continue;
+        }
+        match extra.iter_mut().find(|(diagnosis, ..)| *diagnosis == finding.diagnosis) {
+            Some((_, count, packets)) => {
+                *count += 1;
+                packets.extend(finding.packets);
+            }
+            None => extra.push((finding.diagnosis, 1, finding.packets)),
+        }
+    }
+    for (diagnosis, more, packets) in extra {
+        if let Some(last) = kept.iter_mut().rev().find(|f| f.diagnosis == diagnosis) {
+            last.text += &format!("; and {more} more of this kind");
+            last.count += more;
+            last.packets.extend(packets);
+        }
+    }
+    kept
+}
+
+fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> {
+    let psns = match gap.len {
+        1 => format!("request with PSN {}", gap.psn),
+        n => format!("{n} requests from PSN {} on", gap.psn),
+    };
+    let mut packets = vec![capture.packet(gap.at)];
+    packets.extend(gap.nak.map(|at| capture.packet(at)));
+    packets.extend(gap.filled.map(|(at, _)| capture.packet(at)));
+    let start = |diagnosis, severity| Finding {
+        packets: packets.clone(),
+        ..capture.finding(diagnosis, severity, capture.name(stream), gap.at)
+    };
+    let nak = gap.nak.map_or_else(String::new, |at| format!(", NAK in packet {}", at.packet));
+    match gap.filled {
+        Some((at, Filled::Late)) => Some(Finding {
+            text: format!(
+                "reordered, not lost: the {psns} came late, in packet {} after packet {}{nak}, and nothing behind it was sent again",
+                at.packet, gap.at.packet
+            ),
+            remedy: "look for several paths between the hosts: ECMP by packet, adaptive routing, bonding"
+                .into(),
+            ..start(Diagnosis::Reordered, Severity::Problem)
+        }),
+        Some((at, Filled::LateAndResent)) => Some(Finding {
+            text: format!(
+                "reordered, not lost: the {psns} came late, in packet {} after packet {}{nak}; the retransmission that it caused was for nothing",
+                at.packet, gap.at.packet
+            ),
+            remedy: "look for several paths between the hosts: ECMP by packet, adaptive routing, bonding"
+                .into(),
+            ..start(Diagnosis::Reordered, Severity::Problem)
+        }),
+        Some((at, Filled::Resent)) => {
+            let resend = stream
+                .requests
+                .facts
+                .resends
+                .first
+                .iter()
+                .find(|r| r.at.packet >= at.packet || r.psn == gap.psn);
+            let resent = resend.map_or(1, |r| r.packets);
+            Some(Finding {
+                text: format!(
+                    "the {psns} {} lost before this capture: packet {} came in its place{nak}; {} resent from packet {} on",
+                    if gap.len == 1 { "was" } else { "were" },
+                    gap.at.packet,
+                    count(resent, "packet"),
+                    at.packet
+                ),
+                remedy: "look for drops between the sender and here: port counters, rx overflow, PFC".into(),
+                ..start(Diagnosis::RequestLost, Severity::Problem)
+            })
+        }
+        None if gap.nak.is_some() => Some(Finding {
+            text: format!(
+                "the {psns} {} lost before this capture: packet {} came in its place{nak}, and it was not resent",
+                if gap.len == 1 { "was" } else { "were" },
+                gap.at.packet
+            ),
+            ..start(Diagnosis::RequestLost, Severity::Failure)
+        }),
+        // Acknowledged all the same: only the capture lacks it.
+        None if stream.requests.acknowledged.is_some_and(|(_, psn)| !psn.is_before(gap.psn)) => {
+            Some(Finding {
+                text: format!(
+                    "the capture lacks the {psns} before packet {}, which the peer acknowledged",
+                    gap.at.packet
+                ),
+                remedy: "capture with a larger buffer (tcpdump -B), or fewer bytes per packet (-s 96)".into(),
+                ..start(Diagnosis::CaptureIncomplete, Severity::Note)
+            })
+        }
+        None => Some(Finding {
+            text: format!(
+                "the {psns} {} lost before this capture: packet {} came in its place",
+                if gap.len == 1 { "was" } else { "were" },
+                gap.at.packet
+            ),
+            ..start(Diagnosis::RequestLost, Severity::Problem)
+        }),
+    }
+}
+
+fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<Finding> {
+    let start = |diagnosis, at| {
+        let mut packets = vec![capture.packet(at), capture.packet(resend.at)];
+        if resend.original.packet != 0 {
+            packets.push(capture.packet(resend.original));
+        }
+        packets.dedup();
+        Finding { packets, ..capture.finding(diagnosis, Severity::Problem, capture.name(stream), at) }
+    };
+    let original = match resend.original.packet {
+        0 => String::new(),
+        n => format!(" (packet {n})"),
+    };
+    let resent = format!("{} resent from packet {} on", count(resend.packets, "packet"), resend.at.packet);
+    match resend.cause {
+        // RNR NAKs and missing responses have findings of their own.
+        Cause::ReceiverNotReady(_) | Cause::ResponseGap(_) => None,
+        Cause::SequenceNak(nak) => Some(Finding {
+            text: format!(
+                "the request with PSN {}{original} was lost behind this capture: NAK in packet {}; {resent}",
+                resend.psn, nak.packet
+            ),
+            remedy: "look for drops between here and the receiver: port counters, rx overflow, PFC".into(),
+            ..start(Diagnosis::RequestLost, nak)
+        }),
+        Cause::Timeout(waited) => {
+            let wait = timeout_text(waited);
+            let is_read = resend.opcode.row().operation == Operation::ReadRequest;
+            if let Some(ack) = resend.acknowledged_before {
+                return Some(acknowledged_before(
+                    capture,
+                    resend,
+                    ack,
+                    waited,
+                    start(Diagnosis::AckLost, ack),
+                ));
+            }
+            let answer = resend.answer;
+            let is_all_there = answer.is_some_and(|(_, psn)| psn.is_after(resend.last));
+            let answered = answer.map_or_else(String::new, |(at, psn)| {
+                format!(", answered in packet {} up to PSN {psn}", at.packet)
+            });
+            match () {
+                () if is_read => Some(Finding {
+                    text: format!(
+                        "the READ with PSN {}{original} or all its responses were lost: waited {wait}; {resent}{answered}",
+                        resend.psn
+                    ),
+                    ..start(Diagnosis::ReadResponseLost, resend.at)
+                }),
+                () if is_all_there => Some(Finding {
+                    text: format!(
+                        "the ACK was lost: PSN {}{original} was resent after {wait}{answered}, so the peer had all of it",
+                        resend.psn
+                    ),
+                    ..start(Diagnosis::AckLost, resend.at)
+                }),
+                () if resend.is_tail => Some(Finding {
+                    text: format!(
+                        "the last packet in flight{original}, PSN {}, or its ACK was lost: no later packet showed the loss, so the requester waited {wait}{answered}",
+                        resend.psn
+                    ),
+                    remedy: "a shorter ACK timeout costs less here".into(),
+                    ..start(Diagnosis::TailLost, resend.at)
+                }),
+                () => Some(Finding {
+                    text: format!(
+                        "requests from PSN {}{original} on, or their ACKs, were lost without a NAK: waited {wait}; {resent}{answered}",
+                        resend.psn
+                    ),
+                    ..start(Diagnosis::RequestLost, resend.at)
+                }),
+            }
+        }
+    }
+}
+
+/// A request that was sent again after its acknowledgement, or the response of a READ, which `ack` is.
+fn acknowledged_before(
+    capture: &Capture<'_>,
+    resend: &Resend,
+    ack: At,
+    waited: u64,
+    start: Finding,
+) -> Finding {
+    let resent = format!("{} resent from packet {} on", count(resend.packets, "packet"), resend.at.packet);
+    let packets = vec![capture.packet(ack), capture.packet(resend.at)];
+    let age = resend.at.time.saturating_sub(ack.time);
+    // The time that a response needs from here to the requester is a small part of a timeout.
+    if 4 * age < waited {
+        return Finding {
+            diagnosis: Diagnosis::UnnecessaryRetransmission,
+            severity: Severity::Note,
+            text: format!(
+                "PSN {} came again in packet {}, {} after its acknowledgement in packet {}: the timer expired while that was on its way",
+                resend.psn,
+                resend.at.packet,
+                duration(age),
+                ack.packet
+            ),
+            remedy: "a longer ACK timeout avoids it".into(),
+            packets,
+            ..start
+        };
+    }
+    if resend.opcode.row().operation == Operation::ReadRequest {
+        return Finding {
+            diagnosis: Diagnosis::ReadResponseLost,
+            text: format!(
+                "the READ response with PSN {} was lost behind this capture, which has all up to packet {}: asked for again in packet {}",
+                resend.psn, ack.packet, resend.at.packet
+            ),
+            remedy: "look for drops on the way back to the requester".into(),
+            packets,
+            ..start
+        };
+    }
+    Finding {
+        text: format!(
+            "the ACK was lost: packet {} acknowledges PSN {} and did not reach the requester, which waited {}; {resent}",
+            ack.packet,
+            resend.psn,
+            timeout_text(waited)
+        ),
+        remedy: "look for drops on the way back to the requester".into(),
+        packets,
+        ..start
+    }
+}
+
+/// A request that was repeated until the requester gave up.
+fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let requests = &stream.requests;
+    let oldest = requests.window.oldest().filter(|r| r.sends >= 2)?;
+    // An RNR NAK or a refusal is a reason of its own.
+    let is_refused = requests.facts.fatal.is_some()
+        || requests.facts.first_refused.is_some()
+        || requests.facts.not_ready.is_some_and(|rnr| rnr.last.1 == oldest.psn);
+    let interval = oldest.time.saturating_sub(oldest.first_time) / u64::from(oldest.sends - 1);
+    let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);
+    let retries = oldest.sends - 1;
+    let granted = capture.tracker.management.connection_to(stream.key).map(|(c, ..)| u32::from(c.retry.1));
+    let is_over = retries >= granted.unwrap_or(7)
+        || since > 4 * interval.max(1) && stream.last.time <= oldest.time + interval;
+    if is_refused || !is_over {
+        return None;
+    }
+    let subject = capture.name(stream);
+    let size = oldest.payload;
+    let largest = requests.facts.largest_acknowledged;
+    let at = At { packet: oldest.packet, time: oldest.first_time };
+    let budget = format!(
+        "sent {} times, {} apart; retry budget {} × {} = {}",
+        oldest.sends,
+        timeout_text(interval),
+        duration(interval),
+        oldest.sends,
+        duration(interval * u64::from(oldest.sends))
+    );
+    let is_black_hole = size > largest
+        && largest > 0
+        && requests
+            .window
+            .iter()
+            .all(|r| r.payload > largest || r.sends == 1 && r.first_time > oldest.first_time);
+    let packets = vec![capture.packet(at), PacketRef { file: capture.file, packet: stream.last.packet }];
+    if is_black_hole {
+        return Some(Finding {
+            text: format!(
+                "packets above {largest} bytes of payload do not pass: PSN {} with {size} bytes (packet {}) was {budget}, and smaller ones were acknowledged",
+                oldest.psn, oldest.packet
+            ),
+            remedy: format!(
+                "path MTU {m} needs packets of {n} bytes ({m} + 58) on every link: raise the MTU of the path, or lower path_mtu",
+                m = size,
+                n = size + 58
+            ),
+            packets,
+            ..capture.finding(Diagnosis::MtuBlackHole, Severity::Failure, subject, at)
+        });
+    }
+    let last = requests.acknowledged.map_or_else(String::new, |(ack, psn)| {
+        format!(
+            "; nothing comes from {} after packet {} (PSN {psn}, {} after the start)",
+            stream.key.dst,
+            ack.packet,
+            capture.when(ack)
+        )
+    });
+    Some(Finding {
+        text: format!(
+            "retry counter exceeded for PSN {} (packet {}): {budget}{last}",
+            oldest.psn, oldest.packet
+        ),
+        remedy: format!(
+            "see whether {} still runs, and what is dropped on the way in both directions",
+            stream.key.dst
+        ),
+        packets,
+        ..capture.finding(Diagnosis::RetryExceeded, Severity::Failure, subject, at)
+    })
+}
+
+fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let (timeouts, waited) = stream.requests.facts.timeouts;
+    let active = stream.last.time.saturating_sub(stream.first.time);
+    let percent = (100 * waited).checked_div(active)?;
+    if timeouts < MANY_TIMEOUTS || percent < MUCH_WAITING {
+        return None;
+    }
+    let first = stream.requests.facts.resends.first.iter().find(|r| matches!(r.cause, Cause::Timeout(_)))?;
+    Some(Finding {
+        text: format!(
+            "idle {} % of the time in timeouts: {} of {} each; packets overflow somewhere, again and again, and the timer is not the cause",
+            percent.min(100),
+            count(timeouts, "timeout"),
+            timeout_text(waited / timeouts)
+        ),
+        remedy: "find what overflows: receive buffers, a switch port, a slow receiver; use congestion control or flow control".into(),
+        count: timeouts,
+        ..capture.finding(Diagnosis::TimeoutBound, Severity::Problem, capture.name(stream), first.at)
+    })
+}
+
+/// Losses of UC, which repeats nothing.
+pub(super) fn unreliable(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
+    let gaps = &stream.requests.facts.gaps;
+    let Some(first) = gaps.first.first() else { return Vec::new() };
+    let lost: u64 = gaps.first.iter().map(|gap| u64::from(gap.len)).sum();
+    vec![Finding {
+        text: format!(
+            "{} lost in {} before this capture, the first is PSN {} before packet {}: UC does not repeat them, and drops their messages",
+            count(lost, "packet"),
+            count(gaps.count, "gap"),
+            first.psn,
+            first.at.packet
+        ),
+        remedy: "use RC where messages must arrive; look for drops between the sender and here".into(),
+        count: gaps.count,
+        packets: gaps.first.iter().map(|gap| capture.packet(gap.at)).collect(),
+        ..capture.finding(Diagnosis::RequestLost, Severity::Problem, capture.name(stream), first.at)
+    }]
+}

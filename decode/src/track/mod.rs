@@ -1,0 +1,241 @@
+//! Follows the packets of a capture: streams, the queue pairs that they connect, and what hosts and switches
+//! say about them.
+
+pub mod facts;
+pub mod management;
+pub mod path;
+pub mod requests;
+pub mod stream;
+pub mod window;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use pcap_file::DataLink;
+use urxe::wire::{IpIdent, Operation, Packet, Psn, Qpn, Transport, WireError};
+
+use crate::capture::Frame;
+use crate::icrc::{Judge, Verdict, cause_of};
+use crate::layers::{Content, Roce, UnsupportedLink, Version, dissect};
+use facts::{At, Bounded};
+use management::Management;
+use path::Path;
+use stream::{Key, Stream};
+
+/// A packet with a wrong ICRC.
+#[derive(Clone, Copy, Debug)]
+pub struct WrongIcrc {
+    /// The packet.
+    pub at: At,
+    /// Its stream.
+    pub key: Key,
+    /// Its PSN, if that was not changed.
+    pub psn: Psn,
+    /// Cause.
+    pub cause: crate::icrc::Cause,
+}
+
+/// Numbers of packets by kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// All packets.
+    pub frames: u64,
+    /// Captured bytes.
+    pub bytes: u64,
+    /// RoCE packets.
+    pub roce: u64,
+    /// RoCEv1 packets among them.
+    pub v1: u64,
+    /// Packets that were cut by the snap length.
+    pub cut: u64,
+    /// Packets with a right ICRC.
+    pub icrc_right: u64,
+    /// Packets whose ICRC was not captured.
+    pub icrc_not_captured: u64,
+    /// RoCE packets that cannot be parsed.
+    pub unreadable: u64,
+    /// Time of the first packet.
+    pub first_time: u64,
+    /// Time of the last packet.
+    pub last_time: u64,
+}
+
+/// Comments that are remembered.
+const MAX_COMMENTS: usize = 1 << 14;
+
+/// State of the analysis of one capture.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    /// Numbers of packets.
+    pub totals: Totals,
+    /// Streams, in order of their first packets.
+    pub streams: Vec<Stream>,
+    index: HashMap<Key, usize>,
+    /// Stream of the previous packet, because packets of a stream come in runs.
+    previous: usize,
+    /// Streams by their addresses.
+    by_addresses: HashMap<(IpAddr, IpAddr), Vec<usize>>,
+    /// Messages of the connection manager.
+    pub management: Management,
+    /// Address resolution, ICMP and pauses.
+    pub path: Path,
+    /// Packets with wrong ICRCs.
+    pub wrong_icrcs: Bounded<WrongIcrc>,
+    /// Packets that cannot be parsed, with the reason.
+    pub unreadable: Bounded<(At, String)>,
+    /// Link types that cannot be read.
+    pub unsupported: Vec<UnsupportedLink>,
+    /// Comments of packets, by the packets' numbers.
+    pub comments: HashMap<u64, String>,
+    judge: Judge,
+}
+
+impl Tracker {
+    /// Takes the next packet of the capture.
+    pub fn frame(&mut self, frame: &Frame<'_>) {
+        let at = At { packet: frame.number, time: frame.time };
+        let totals = &mut self.totals;
+        if totals.frames == 0 {
+            totals.first_time = frame.time;
+        }
+        totals.frames += 1;
+        totals.bytes += frame.bytes.len() as u64;
+        totals.last_time = totals.last_time.max(frame.time);
+        if let Some(comment) = &frame.comment
+            && self.comments.len() < MAX_COMMENTS
+        {
+            self.comments.insert(frame.number, comment.clone());
+        }
+        match dissect(frame.link, frame.bytes) {
+            Ok(Content::Roce(roce)) => self.roce(&roce, at),
+            Ok(Content::Unreadable(reason)) => self.unreadable(at, reason.to_owned()),
+            Ok(Content::Icmp(error)) => self.path.icmp(error, at),
+            Ok(Content::Solicit(ip)) => self.path.solicit(ip, at),
+            Ok(Content::Advert(ip)) => self.path.advert(ip, at),
+            Ok(Content::Pause(mac, pause)) => self.path.pause(mac, &pause, at),
+            Ok(Content::Other) => {}
+            Err(unsupported) => self.unsupported(unsupported, frame.link),
+        }
+    }
+
+    fn unsupported(&mut self, unsupported: UnsupportedLink, link: DataLink) {
+        if !self.unsupported.iter().any(|known| known.code == u32::from(link)) {
+            self.unsupported.push(unsupported);
+        }
+    }
+
+    fn unreadable(&mut self, at: At, reason: String) {
+        self.totals.unreadable += 1;
+        self.unreadable.push((at, reason));
+    }
+
+    fn roce(&mut self, roce: &Roce<'_>, at: At) {
+        self.totals.roce += 1;
+        self.totals.v1 += (roce.version == Version::V1) as u64;
+        self.totals.cut += (roce.bytes.len() < roce.len) as u64;
+        // Taken out, because the packet borrows its bytes from the judge.
+        let mut judge = std::mem::take(&mut self.judge);
+        match judge.judge(roce) {
+            Ok((packet, verdict)) => self.packet(roce, &packet, verdict, at),
+            Err(e) => self.wire_error(e, at),
+        }
+        self.judge = judge;
+    }
+
+    #[cold]
+    fn wire_error(&mut self, error: WireError, at: At) {
+        self.unreadable(at, error.to_string());
+    }
+
+    fn packet(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) {
+        let bth = packet.bth();
+        let key = Key { src: roce.flow.src, dst: roce.flow.dst, qpn: bth.dest_qp, vni: roce.vni };
+        match verdict {
+            Verdict::Right => self.totals.icrc_right += 1,
+            Verdict::NotCaptured => self.totals.icrc_not_captured += 1,
+            // The receiver drops the packet, whose fields may be wrong.
+            Verdict::Wrong => {
+                let wrong = || WrongIcrc { at, key, psn: bth.psn, cause: cause_of(roce) };
+                self.wrong_icrcs.push_with(wrong);
+                return;
+            }
+        }
+        if bth.dest_qp == Qpn::GSI {
+            self.path.alive(roce.flow.src, at);
+            self.management.datagram(&roce.flow, packet, verdict, at);
+            return;
+        }
+        let id = self.stream_of(key, packet, at);
+        self.streams[id].packet(roce, packet, at);
+        self.path.alive(roce.flow.src, at);
+        let ident = match roce.ident {
+            IpIdent::Exact { id, .. } => Some(id),
+            _ => None,
+        };
+        let row = packet.row();
+        match row.transport {
+            Transport::Rc | Transport::Xrc if row.operation.is_request() => {
+                self.streams[id].requests.request(packet, ident, at);
+            }
+            Transport::Rc | Transport::Xrc => self.response(id, packet, at),
+            Transport::Uc => self.streams[id].requests.request(packet, ident, at),
+            Transport::Cnp => self.streams[id].cnp(at),
+            _ => {}
+        }
+    }
+
+    fn stream_of(&mut self, key: Key, packet: &Packet<'_>, at: At) -> usize {
+        if self.streams.get(self.previous).is_some_and(|stream| stream.key == key) {
+            return self.previous;
+        }
+        let next = self.streams.len();
+        let id = *self.index.entry(key).or_insert(next);
+        if id == next {
+            self.streams.push(Stream::new(key, packet.row().transport, at));
+            self.by_addresses.entry((key.src, key.dst)).or_default().push(id);
+        }
+        self.previous = id;
+        id
+    }
+
+    /// Takes a response, which belongs to the requests of a stream of the other direction.
+    fn response(&mut self, id: usize, packet: &Packet<'_>, at: At) {
+        let (psn, is_read) = (packet.bth().psn, packet.row().operation == Operation::ReadResponse);
+        if self.streams[id].peer.is_none() {
+            self.pair(id, psn, is_read, at);
+        }
+        if let Some(peer) = self.streams[id].peer {
+            self.streams[peer].requests.response(packet, at);
+        }
+    }
+
+    /// Finds the stream whose requests a response answers: by the connection manager's messages, or as the
+    /// one of the opposite addresses that has the PSN in flight. Of several, the one that sent it last.
+    fn pair(&mut self, id: usize, psn: Psn, is_read: bool, at: At) {
+        let key = self.streams[id].key;
+        let Some(candidates) = self.by_addresses.get(&(key.dst, key.src)) else { return };
+        let known = self.management.peer_of(key);
+        let mut best: Option<(u64, usize)> = None;
+        for &other in candidates {
+            let stream = &mut self.streams[other];
+            if stream.peer.is_some() || known.is_some_and(|qpn| qpn != stream.key.qpn) {
+                continue;
+            }
+            if let Some(age) = stream.requests.fits(psn, is_read, at.time)
+                && best.is_none_or(|(least, _)| age < least)
+            {
+                best = Some((age, other));
+            }
+        }
+        // A NAK for a PSN that was never sent: the ends disagree, and only the connection tells it.
+        let only = || match candidates[..] {
+            [other] if self.streams[other].peer.is_none() => Some(other),
+            _ => None,
+        };
+        let known = || candidates.iter().copied().find(|other| known == Some(self.streams[*other].key.qpn));
+        if let Some(other) = best.map(|(_, other)| other).or_else(known).or_else(only) {
+            self.streams[id].peer = Some(other);
+            self.streams[other].peer = Some(id);
+        }
+    }
+}

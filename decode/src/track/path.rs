@@ -1,0 +1,131 @@
+//! What is known about the path besides RoCE packets: address resolution, ICMP errors, and pauses.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use urxe::wire::Mac;
+use urxe::wire::frame::{PRIORITIES, PauseFrame};
+
+use super::facts::{At, Bounded};
+use crate::layers::IcmpError;
+
+/// An address, as it appears in the capture.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host {
+    /// RoCE packets that it sent, and the last.
+    pub sent: (u64, At),
+    /// Requests for its link-layer address since the last answer, and the first of them.
+    pub unanswered: (u64, At),
+    /// Whether it answered such a request.
+    pub answered: bool,
+}
+
+/// Pauses of one priority by one address.
+#[derive(Clone, Copy, Debug)]
+pub struct Paused {
+    /// Source of the pause frames.
+    pub by: Mac,
+    /// Priority; `None` for pauses of the whole link.
+    pub priority: Option<u8>,
+    /// First pause frame.
+    pub first: At,
+    /// Last pause frame.
+    pub last: At,
+    /// Number of frames that pause.
+    pub frames: u64,
+    /// Time of the pauses that were ended by a frame, or by the next, in nanoseconds.
+    pub nanos: u64,
+    /// Start of the current pause, and its quanta.
+    since: Option<(u64, u16)>,
+}
+
+/// Speed of the link that a quantum is computed for, where nothing tells it: 100 Gb/s.
+const LINK_SPEED: u64 = 100_000_000_000;
+
+impl Paused {
+    /// Ends the current pause at `time`, or when its quanta had elapsed.
+    fn end(&mut self, time: u64) {
+        if let Some((since, quanta)) = self.since.take() {
+            let most = PauseFrame::duration(quanta, LINK_SPEED).as_nanos() as u64;
+            self.nanos += time.saturating_sub(since).min(most);
+        }
+    }
+
+    /// Returns the paused time in nanoseconds until `end`.
+    pub fn total(&self, end: u64) -> u64 {
+        let mut paused = *self;
+        paused.end(end);
+        paused.nanos
+    }
+}
+
+/// What is known about the path.
+#[derive(Debug, Default)]
+pub struct Path {
+    /// Addresses.
+    pub hosts: HashMap<IpAddr, Host>,
+    /// ICMP errors about RoCE packets.
+    pub icmp: Bounded<(At, IcmpError)>,
+    /// Pauses.
+    pub paused: Vec<Paused>,
+    last_alive: Option<IpAddr>,
+}
+
+impl Path {
+    pub(super) fn alive(&mut self, ip: IpAddr, at: At) {
+        let host = self.hosts.entry(ip).or_default();
+        host.sent = (host.sent.0 + 1, at);
+        self.last_alive = Some(ip);
+    }
+
+    pub(super) fn solicit(&mut self, ip: IpAddr, at: At) {
+        let host = self.hosts.entry(ip).or_default();
+        if host.unanswered.0 == 0 {
+            host.unanswered.1 = at;
+        }
+        host.unanswered.0 += 1;
+    }
+
+    pub(super) fn advert(&mut self, ip: IpAddr, _at: At) {
+        let host = self.hosts.entry(ip).or_default();
+        host.unanswered = (0, At::default());
+        host.answered = true;
+    }
+
+    pub(super) fn icmp(&mut self, error: IcmpError, at: At) {
+        self.icmp.push((at, error));
+    }
+
+    pub(super) fn pause(&mut self, by: Mac, pause: &PauseFrame, at: At) {
+        for priority in 0..PRIORITIES as u8 {
+            let Some(quanta) = pause.times[usize::from(priority)] else { continue };
+            let is_same = |p: &&mut Paused| p.by == by && p.priority == Some(priority);
+            let known = self.paused.iter_mut().find(is_same);
+            let paused = match known {
+                Some(paused) => paused,
+                None if quanta == 0 => continue,
+                None => {
+                    self.paused.push(Paused {
+                        by,
+                        priority: Some(priority),
+                        first: at,
+                        last: at,
+                        frames: 0,
+                        nanos: 0,
+                        since: None,
+                    });
+                    match self.paused.last_mut() {
+                        Some(paused) => paused,
+                        None => continue,
+                    }
+                }
+            };
+            paused.end(at.time);
+            paused.last = at;
+            if quanta > 0 {
+                paused.frames += 1;
+                paused.since = Some((at.time, quanta));
+            }
+        }
+    }
+}

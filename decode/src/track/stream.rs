@@ -1,0 +1,166 @@
+//! Streams: the packets from one address to one queue pair of another.
+
+use std::net::IpAddr;
+
+use urxe::wire::{Ecn, PKey, Packet, QKey, Qpn, Transport};
+
+use super::facts::At;
+use super::requests::Requests;
+use crate::layers::{Roce, Version};
+
+/// What the packets of a stream have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Destination queue pair.
+    pub qpn: Qpn,
+    /// Network identifier of the VXLAN around them.
+    pub vni: Option<u32>,
+}
+
+/// Distinct values that a stream remembers of a field.
+const MAX_VALUES: usize = 8;
+
+/// Values of a field, with the first packet and the number of packets of each.
+#[derive(Clone, Debug)]
+pub struct Values<T>(pub Vec<(T, At, u64)>);
+
+impl<T> Default for Values<T> {
+    fn default() -> Values<T> {
+        Values(Vec::new())
+    }
+}
+
+impl<T: PartialEq + Copy> Values<T> {
+    fn note(&mut self, value: T, at: At) {
+        if let Some((.., count)) = self.0.iter_mut().find(|(known, ..)| *known == value) {
+            *count += 1;
+        } else if self.0.len() < MAX_VALUES {
+            self.0.push((value, at, 1));
+        }
+    }
+
+    /// Returns the value of the first packet.
+    pub fn first(&self) -> Option<T> {
+        self.0.first().map(|(value, ..)| *value)
+    }
+}
+
+/// Packets from one address to one queue pair of another.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// Addresses and queue pair.
+    pub key: Key,
+    /// Transport service of the first packet.
+    pub transport: Transport,
+    /// Version of RoCE of the first packet.
+    pub version: Version,
+    /// First packet.
+    pub first: At,
+    /// Last packet.
+    pub last: At,
+    /// Number of packets.
+    pub packets: u64,
+    /// Bytes from BTH to ICRC.
+    pub bytes: u64,
+    /// Stream of the other direction.
+    pub peer: Option<usize>,
+    /// Requests, of a connected service.
+    pub requests: Requests,
+    /// Packets marked CE, and the first one.
+    pub marked: (u64, At),
+    /// Packets that allow a mark (ECT).
+    pub ecn_capable: u64,
+    /// CNPs for the sender of the other direction: number, first and last.
+    pub cnps: (u64, At, At),
+    /// Queue keys of datagrams.
+    pub qkeys: Values<QKey>,
+    /// Partition keys.
+    pub pkeys: Values<PKey>,
+    /// Queue pairs that sent the datagrams.
+    pub sources: Values<Qpn>,
+    /// VLAN priorities.
+    pub priorities: Values<u8>,
+    /// DSCPs.
+    pub dscps: Values<u8>,
+    /// Bytes of requests by periods of [`RATE_PERIOD`] since the first packet.
+    pub rate: Vec<(u64, u64)>,
+}
+
+/// Length of a period of [`Stream::rate`] in nanoseconds.
+pub const RATE_PERIOD: u64 = 1_000_000;
+
+/// Periods that a stream remembers.
+const MAX_PERIODS: usize = 4096;
+
+impl Stream {
+    pub(super) fn new(key: Key, transport: Transport, at: At) -> Stream {
+        Stream {
+            key,
+            transport,
+            version: Version::V2,
+            first: at,
+            last: at,
+            packets: 0,
+            bytes: 0,
+            peer: None,
+            requests: Requests::default(),
+            marked: (0, At::default()),
+            ecn_capable: 0,
+            cnps: (0, At::default(), At::default()),
+            qkeys: Values::default(),
+            pkeys: Values::default(),
+            sources: Values::default(),
+            priorities: Values::default(),
+            dscps: Values::default(),
+            rate: Vec::new(),
+        }
+    }
+
+    /// Takes a packet of any kind.
+    pub(super) fn packet(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, at: At) {
+        self.version = roce.version;
+        self.last = at;
+        self.packets += 1;
+        self.bytes += roce.len as u64;
+        let bth = packet.bth();
+        match roce.flow.ecn() {
+            Ecn::Ce => {
+                self.marked.0 += 1;
+                if self.marked.0 == 1 {
+                    self.marked.1 = at;
+                }
+            }
+            Ecn::Ect0 | Ecn::Ect1 => self.ecn_capable += 1,
+            Ecn::NotEct => {}
+        }
+        self.pkeys.note(bth.pkey, at);
+        self.dscps.note(roce.flow.traffic_class >> 2, at);
+        if let Some(priority) = roce.flow.vlan_priority {
+            self.priorities.note(priority, at);
+        }
+        if let Some(deth) = packet.deth() {
+            self.qkeys.note(deth.qkey, at);
+            self.sources.note(deth.src_qp, at);
+        }
+        if packet.row().operation.is_request() {
+            let period = at.time.saturating_sub(self.first.time) / RATE_PERIOD;
+            if let Some((_, bytes)) = self.rate.last_mut().filter(|(last, _)| *last == period) {
+                *bytes += roce.len as u64;
+            } else if self.rate.len() < MAX_PERIODS {
+                self.rate.push((period, roce.len as u64));
+            }
+        }
+    }
+
+    pub(super) fn cnp(&mut self, at: At) {
+        self.cnps.0 += 1;
+        if self.cnps.0 == 1 {
+            self.cnps.1 = at;
+        }
+        self.cnps.2 = at;
+    }
+}
