@@ -41,6 +41,8 @@ pub enum Diagnosis {
     InvalidRequest,
     /// The responder failed.
     RemoteOperationalError,
+    /// Requests behind a refused one.
+    Flushed,
     /// An ICRC is wrong.
     WrongIcrc,
     /// Congestion marks without CNPs, or CNPs without effect.
@@ -55,8 +57,8 @@ pub enum Diagnosis {
     DatagramDropped,
     /// The connection manager refused the connection, or got no answer.
     ConnectionRefused,
-    /// The end of a connection was not confirmed in time.
-    DisconnectLate,
+    /// The connection manager ended the connection while it was in use, or the end was not confirmed in time.
+    Disconnected,
     /// The connection manager asks for patience.
     ConnectionDelayed,
     /// A packet was repeated until the retry counter was exceeded.

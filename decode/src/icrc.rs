@@ -227,10 +227,17 @@ fn word_that_explains(difference: u32, bytes: &[u8], at: usize, crc: impl Fn(&[u
         changed[at + 1 - bit / 8] ^= 1 << (bit % 8);
         effect
     });
-    let effect =
-        |word: u16| (0..16).filter(|bit| word >> bit & 1 != 0).fold(0, |sum, bit| sum ^ effects[bit]);
-    let found = (1..=u16::MAX).find(|word| effect(*word) == difference)?;
-    Some(found ^ u16::from_be_bytes([bytes[at], bytes[at + 1]]))
+    // In the order of a Gray code, in which one bit changes at a time.
+    let (mut word, mut effect) = (0, 0);
+    for step in 1..=u16::MAX {
+        let bit = step.trailing_zeros();
+        word ^= 1 << bit;
+        effect ^= effects[bit as usize];
+        if effect == difference {
+            return Some(word ^ u16::from_be_bytes([bytes[at], bytes[at + 1]]));
+        }
+    }
+    None
 }
 
 #[cfg(test)]

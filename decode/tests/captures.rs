@@ -50,12 +50,15 @@ const FINDINGS: &[(&str, &[(Diagnosis, u64)])] = &[
     ("loss_send_middle.pcap", &[(RequestLost, 4)]),
     // The third packet, and later the fifth.
     ("loss_write_middle.pcap", &[(RequestLost, 7), (RequestLost, 12)]),
-    ("nak_recv_too_small.pcap", &[(RemoteOperationalError, 4)]),
+    ("nak_recv_too_small.pcap", &[(RemoteOperationalError, 4), (Flushed, 4)]),
     ("nak_remote_access_atomic.pcap", &[(RemoteAccessError, 2)]),
     ("nak_remote_access_read.pcap", &[(RemoteAccessError, 2)]),
     ("nak_remote_access_write.pcap", &[(RemoteAccessError, 2)]),
     // rxe's timer expired just as the ACK arrived.
     ("rc_2048_v4.pcap", &[(UnnecessaryRetransmission, 16)]),
+    // An emulated machine takes milliseconds.
+    ("perftest_read_bw.pcap", &[(SlowReceiver, 20)]),
+    ("perftest_write_lat.pcap", &[(SlowReceiver, 4)]),
     ("reorder_send.pcap", &[(Reordered, 1)]),
     ("retry_exceeded.pcap", &[(PeerSilent, 1)]),
     ("rnr_nak.pcap", &[(ReceiverNotReady, 4)]),

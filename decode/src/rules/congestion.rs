@@ -3,18 +3,21 @@
 use super::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::{count, duration};
-use crate::track::stream::{RATE_PERIOD, Stream};
+use crate::track::stream::Stream;
 
 /// Number of CNPs from which their effect on the rate is judged.
 const MANY_CNPS: u64 = 8;
 
 /// Share of the rate before the CNPs, in percent, above which they had no effect. DCQCN halves the rate at
 /// its first CNP.
-const NO_EFFECT: u64 = 90;
+const NO_EFFECT: u64 = 75;
 
-/// Time to acknowledge, in nanoseconds on average, above which a receiver is slow: adapters take
-/// microseconds, and rxe on a loaded machine a millisecond.
-const SLOW_ACK: u64 = 10_000_000;
+/// Least time of all acknowledgements, in nanoseconds, above which it is worth a note: adapters take
+/// microseconds; a wide-area network or an emulated machine takes milliseconds.
+const LATE_ACK: u64 = 1_000_000;
+
+/// The same above which it is a problem.
+const SLOW_ACK: u64 = 20_000_000;
 
 /// Number of acknowledgements from which their time is judged.
 const MANY_ACKS: u64 = 4;
@@ -57,22 +60,18 @@ fn marks_without_cnps(capture: &Capture<'_>, stream: &Stream) -> Option<Finding>
 }
 
 fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
-    let (cnps, first, last) =
-        capture.peer(stream).map(|peer| peer.cnps).filter(|cnps| cnps.0 >= MANY_CNPS)?;
-    let period = |time: u64| time.saturating_sub(stream.first.time) / RATE_PERIOD;
-    // Bytes per period: before the first CNP, and behind the last, or in the second half of their time.
-    let rate = |from: u64, to: u64| {
-        let sum: u64 =
-            stream.rate.iter().filter(|(p, _)| (from..to).contains(p)).map(|(_, bytes)| bytes).sum();
-        sum.checked_div(to.saturating_sub(from))
-    };
-    let middle = (period(first.time) + period(last.time)) / 2 + 1;
-    let before = rate(0, period(first.time).max(1))?;
-    let after = rate(middle, (period(last.time) + 1).max(middle + 1))?;
+    let (cnps, first, _) = capture.peer(stream).map(|peer| peer.cnps).filter(|cnps| cnps.0 >= MANY_CNPS)?;
+    // In bits per second: before the first CNP, and in the second half of the time of the CNPs.
+    let rate = |bytes: u64, nanos: u64| (8 * bytes * 1000).checked_div(nanos).map(|rate| rate * 1_000_000);
+    let (first_time, first_bytes) = *stream.reactions.first()?;
+    let (middle_time, middle_bytes) = *stream.reactions.get(stream.reactions.len() / 2)?;
+    let (last_time, last_bytes) = *stream.reactions.last()?;
+    let before = rate(first_bytes, first_time.saturating_sub(stream.first.time))?;
+    let after = rate(last_bytes - middle_bytes, last_time.saturating_sub(middle_time))?;
     if before == 0 || 100 * after / before < NO_EFFECT {
         return None;
     }
-    let gigabits = |bytes: u64| bytes as f64 * 8.0 / RATE_PERIOD as f64;
+    let gigabits = |rate: u64| rate as f64 / 1e9;
     Some(Finding {
         text: format!(
             "{} from packet {} on have no effect: {:.2} Gb/s before, {:.2} Gb/s after",
@@ -90,10 +89,11 @@ fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding
 fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let latency = stream.requests.facts.latency;
     let average = latency.sum.checked_div(latency.count)?;
-    if latency.count < MANY_ACKS || average < SLOW_ACK {
+    if latency.count < MANY_ACKS || latency.min < LATE_ACK {
         return None;
     }
     let (most, at) = latency.max;
+    let severity = if latency.min < SLOW_ACK { Severity::Note } else { Severity::Problem };
     Some(Finding {
         text: format!(
             "slow receiver: {} acknowledges after {} on average, at least {}, at most {} (packet {})",
@@ -103,9 +103,9 @@ fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             duration(most),
             at.packet
         ),
-        remedy: "see what the receiving host does instead: CPU, interrupt moderation, a polling program that sleeps".into(),
+        remedy: "if the network is not that slow, see what the receiving host does instead: CPU, interrupt moderation, a program that polls too rarely".into(),
         count: latency.count,
-        ..capture.finding(Diagnosis::SlowReceiver, Severity::Problem, capture.name(stream), at)
+        ..capture.finding(Diagnosis::SlowReceiver, severity, capture.name(stream), at)
     })
 }
 

@@ -26,18 +26,20 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
     for gap in &facts.gaps.first {
         findings.extend(of_gap(capture, stream, gap));
     }
+    // What follows a refusal is not a loss.
+    let refused = facts.fatal.map(|fatal| fatal.at).or(facts.first_refused.map(|(at, _)| at));
+    let mut previous = None;
     for resend in &facts.resends.first {
-        if given_up == Some(resend.psn) {
+        let is_repeated =
+            previous.replace(resend.psn) == Some(resend.psn) && matches!(resend.cause, Cause::Timeout(_));
+        let is_refused = refused.is_some_and(|refusal| resend.at.time >= refusal.time);
+        if given_up == Some(resend.psn) || is_repeated || is_refused {
             continue;
         }
         let in_gap = |gap: &Gap| (resend.psn.since(gap.psn) as u32) < gap.len;
         let is_late = |gap: &Gap| matches!(gap.filled, Some((_, Filled::Late | Filled::LateAndResent)));
-        let is_told = facts
-            .gaps
-            .first
-            .iter()
-            .any(|gap| in_gap(gap) && (is_late(gap) || !matches!(resend.cause, Cause::Timeout(_))));
-        if !is_told {
+        let is_told = |gap: &Gap| in_gap(gap) && (is_late(gap) || resend.acknowledged_before.is_none());
+        if !facts.gaps.first.iter().any(is_told) {
             findings.extend(of_resend(capture, stream, resend));
         }
     }
@@ -337,8 +339,8 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);
     let retries = oldest.sends - 1;
     let granted = capture.tracker.management.connection_to(stream.key).map(|(c, ..)| u32::from(c.retry.1));
-    let is_over = retries >= granted.unwrap_or(7)
-        || since > 4 * interval.max(1) && stream.last.time <= oldest.time + interval;
+    let is_last = requests.last.is_some_and(|(at, psn)| psn == oldest.psn && at.time == oldest.time);
+    let is_over = retries >= granted.unwrap_or(7) || is_last && (retries >= 2 || since > 4 * interval.max(1));
     if is_refused || !is_over {
         return None;
     }
@@ -354,12 +356,10 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         oldest.sends,
         duration(interval * u64::from(oldest.sends))
     );
-    let is_black_hole = size > largest
-        && largest > 0
-        && requests
-            .window
-            .iter()
-            .all(|r| r.payload > largest || r.sends == 1 && r.first_time > oldest.first_time);
+    if let Some(finding) = silence::of_icmp(capture, stream, at) {
+        return Some(finding);
+    }
+    let is_black_hole = size > largest && largest > 0;
     let packets = vec![capture.packet(at), PacketRef { file: capture.file, packet: stream.last.packet }];
     if is_black_hole {
         return Some(Finding {
@@ -374,6 +374,23 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             ),
             packets,
             ..capture.finding(Diagnosis::MtuBlackHole, Severity::Failure, subject, at)
+        });
+    }
+    let is_back = |other: &&Stream| {
+        (other.key.src, other.key.dst) == (stream.key.dst, stream.key.src)
+            && Some(other.key.qpn) != capture.peer(stream).map(|peer| peer.key.qpn)
+            && other.last.time > oldest.first_time
+    };
+    if let Some(other) = capture.tracker.streams.iter().find(is_back) {
+        return Some(Finding {
+            text: format!(
+                "the peer has no such QP any more, or it is in the error state (restarted?): PSN {} (packet {}) was {budget}, while {} answers other queue pairs (packet {} to QP {})",
+                oldest.psn, oldest.packet, stream.key.dst, other.last.packet, other.key.qpn
+            ),
+            remedy: "connect again after a restart of the peer; look at the peer's completions and events"
+                .into(),
+            packets,
+            ..capture.finding(Diagnosis::UnknownQp, Severity::Failure, subject, at)
         });
     }
     let last = requests.acknowledged.map_or_else(String::new, |(ack, psn)| {
@@ -402,7 +419,11 @@ fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let (timeouts, waited) = stream.requests.facts.timeouts;
     let active = stream.last.time.saturating_sub(stream.first.time);
     let percent = (100 * waited).checked_div(active)?;
-    if timeouts < MANY_TIMEOUTS || percent < MUCH_WAITING {
+    // One packet that is repeated until the requester gives up is another fault.
+    let mut psns: Vec<_> = stream.requests.facts.resends.first.iter().map(|r| r.psn.get()).collect();
+    psns.sort_unstable();
+    psns.dedup();
+    if (psns.len() as u64) < MANY_TIMEOUTS || timeouts < MANY_TIMEOUTS || percent < MUCH_WAITING {
         return None;
     }
     let first = stream.requests.facts.resends.first.iter().find(|r| matches!(r.cause, Cause::Timeout(_)))?;

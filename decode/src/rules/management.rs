@@ -3,9 +3,10 @@
 use urxe::wire::mad::{RejReason, Rejected};
 
 use super::Capture;
-use crate::finding::{Diagnosis, Finding, Severity};
+use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
 use crate::text::{count, duration};
 use crate::track::management::{Connection, Reject};
+use crate::track::stream::Stream;
 
 pub(super) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
     capture.tracker.management.connections.iter().flat_map(|c| of_connection(capture, c)).collect()
@@ -22,7 +23,9 @@ fn of_connection(capture: &Capture<'_>, c: &Connection) -> Vec<Finding> {
     let subject = format!("{} → {} {}", c.active.ip, c.destination, service(c));
     let (requests, first, last) = c.requests;
     let mut findings = Vec::new();
-    if let Some(reject) = &c.reject {
+    // An end that gives up waiting sends a REJ, too.
+    let has_given_up = |reject: &&Reject| reject.from == c.active.ip && c.reply.is_none();
+    if let Some(reject) = c.reject.as_ref().filter(|reject| !has_given_up(reject)) {
         let (text, remedy) = rejected(c, reject);
         findings.push(Finding {
             text,
@@ -87,10 +90,42 @@ fn of_connection(capture: &Capture<'_>, c: &Connection) -> Vec<Finding> {
             ),
             remedy: "the other end was gone, or did not call rdma_disconnect when the event came".into(),
             packets: vec![capture.packet(first), capture.packet(last)],
-            ..capture.finding(Diagnosis::DisconnectLate, Severity::Problem, subject, first)
+            ..capture.finding(Diagnosis::Disconnected, Severity::Problem, subject, first)
         });
     }
+    findings.extend(in_use(capture, c));
     findings
+}
+
+/// The end of a connection that has unacknowledged requests.
+fn in_use(capture: &Capture<'_>, c: &Connection) -> Option<Finding> {
+    let (_, first, _, from) = c.disconnects?;
+    let passive = c.passive?;
+    let is_of = |stream: &&Stream| {
+        let key = stream.key;
+        (key.src, key.dst, key.qpn) == (c.active.ip, passive.ip, passive.qpn)
+            || (key.src, key.dst, key.qpn) == (passive.ip, c.active.ip, c.active.qpn)
+    };
+    let is_waiting =
+        |stream: &&Stream| !stream.requests.window.is_empty() && stream.requests.facts.fatal.is_none();
+    let stream = capture.tracker.streams.iter().filter(is_of).find(is_waiting)?;
+    // A request that was sent again before is a loss.
+    let oldest = stream.requests.window.oldest().filter(|request| request.sends == 1)?;
+    let waiting = stream.requests.window.len() as u64;
+    Some(Finding {
+        text: format!(
+            "{from} ends the connection in packet {} (DREQ), while {} of {} from packet {} on {} not acknowledged",
+            first.packet,
+            count(waiting, "request"),
+            stream.key.src,
+            oldest.packet,
+            if waiting == 1 { "is" } else { "are" },
+        ),
+        remedy: "look at the program that called rdma_disconnect or exited; wait for all completions before"
+            .into(),
+        packets: vec![capture.packet(first), PacketRef { file: capture.file, packet: oldest.packet }],
+        ..capture.finding(Diagnosis::Disconnected, Severity::Problem, capture.name(stream), first)
+    })
 }
 
 fn times(n: u64) -> String {

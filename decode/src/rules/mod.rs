@@ -29,6 +29,7 @@ const MAX_COMMENTS: usize = 4;
 /// Returns the findings of a capture, the gravest first, then by time.
 pub(crate) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
     let mut findings = integrity::findings(capture);
+    findings.extend(silence::unresolved(capture));
     findings.extend(management::findings(capture));
     findings.extend(congestion::findings(capture));
     for stream in &capture.tracker.streams {

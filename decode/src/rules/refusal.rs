@@ -28,6 +28,19 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
     }
     if let Some(fatal) = &facts.fatal {
         findings.push(refused(capture, stream, fatal));
+        if fatal.flushed > 0 {
+            findings.push(Finding {
+                text: format!(
+                    "the NAK in packet {} is the first error; {} in flight behind the refused one {} flushed, and {} mean nothing more",
+                    fatal.at.packet,
+                    count(fatal.flushed, "request"),
+                    if fatal.flushed == 1 { "is" } else { "are" },
+                    if fatal.flushed == 1 { "its completion does" } else { "their completions" },
+                ).replace("does mean", "means"),
+                remedy: "look at the first completion with an error, not at those with WR_FLUSH_ERR".into(),
+                ..capture.finding(Diagnosis::Flushed, Severity::Note, capture.name(stream), fatal.at)
+            });
+        }
     }
     findings.extend(not_ready(capture, stream));
     findings
@@ -73,14 +86,6 @@ fn describe(request: &Request) -> String {
 fn refused(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> Finding {
     let what = fatal.request.map_or_else(|| format!("the request with PSN {}", fatal.psn), |r| describe(&r));
     let responder = stream.key.dst;
-    let flushed = match fatal.flushed {
-        0 => String::new(),
-        n => format!(
-            "; this is the first error: {} in flight behind it {} flushed, whose completions mean nothing more",
-            count(n, "request"),
-            if n == 1 { "is" } else { "are" }
-        ),
-    };
     let (diagnosis, cause, remedy) = match fatal.code {
         NakCode::RemoteAccessError => {
             let (cause, remedy) = access(&stream.requests.facts, fatal);
@@ -98,7 +103,7 @@ fn refused(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> Finding {
     let mut packets = vec![capture.packet(fatal.at)];
     packets.extend(fatal.request.map(|r| crate::finding::PacketRef { file: capture.file, packet: r.packet }));
     Finding {
-        text: format!("{responder} refuses {what} in packet {}: {cause}{flushed}", fatal.at.packet),
+        text: format!("{responder} refuses {what} in packet {}: {cause}", fatal.at.packet),
         remedy,
         packets,
         ..capture.finding(diagnosis, Severity::Failure, capture.name(stream), fatal.at)

@@ -6,9 +6,10 @@ use urxe::wire::Qpn;
 
 use super::{Capture, timeout_text};
 use crate::finding::{Diagnosis, Finding, Severity};
-use crate::layers::{IcmpKind, Version};
+use crate::layers::{IcmpError, IcmpKind, Version};
 use crate::text::{count, duration};
 use crate::track::facts::{At, Cause};
+use crate::track::path::Host;
 use crate::track::stream::Stream;
 
 /// Time without an answer after which a peer is taken for silent if nothing was resent: longer than the
@@ -26,6 +27,29 @@ pub(super) fn is_unanswered(stream: &Stream) -> bool {
         && facts.sequence_naks == 0
         && facts.response_gaps.count == 0
         && requests.window.iter().all(|r| r.next_response == r.psn)
+}
+
+/// Number of requests for a link-layer address without an answer from which the host is taken for absent.
+const MANY_REQUESTS: u64 = 3;
+
+/// Address resolution that fails before any RoCE packet is sent: those wait in the kernel for the answer.
+pub(super) fn unresolved(capture: &Capture<'_>) -> Vec<Finding> {
+    let hosts = capture.tracker.path.hosts.iter().filter(|_| capture.tracker.totals.roce == 0);
+    let absent = hosts.filter(|(_, host)| !host.answered && host.unanswered.0 >= MANY_REQUESTS);
+    let finding = |(ip, host): (&IpAddr, &Host)| Finding {
+        text: format!(
+            "the peer never answered: no host has the address {ip}: {} for it from packet {} on, unanswered, and no RoCE packet was sent",
+            requests_for(*ip, host.unanswered.0),
+            host.unanswered.1.packet
+        ),
+        remedy: format!("check the address {ip}: is its host up, on this network, in this VLAN?"),
+        ..capture.finding(Diagnosis::PeerSilent, Severity::Failure, ip.to_string(), host.unanswered.1)
+    };
+    absent.map(finding).collect()
+}
+
+fn requests_for(ip: IpAddr, number: u64) -> String {
+    count(number, if ip.is_ipv4() { "ARP request" } else { "neighbour solicitation" })
 }
 
 pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
@@ -50,58 +74,15 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
     );
     let start = |diagnosis| capture.finding(diagnosis, Severity::Failure, capture.name(stream), first);
     let dst = stream.key.dst;
-    if let Some((at, error)) = icmp {
-        let (what, remedy) = match error.kind {
-            IcmpKind::PortUnreachable => (
-                "UDP port 4791 is not open there".to_owned(),
-                format!(
-                    "start the RDMA device at {dst} (rxe: `rdma link add`; urxe: the peer process), or open the port"
-                ),
-            ),
-            IcmpKind::Prohibited => {
-                ("a firewall forbids it".to_owned(), "allow UDP port 4791 in the firewall".to_owned())
-            }
-            IcmpKind::HostUnreachable => (
-                "there is no route, or no such host".to_owned(),
-                format!("check the route to {dst}: `ip route get {dst}`"),
-            ),
-            IcmpKind::TooBig(mtu) => {
-                let finding = start(Diagnosis::MtuBlackHole);
-                return vec![Finding {
-                    text: format!(
-                        "packets of this size do not pass: {} reports in packet {} that a link on the path takes at most {}",
-                        error.from,
-                        at.packet,
-                        crate::text::bytes(mtu.into()),
-                    ),
-                    remedy: format!("use a path MTU of at most {} bytes less 58 for headers and ICRC", mtu),
-                    packets: vec![capture.packet(*at), capture.packet(first)],
-                    ..finding
-                }];
-            }
-            IcmpKind::HopLimit => {
-                ("the hop limit is too small".to_owned(), "raise hop_limit of the address vector".to_owned())
-            }
-        };
-        return vec![Finding {
-            text: format!(
-                "UDP port 4791 does not reach {dst}: {} answers packet {} with an ICMP error in packet {}: {what}",
-                error.from, first.packet, at.packet
-            ),
-            remedy,
-            packets: vec![capture.packet(*at), capture.packet(first)],
-            ..start(Diagnosis::PortUnreachable)
-        }];
+    if let Some(finding) = of_icmp(capture, stream, first) {
+        return vec![finding];
     }
     let unanswered = tracker.path.hosts.get(&dst).filter(|host| host.unanswered.0 > 0 && !host.answered);
     if let Some(host) = unanswered {
         return vec![Finding {
             text: format!(
                 "the peer never answered: no host has the address {dst}: {} for it, from packet {} on, unanswered",
-                count(
-                    host.unanswered.0,
-                    if dst.is_ipv4() { "ARP request" } else { "neighbour solicitation" }
-                ),
+                requests_for(dst, host.unanswered.0),
                 host.unanswered.1.packet
             ),
             remedy: format!("check the address {dst}: is its host up, on this network, in this VLAN?"),
@@ -157,6 +138,54 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
         ),
         ..start(Diagnosis::PeerSilent)
     }]
+}
+
+/// Explains requests that are not answered by an ICMP error about them.
+pub(super) fn of_icmp(capture: &Capture<'_>, stream: &Stream, first: At) -> Option<Finding> {
+    let (src, dst) = (stream.key.src, stream.key.dst);
+    let is_about = |(_, error): &&(At, IcmpError)| (error.src, error.dst) == (src, dst);
+    let (at, error) = capture.tracker.path.icmp.first.iter().find(is_about)?;
+    let start = |diagnosis| capture.finding(diagnosis, Severity::Failure, capture.name(stream), first);
+    let (what, remedy) = match error.kind {
+        IcmpKind::PortUnreachable => (
+            "UDP port 4791 is not open there".to_owned(),
+            format!(
+                "start the RDMA device at {dst} (rxe: `rdma link add`; urxe: the peer process), or open the port"
+            ),
+        ),
+        IcmpKind::Prohibited => {
+            ("a firewall forbids it".to_owned(), "allow UDP port 4791 in the firewall".to_owned())
+        }
+        IcmpKind::HostUnreachable => (
+            "there is no route, or no such host".to_owned(),
+            format!("check the route to {dst}: `ip route get {dst}`"),
+        ),
+        IcmpKind::TooBig(mtu) => {
+            return Some(Finding {
+                text: format!(
+                    "packets of this size do not pass: {} reports in packet {} that a link on the path takes at most {}",
+                    error.from,
+                    at.packet,
+                    crate::text::bytes(mtu.into()),
+                ),
+                remedy: format!("use a path MTU of at most {mtu} bytes less 58 for headers and ICRC"),
+                packets: vec![capture.packet(*at), capture.packet(first)],
+                ..start(Diagnosis::MtuBlackHole)
+            });
+        }
+        IcmpKind::HopLimit => {
+            ("the hop limit is too small".to_owned(), "raise hop_limit of the address vector".to_owned())
+        }
+    };
+    Some(Finding {
+        text: format!(
+            "UDP port 4791 does not reach {dst}: {} answers packet {} with an ICMP error in packet {}: {what}",
+            error.from, first.packet, at.packet
+        ),
+        remedy,
+        packets: vec![capture.packet(*at), capture.packet(first)],
+        ..start(Diagnosis::PortUnreachable)
+    })
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

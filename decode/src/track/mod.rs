@@ -179,7 +179,12 @@ impl Tracker {
             }
             Transport::Rc | Transport::Xrc => self.response(id, packet, at),
             Transport::Uc => self.streams[id].requests.request(packet, ident, at),
-            Transport::Cnp => self.streams[id].cnp(at),
+            Transport::Cnp => {
+                self.streams[id].cnp(at);
+                if let Some(peer) = self.streams[id].peer {
+                    self.streams[peer].slow_down(at);
+                }
+            }
             _ => {}
         }
     }

@@ -11,6 +11,10 @@ use super::window::{Request, Target, Window};
 /// no requester detects a loss in less than a round trip of the fastest adapters, about 2 µs.
 const COPY_WITHIN: u64 = 2_000;
 
+/// An original that arrives after its retransmission, within this many round trips of the gap, was late; later,
+/// it is another retransmission.
+const LATE_WITHIN: u64 = 16;
+
 /// A NAK or a gap in responses, which the requester will react to.
 #[derive(Clone, Copy, Debug)]
 enum Pending {
@@ -145,15 +149,36 @@ impl Requests {
     /// requester that goes back resends all that follows.
     fn settle_late(&mut self, psn: Psn) {
         let Some(late) = self.late.take() else { return };
-        let is_resent = psn == late.next() && psn.is_before(self.next);
-        let in_gap = |gap: &&mut Gap| (late.since(gap.psn) as u32) < gap.len;
-        if let Some(gap) = self.facts.gaps.first.iter_mut().rev().find(in_gap)
-            && let Some((_, filled)) = &mut gap.filled
-            && is_resent
-            && *filled == Filled::Late
+        if psn != late.next() || !psn.is_before(self.next) {
+            return;
+        }
+        let opcode = self.window.find(late).map_or_else(Default::default, |r| r.opcode);
+        if let Some(gap) = self.gap_of(late)
+            && let Some((at, filled @ Filled::Late)) = &mut gap.filled
         {
             *filled = Filled::Resent;
+            let waited = at.time.saturating_sub(gap.at.time);
+            let resend = Resend {
+                psn: late,
+                at: *at,
+                original: At::default(),
+                cause: gap.nak.map_or(Cause::Timeout(waited), Cause::SequenceNak),
+                packets: 1,
+                sends: 2,
+                acknowledged_before: None,
+                answer: None,
+                last: late,
+                opcode,
+                is_tail: false,
+            };
+            self.is_resending = true;
+            self.facts.resends.push(resend);
         }
+    }
+
+    /// Returns the newest gap that contains `psn`.
+    fn gap_of(&mut self, psn: Psn) -> Option<&mut Gap> {
+        self.facts.gaps.first.iter_mut().rev().find(|gap| (psn.since(gap.psn) as u32) < gap.len)
     }
 
     /// Takes a request whose PSN is before that of the next new one.
@@ -168,12 +193,14 @@ impl Requests {
             self.facts.gaps.push(Gap { psn, len, at: first, filled: None, nak: None });
             self.first = Some((first, psn));
         }
-        let in_gap = |gap: &&mut Gap| (psn.since(gap.psn) as u32) < gap.len;
-        let gap = self.facts.gaps.first.iter_mut().rev().find(in_gap);
         let known = self.window.find(psn).copied();
         let is_acknowledged = self.acknowledged.is_some_and(|(_, acked)| !psn.is_after(acked));
-        let is_first_sight = gap.is_some() && known.is_none() && !is_acknowledged;
-        if let Some(gap) = gap {
+        let is_resending = self.is_resending;
+        let mut is_first_sight = false;
+        let mut is_late = false;
+        if let Some(gap) = self.gap_of(psn) {
+            is_first_sight = known.is_none() && !is_acknowledged;
+            let age = at.time.saturating_sub(gap.at.time);
             match &mut gap.filled {
                 None => {
                     gap.filled = Some((at, Filled::Late));
@@ -181,11 +208,22 @@ impl Requests {
                 }
                 // Of a gap of several packets, each of which fills a part.
                 Some(_) if is_first_sight => self.late = Some(psn),
-                Some((_, filled @ Filled::Late)) if self.is_resending || gap.len == 1 => {
+                Some((_, filled @ Filled::Late)) if is_resending || gap.len == 1 => {
                     *filled = Filled::LateAndResent;
+                }
+                // The original, after its retransmission. A timeout is much longer than a round trip, which
+                // the retransmission took.
+                Some((fill, filled @ Filled::Resent))
+                    if gap.psn == psn && age < LATE_WITHIN * fill.time.saturating_sub(gap.at.time) =>
+                {
+                    *filled = Filled::LateAndResent;
+                    is_late = true;
                 }
                 Some(_) => {}
             }
+        }
+        if is_late {
+            return;
         }
         if is_first_sight && self.pending.is_none() && !self.is_resending {
             let request = self.describe(packet, ident, at);
@@ -200,7 +238,10 @@ impl Requests {
             let is_same_packet = r.psn == psn && ident.is_some_and(|id| id != 0) && ident == r.ident;
             is_same_packet || at.time.saturating_sub(r.time) < COPY_WITHIN
         };
-        if known.or(self.newest_acknowledged).as_ref().is_some_and(is_copy) && self.pending.is_none() {
+        if known.or(self.newest_acknowledged).as_ref().is_some_and(is_copy)
+            && self.pending.is_none()
+            && !self.is_resending
+        {
             self.facts.copies.push(at);
             return;
         }
@@ -369,14 +410,12 @@ impl Requests {
             self.facts.sequence_naks += 1;
             if let Some((_, first)) = self.first
                 && self.acknowledged.is_none()
-                && psn != first
-                && self.window.find(psn).is_none()
+                && (psn.is_before(first) || !psn.is_before(self.next))
             {
                 self.facts.first_refused.get_or_insert((at, psn));
             }
             self.acknowledge(psn.prev(), at);
-            let in_gap = |gap: &&mut Gap| (psn.since(gap.psn) as u32) < gap.len;
-            if let Some(gap) = self.facts.gaps.first.iter_mut().rev().find(in_gap) {
+            if let Some(gap) = self.gap_of(psn) {
                 gap.nak.get_or_insert(at);
             }
             self.pending = Some(Pending::Sequence(at, psn));

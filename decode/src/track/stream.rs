@@ -86,15 +86,12 @@ pub struct Stream {
     pub priorities: Values<u8>,
     /// DSCPs.
     pub dscps: Values<u8>,
-    /// Bytes of requests by periods of [`RATE_PERIOD`] since the first packet.
-    pub rate: Vec<(u64, u64)>,
+    /// CNPs for this stream's sender: the time of each, and the bytes of this stream until then.
+    pub reactions: Vec<(u64, u64)>,
 }
 
-/// Length of a period of [`Stream::rate`] in nanoseconds.
-pub const RATE_PERIOD: u64 = 1_000_000;
-
-/// Periods that a stream remembers.
-const MAX_PERIODS: usize = 4096;
+/// CNPs whose times a stream remembers.
+const MAX_CNPS: usize = 4096;
 
 impl Stream {
     pub(super) fn new(key: Key, transport: Transport, at: At) -> Stream {
@@ -116,7 +113,7 @@ impl Stream {
             sources: Values::default(),
             priorities: Values::default(),
             dscps: Values::default(),
-            rate: Vec::new(),
+            reactions: Vec::new(),
         }
     }
 
@@ -146,16 +143,16 @@ impl Stream {
             self.qkeys.note(deth.qkey, at);
             self.sources.note(deth.src_qp, at);
         }
-        if packet.row().operation.is_request() {
-            let period = at.time.saturating_sub(self.first.time) / RATE_PERIOD;
-            if let Some((_, bytes)) = self.rate.last_mut().filter(|(last, _)| *last == period) {
-                *bytes += roce.len as u64;
-            } else if self.rate.len() < MAX_PERIODS {
-                self.rate.push((period, roce.len as u64));
-            }
+    }
+
+    /// Takes a CNP for this stream's sender.
+    pub(super) fn slow_down(&mut self, at: At) {
+        if self.reactions.len() < MAX_CNPS {
+            self.reactions.push((at.time, self.bytes));
         }
     }
 
+    /// Takes a CNP, which is a packet of this stream.
     pub(super) fn cnp(&mut self, at: At) {
         self.cnps.0 += 1;
         if self.cnps.0 == 1 {
