@@ -22,7 +22,7 @@ pub fn record(name: &str) -> Result<Vec<Shot>> {
         "peer-silent-arp" => ("10.77.0.1", "10.77.0.9", "arp or udp port 4791"),
         "peer-silent-nd" => ("fd77::1", "fd77::9", "src host fd77::1"),
         "port-unreachable" => ("10.77.0.1", "10.77.0.2", "arp or udp port 4791 or icmp"),
-        "port-unreachable-filtered" => ("fd77::1", "fd77::2", "host fd77::1 and (udp port 4791 or icmp6)"),
+        "port-unreachable-v6" => ("fd77::1", "fd77::2", "host fd77::1 and (udp port 4791 or icmp6)"),
         other => return Err(format!("no recorder for {other}").into()),
     };
     let veth = Veth::new(1500);

@@ -32,7 +32,8 @@ READs are in use, which need none.
 
 `cargo run -p urxe-cli --example record-broken -- pcaps/broken` records all again (`tests/broken`), and with names of cases only these, with
 `computed` only those without a live peer. Most run two NICs of urxe in virtual time, and give the same bytes in every run
-(`tests/pure/broken_captures.rs` compares them). The cases `rxe-*` run the Soft-RoCE of two Linux guests (`tests/install guest`), `peer-silent-arp`,
+(`tests/pure/broken_captures.rs` compares them). The cases `rxe-*` run the Soft-RoCE of two Linux guests (`tests/install guest`),
+recorded at the client; `peer-silent-arp`,
 `peer-silent-nd` and `port-unreachable*` the network stack in two namespaces, which needs root.
 
 ";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
+use urxe::wire::Operation;
 use urxe::wire::mad::MessageKind;
 
 use super::hosts::{Hosts, LIMIT, Setup, rules};
@@ -77,6 +78,20 @@ pub const CASES: &[Case] = &[
         text: "The first request of the client does not carry the start PSN of its CM REQ, but one that is 256 higher, because the \
                program sets its own when it moves its queue pair to RTS. The server answers with a NAK with a PSN sequence error \
                that names the PSN of the REQ.",
+    },
+    Case {
+        name: "too-many-reads-cm",
+        diagnosis: "too-many-reads",
+        files: ENDS,
+        source: Source::Computed(more_reads_than_granted),
+        shown: &[
+            (0, |s| s.is_cm(MessageKind::Rep)),
+            (0, |s| s.opcode.row().operation == Operation::ReadRequest),
+            (0, |s| s.is_nak()),
+        ],
+        text: "The server's CM REP grants four READs (responder resources). The client's program ignores this and posts ten, which \
+               are all sent before the first response: the server executes four and answers the fifth by a NAK 'invalid \
+               request'.",
     },
 ];
 
@@ -212,9 +227,21 @@ fn late_drep(seed: u64) -> Vec<Vec<Shot>> {
     hosts.both()
 }
 
-fn other_start_psn(seed: u64) -> Vec<Vec<Shot>> {
-    let hosts = Setup::new(seed).open();
-    let managers = managers(&hosts);
+/// A connection whose client moves its queue pair to RTS by itself.
+struct OwnTransitions {
+    qp: Qp,
+    _accepted: Session,
+    _id: CmId,
+    _channel: EventChannel,
+}
+
+/// Connects, with attributes of the client's queue pair changed by `change` before it enters RTS.
+fn connect_changed(
+    hosts: &Hosts,
+    managers: &Managers,
+    accept: &ConnParam,
+    change: impl FnOnce(QpAttr) -> QpAttr,
+) -> OwnTransitions {
     let channel = EventChannel::new().expect("a descriptor");
     let id = managers.client.create_id(&channel, PortSpace::Tcp).expect("a new id");
     let next = |kind| {
@@ -228,18 +255,40 @@ fn other_start_psn(seed: u64) -> Vec<Vec<Shot>> {
     let qp = hosts.a.qp(QpType::Rc);
     id.connect(&ConnParam::default().qp_num(qp.qpn()).retry_count(3)).expect("a REQ");
     let incoming = managers.listener.next(LIMIT).expect("a request");
-    let accepted =
-        incoming.begin_accept(hosts.b.qp(QpType::Rc), &ConnParam::default()).expect("a new queue pair");
+    let accepted = incoming.begin_accept(hosts.b.qp(QpType::Rc), accept).expect("a new queue pair");
     next(CmEventKind::ConnectResponse);
     for state in [QpState::Init, QpState::Rtr] {
         qp.modify(&id.init_qp_attr(state).expect("the attributes are known")).expect("valid attributes");
     }
     let rts = id.init_qp_attr(QpState::Rts).expect("the attributes are known");
-    let psn = Psn::new(rts.sq_psn.expect("the start PSN").get() + 256);
-    qp.modify(&rts.sq_psn(psn).timeout(AckTimeout::new(10))).expect("valid attributes");
+    qp.modify(&change(rts).timeout(AckTimeout::new(10))).expect("valid attributes");
     id.establish().expect("an RTU");
-    hosts.write(&qp, 100);
+    OwnTransitions { qp, _accepted: accepted, _id: id, _channel: channel }
+}
+
+fn other_start_psn(seed: u64) -> Vec<Vec<Shot>> {
+    let hosts = Setup::new(seed).open();
+    let managers = managers(&hosts);
+    let change = |rts: QpAttr| {
+        let psn = Psn::new(rts.sq_psn.expect("the start PSN").get() + 256);
+        rts.sq_psn(psn)
+    };
+    let connection = connect_changed(&hosts, &managers, &ConnParam::default(), change);
+    hosts.write(&connection.qp, 100);
     hosts.fails(WcStatus::RetryExcErr);
-    drop((qp, id, accepted, managers));
+    drop((connection, managers));
     hosts.client()
+}
+
+fn more_reads_than_granted(seed: u64) -> Vec<Vec<Shot>> {
+    let hosts = Setup::new(seed).open();
+    let managers = managers(&hosts);
+    let accept = ConnParam::default().responder_resources(4);
+    let connection = connect_changed(&hosts, &managers, &accept, |rts| rts.max_rd_atomic(16));
+    (0..10).for_each(|_| hosts.read(&connection.qp, 700));
+    hosts.done(4);
+    hosts.fails(WcStatus::RemInvReqErr);
+    hosts.micros(100);
+    drop((connection, managers));
+    hosts.both()
 }

@@ -112,7 +112,7 @@ pub const CASES: &[Case] = &[
                message of type 3 and code 3, port unreachable.",
     },
     Case {
-        name: "port-unreachable-filtered",
+        name: "port-unreachable-v6",
         diagnosis: "port-unreachable",
         files: &[("", Container::PcapMicros)],
         source: Source::Live,

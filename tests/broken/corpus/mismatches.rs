@@ -49,7 +49,8 @@ pub const CASES: &[Case] = &[
         shown: &[(1, |s| s.is_request() && !s.sent && s.opcode.row().operation == Operation::Send)],
         text: "The client has connected its queue pair to its own number instead of the server's. The server's requests show \
                the client's number as their destination, and the client's SENDs carry the same number; they arrive at the \
-               server, which has no such queue pair and ignores them. The server's own WRITE is not acknowledged either.",
+               server, which has no such queue pair and ignores them. The client's ACKs \
+               of the server's WRITE carry the wrong number too, so that the server repeats its WRITE.",
     },
     Case {
         name: "path-mtu-differs",

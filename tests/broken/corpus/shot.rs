@@ -273,5 +273,5 @@ pub fn decode(shots: &[Shot]) -> Vec<Seen> {
     shots.iter().map(decode).collect()
 }
 
-/// Path MTU of all computed captures with READs.
+/// Path MTU of all captures in which a case looks for gaps behind READs.
 pub const READ_MTU: u32 = 256;
