@@ -18,8 +18,7 @@ pub const CASES: &[Case] = &[
         source: Source::Computed(peer_silent),
         shown: &[(0, |s| s.is_request())],
         text: "The client sends a SEND to 10.77.0.2 and repeats it seven times at intervals of its timer. Not a single \
-               packet comes back from that address, neither an answer to this queue pair nor to the ARP requests, which \
-               a static entry made unnecessary: nothing shows that the peer exists.",
+               packet comes back from that address, so nothing shows that the peer exists.",
     },
     Case {
         name: "peer-silent-link-local",
