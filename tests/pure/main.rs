@@ -1,5 +1,6 @@
 //! Tests of the protocol and the API, on the fabric, loopback UDP and Unix sockets.
 
+mod broken_captures;
 mod bursts;
 mod changing_memory;
 mod configuration_warnings;

@@ -643,7 +643,8 @@ Recorded by `tests/rxe-guest/record` (`tests/rxe-guest/record.rs`) between two g
 perftest; `tests/rxe-guest/README.md` documents the commands of `vsh`. a is 10.77.0.1, fd77::1,
 MAC 52:54:00:77:00:01; b is 10.77.0.2, fd77::2, MAC 52:54:00:77:00:02. Link type Ethernet, whole frames without FCS,
 nanoseconds, only RoCEv2. The files contain the frames that the wire dropped too: they were sent and did not arrive.
-Every ICRC is valid (`tests/rxe-guest/icrc.py pcaps/*.pcap`). `mixed/` contains captures of rxe and urxe, `own/` of urxe alone.
+Every ICRC is valid (`tests/rxe-guest/icrc.py pcaps/*.pcap`). `mixed/` contains captures of rxe and urxe, `own/` of urxe
+alone, `broken/` some in which something is wrong.
 ";
 
 fn main() -> Result<()> {
