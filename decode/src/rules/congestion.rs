@@ -63,9 +63,12 @@ fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding
     let (cnps, first, _) = capture.peer(stream).map(|peer| peer.cnps).filter(|cnps| cnps.0 >= MANY_CNPS)?;
     // In bits per second: before the first CNP, and in the second half of the time of the CNPs.
     let rate = |bytes: u64, nanos: u64| (8 * bytes * 1000).checked_div(nanos).map(|rate| rate * 1_000_000);
-    let (first_time, first_bytes) = *stream.reactions.first()?;
-    let (middle_time, middle_bytes) = *stream.reactions.get(stream.reactions.len() / 2)?;
-    let (last_time, last_bytes) = *stream.reactions.last()?;
+    // CNPs that come after the last packet say nothing about its rate.
+    let sent = stream.reactions.partition_point(|(time, _)| *time <= stream.last.time);
+    let reactions = &stream.reactions[..sent];
+    let (first_time, first_bytes) = *reactions.first()?;
+    let (middle_time, middle_bytes) = *reactions.get(sent / 2)?;
+    let (last_time, last_bytes) = *reactions.last()?;
     let before = rate(first_bytes, first_time.saturating_sub(stream.first.time))?;
     let after = rate(last_bytes - middle_bytes, last_time.saturating_sub(middle_time))?;
     if before == 0 || 100 * after / before < NO_EFFECT {
@@ -82,6 +85,11 @@ fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding
         ),
         remedy: "enable the reaction point of the sender (DCQCN, roce_rp)".into(),
         count: cnps,
+        packets: [first, stream.marked.1]
+            .iter()
+            .filter(|at| at.packet > 0)
+            .map(|at| capture.packet(*at))
+            .collect(),
         ..capture.finding(Diagnosis::CongestionIgnored, Severity::Problem, capture.name(stream), first)
     })
 }

@@ -1,6 +1,6 @@
 //! Lost, late and repeated packets.
 
-use urxe::wire::Operation;
+use urxe::wire::{Operation, Psn};
 
 use super::{Capture, silence, timeout_text};
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
@@ -235,7 +235,9 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
                 ));
             }
             let answer = resend.answer;
-            let is_all_there = answer.is_some_and(|(_, psn)| psn.is_after(resend.last));
+            let has_duplicates = |psn: Psn| psn == resend.last && resend.packets > 1 && resend.answers > 1;
+            let is_all_there =
+                answer.is_some_and(|(_, psn)| psn.is_after(resend.last) || has_duplicates(psn));
             let answered = answer.map_or_else(String::new, |(at, psn)| {
                 format!(", answered in packet {} up to PSN {psn}", at.packet)
             });

@@ -109,6 +109,8 @@ pub struct Resend {
     pub acknowledged_before: Option<At>,
     /// First response to the retransmission: its packet, and its PSN.
     pub answer: Option<(At, Psn)>,
+    /// Number of responses with the PSN of the first: a responder acknowledges each duplicate.
+    pub answers: u64,
     /// PSN of the last packet sent again.
     pub last: Psn,
     /// Opcode of the first packet.

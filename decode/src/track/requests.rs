@@ -167,6 +167,7 @@ impl Requests {
                 sends: 2,
                 acknowledged_before: None,
                 answer: None,
+                answers: 0,
                 last: late,
                 opcode,
                 is_tail: false,
@@ -291,6 +292,7 @@ impl Requests {
                 sends: known.map_or(2, |r| r.sends + 1),
                 acknowledged_before,
                 answer: None,
+                answers: 0,
                 last: psn,
                 opcode: packet.bth().opcode,
                 is_tail: self.window.iter().rev().skip(1).all(|r| !r.ack_req),
@@ -326,8 +328,9 @@ impl Requests {
     /// Takes a response.
     pub fn response(&mut self, packet: &Packet<'_>, at: At) {
         let psn = packet.bth().psn;
-        if let Some(resend) = self.facts.resends.newest().filter(|r| r.answer.is_none()) {
-            resend.answer = Some((at, psn));
+        if let Some(resend) = self.facts.resends.newest() {
+            let (_, first) = resend.answer.get_or_insert((at, psn));
+            resend.answers += (*first == psn) as u64;
         }
         let syndrome = packet.aeth().map(|aeth| aeth.syndrome);
         let takes_receive = self.window.find(psn).is_some_and(|request| {

@@ -43,7 +43,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "connection-mra",
-        diagnosis: "connection-refused",
+        diagnosis: "connection-delayed",
         files: CLIENT,
         source: Source::Computed(delayed),
         shown: &[(0, |s| s.is_cm(MessageKind::Mra)), (0, |s| s.is_cm(MessageKind::Rej))],
@@ -52,7 +52,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "connection-disconnected",
-        diagnosis: "connection-refused",
+        diagnosis: "disconnected",
         files: ENDS,
         source: Source::Computed(disconnected),
         shown: &[(0, |s| s.is_cm(MessageKind::Dreq)), (0, |s| s.is_cm(MessageKind::Drep))],
@@ -62,7 +62,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "connection-late-drep",
-        diagnosis: "connection-refused",
+        diagnosis: "disconnected",
         files: ENDS,
         source: Source::Computed(late_drep),
         shown: &[(0, |s| s.is_cm(MessageKind::Dreq)), (0, |s| s.is_cm(MessageKind::Drep))],

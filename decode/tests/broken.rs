@@ -1,0 +1,61 @@
+//! Analyses the corpus `pcaps/broken/`: each capture was made with one fault, which `cases.json` names together
+//! with the packets that show it. Whoever made the captures did not know the rules of the analysis.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use urxe_decode::{Capture, Report};
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    files: Vec<PathBuf>,
+    diagnosis: String,
+    packets: Vec<Packet>,
+}
+
+#[derive(Deserialize)]
+struct Packet {
+    file: usize,
+    packet: u64,
+}
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcaps/broken")
+}
+
+fn report(case: &Case) -> Report {
+    Report::read(case.files.iter().map(|file| Capture::open(&corpus().join(file))))
+}
+
+/// Returns the name of a diagnosis in JSON.
+fn name(diagnosis: urxe_decode::Diagnosis) -> String {
+    serde_json::to_value(diagnosis).unwrap().as_str().unwrap().to_owned()
+}
+
+#[test]
+fn each_fault_of_the_corpus_is_found_with_a_packet_that_shows_it() {
+    let cases: Vec<Case> =
+        serde_json::from_slice(&std::fs::read(corpus().join("cases.json")).unwrap()).unwrap();
+    let mut wrong = Vec::new();
+    for case in &cases {
+        let report = report(case);
+        let is_right = match &case.diagnosis[..] {
+            "none" => report.findings.is_empty(),
+            diagnosis => report.findings.iter().filter(|f| name(f.diagnosis) == diagnosis).any(|f| {
+                let shows = |p: &Packet| f.packets.iter().any(|q| (q.file, q.packet) == (p.file, p.packet));
+                case.packets.iter().any(shows)
+            }),
+        };
+        if !is_right {
+            wrong.push(format!("{}: {} not found\n{report}", case.name, case.diagnosis));
+        }
+    }
+    assert!(
+        wrong.is_empty() && cases.len() > 60,
+        "{} of {}:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n")
+    );
+}
