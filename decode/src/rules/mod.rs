@@ -108,7 +108,8 @@ impl Capture<'_> {
 
     /// Reports whether an address has sent anything in this capture.
     fn is_alive(&self, ip: IpAddr) -> bool {
-        self.tracker.path.hosts.get(&ip).is_some_and(|host| host.sent.0 > 0 || host.answered)
+        self.tracker.last_from(ip).is_some()
+            || self.tracker.path.hosts.get(&ip).is_some_and(|host| host.answered)
     }
 
     fn packet(&self, at: At) -> PacketRef {

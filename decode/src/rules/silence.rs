@@ -240,14 +240,8 @@ fn unknown_qp(capture: &Capture<'_>, stream: &Stream, first: At) -> Option<(Stri
             other.first,
         ));
     }
-    let host = tracker.path.hosts.get(&key.dst)?;
-    (host.sent.0 > 0).then(|| {
-        (
-            format!(
-                "{} is alive (packet {}) and does not answer for QP {}",
-                key.dst, host.sent.1.packet, key.qpn
-            ),
-            host.sent.1,
-        )
-    })
+    let last = tracker.last_from(key.dst)?;
+    let reason =
+        format!("{} is alive (packet {}) and does not answer for QP {}", key.dst, last.packet, key.qpn);
+    Some((reason, last))
 }

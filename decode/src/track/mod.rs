@@ -87,7 +87,8 @@ pub struct Tracker {
     pub unsupported: Vec<UnsupportedLink>,
     /// Comments of packets, by the packets' numbers.
     pub comments: HashMap<u64, String>,
-    judge: Judge,
+    /// Taken out while the packet that it judges is processed, which borrows from it.
+    judge: Option<Box<Judge>>,
 }
 
 impl Tracker {
@@ -133,13 +134,12 @@ impl Tracker {
         self.totals.roce += 1;
         self.totals.v1 += (roce.version == Version::V1) as u64;
         self.totals.cut += (roce.bytes.len() < roce.len) as u64;
-        // Taken out, because the packet borrows its bytes from the judge.
-        let mut judge = std::mem::take(&mut self.judge);
+        let mut judge = self.judge.take().unwrap_or_default();
         match judge.judge(roce) {
             Ok((packet, verdict)) => self.packet(roce, &packet, verdict, at),
             Err(e) => self.wire_error(e, at),
         }
-        self.judge = judge;
+        self.judge = Some(judge);
     }
 
     #[cold]
@@ -161,13 +161,12 @@ impl Tracker {
             }
         }
         if bth.dest_qp == Qpn::GSI {
-            self.path.alive(roce.flow.src, at);
+            self.path.managed(roce.flow.src, at);
             self.management.datagram(&roce.flow, packet, verdict, at);
             return;
         }
         let id = self.stream_of(key, packet, at);
         self.streams[id].packet(roce, packet, at);
-        self.path.alive(roce.flow.src, at);
         let ident = match roce.ident {
             IpIdent::Exact { id, .. } => Some(id),
             _ => None,
@@ -187,6 +186,13 @@ impl Tracker {
             }
             _ => {}
         }
+    }
+
+    /// Returns the last packet of an address.
+    pub fn last_from(&self, ip: IpAddr) -> Option<At> {
+        let streams = self.streams.iter().filter(|stream| stream.key.src == ip).map(|stream| stream.last);
+        let managed = self.path.hosts.get(&ip).and_then(|host| host.managed);
+        streams.chain(managed).max_by_key(|at| at.packet)
     }
 
     fn stream_of(&mut self, key: Key, packet: &Packet<'_>, at: At) -> usize {

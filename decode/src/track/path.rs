@@ -12,8 +12,8 @@ use crate::layers::IcmpError;
 /// An address, as it appears in the capture.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host {
-    /// RoCE packets that it sent, and the last.
-    pub sent: (u64, At),
+    /// Last message of its connection manager.
+    pub managed: Option<At>,
     /// Requests for its link-layer address since the last answer, and the first of them.
     pub unanswered: (u64, At),
     /// Whether it answered such a request.
@@ -68,14 +68,11 @@ pub struct Path {
     pub icmp: Bounded<(At, IcmpError)>,
     /// Pauses.
     pub paused: Vec<Paused>,
-    last_alive: Option<IpAddr>,
 }
 
 impl Path {
-    pub(super) fn alive(&mut self, ip: IpAddr, at: At) {
-        let host = self.hosts.entry(ip).or_default();
-        host.sent = (host.sent.0 + 1, at);
-        self.last_alive = Some(ip);
+    pub(super) fn managed(&mut self, ip: IpAddr, at: At) {
+        self.hosts.entry(ip).or_default().managed = Some(at);
     }
 
     pub(super) fn solicit(&mut self, ip: IpAddr, at: At) {
