@@ -1,6 +1,9 @@
 //! Findings: what is wrong in a capture, how one sees it, and what to do.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use urxe::wire::Psn;
+
+use crate::track::stream::Key;
 
 /// Cause that a finding names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -102,6 +105,12 @@ pub struct Finding {
     pub severity: Severity,
     /// The queue pair or host concerned.
     pub subject: String,
+    /// PSN of the request concerned.
+    #[serde(serialize_with = "number")]
+    pub psn: Option<Psn>,
+    /// Stream of the packets concerned.
+    #[serde(skip)]
+    pub(crate) stream: Option<Key>,
     /// One sentence with the evidence.
     pub text: String,
     /// Comments that the capture has on its packets.
@@ -114,4 +123,27 @@ pub struct Finding {
     pub time: u64,
     /// Number of occurrences.
     pub count: u64,
+}
+
+impl Finding {
+    /// Starts a finding.
+    pub(crate) fn new(diagnosis: Diagnosis, severity: Severity, subject: String) -> Finding {
+        Finding {
+            diagnosis,
+            severity,
+            subject,
+            psn: None,
+            stream: None,
+            text: String::new(),
+            comments: Vec::new(),
+            remedy: String::new(),
+            packets: Vec::new(),
+            time: 0,
+            count: 1,
+        }
+    }
+}
+
+fn number<S: Serializer>(psn: &Option<Psn>, serializer: S) -> Result<S::Ok, S::Error> {
+    psn.map(Psn::get).serialize(serializer)
 }

@@ -14,6 +14,7 @@
 pub mod capture;
 pub mod finding;
 pub mod icrc;
+mod join;
 pub mod layers;
 mod report;
 mod rules;

@@ -8,6 +8,7 @@ use urxe::wire::{Qpn, Transport};
 
 use crate::capture::{Capture, CaptureError};
 use crate::finding::{Finding, Severity};
+use crate::join;
 use crate::rules;
 use crate::text::{bytes, count, duration};
 use crate::track::stream::Stream;
@@ -86,6 +87,7 @@ impl Report {
         for (file, capture) in captures.into_iter().enumerate() {
             report.add(file, capture);
         }
+        report.findings = join::merge(std::mem::take(&mut report.findings));
         report.findings.sort_by_key(|finding| (finding.severity, finding.time));
         report
     }

@@ -55,7 +55,7 @@ fn marks_without_cnps(capture: &Capture<'_>, stream: &Stream) -> Option<Finding>
         ),
         remedy: "enable the notification point of the receiver (DCQCN, roce_np); rxe sends no CNPs".into(),
         count: marked,
-        ..capture.finding(Diagnosis::CongestionIgnored, Severity::Problem, capture.name(stream), first)
+        ..capture.of_stream(Diagnosis::CongestionIgnored, Severity::Problem, stream, first)
     })
 }
 
@@ -90,7 +90,7 @@ fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding
             .filter(|at| at.packet > 0)
             .map(|at| capture.packet(*at))
             .collect(),
-        ..capture.finding(Diagnosis::CongestionIgnored, Severity::Problem, capture.name(stream), first)
+        ..capture.of_stream(Diagnosis::CongestionIgnored, Severity::Problem, stream, first)
     })
 }
 
@@ -113,7 +113,7 @@ fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "if the network is not that slow, see what the receiving host does instead: CPU, interrupt moderation, a program that polls too rarely".into(),
         count: latency.count,
-        ..capture.finding(Diagnosis::SlowReceiver, severity, capture.name(stream), at)
+        ..capture.of_stream(Diagnosis::SlowReceiver, severity, stream, at)
     })
 }
 
@@ -128,7 +128,7 @@ fn no_credits(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "post more receives, or earlier".into(),
         count: none.count,
-        ..capture.finding(Diagnosis::SlowReceiver, Severity::Problem, capture.name(stream), none.at)
+        ..capture.of_stream(Diagnosis::SlowReceiver, Severity::Problem, stream, none.at)
     })
 }
 

@@ -52,7 +52,7 @@ fn wrong_qkey(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "use the receiver's qkey as remote_qkey of the work request (bit 31 set means: that of the sender's queue pair)".into(),
         count: *n,
-        ..capture.finding(Diagnosis::DatagramDropped, Severity::Failure, capture.name(stream), *at)
+        ..capture.of_stream(Diagnosis::DatagramDropped, Severity::Failure, stream, *at)
     })
 }
 
@@ -75,6 +75,6 @@ fn wrong_pkey(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "use a pkey_index with the receiver's partition key".into(),
         count: *n,
-        ..capture.finding(Diagnosis::DatagramDropped, Severity::Failure, capture.name(stream), *at)
+        ..capture.of_stream(Diagnosis::DatagramDropped, Severity::Failure, stream, *at)
     })
 }

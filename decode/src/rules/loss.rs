@@ -60,7 +60,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
                 .flatten()
                 .map(|at| capture.packet(at))
                 .collect(),
-            ..capture.finding(Diagnosis::ReadResponseLost, Severity::Problem, capture.name(stream), gap.at)
+            ..capture.of_request(Diagnosis::ReadResponseLost, Severity::Problem, stream, gap.psn, gap.at)
         });
     }
     let mut findings = merged(findings);
@@ -77,7 +77,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
                 at.packet
             ),
             count: facts.copies.count,
-            ..capture.finding(Diagnosis::Copies, Severity::Note, capture.name(stream), at)
+            ..capture.of_stream(Diagnosis::Copies, Severity::Note, stream, at)
         });
     }
     findings
@@ -124,7 +124,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
     packets.extend(gap.filled.map(|(at, _)| capture.packet(at)));
     let start = |diagnosis, severity| Finding {
         packets: packets.clone(),
-        ..capture.finding(diagnosis, severity, capture.name(stream), gap.at)
+        ..capture.of_request(diagnosis, severity, stream, gap.psn, gap.at)
     };
     let nak = gap.nak.map_or_else(String::new, |at| format!(", NAK in packet {}", at.packet));
     match gap.filled {
@@ -204,7 +204,7 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
             packets.push(capture.packet(resend.original));
         }
         packets.dedup();
-        Finding { packets, ..capture.finding(diagnosis, Severity::Problem, capture.name(stream), at) }
+        Finding { packets, ..capture.of_request(diagnosis, Severity::Problem, stream, resend.psn, at) }
     };
     let original = match resend.original.packet {
         0 => String::new(),
@@ -236,8 +236,11 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
             }
             let answer = resend.answer;
             let has_duplicates = |psn: Psn| psn == resend.last && resend.packets > 1 && resend.answers > 1;
-            let is_all_there =
-                answer.is_some_and(|(_, psn)| psn.is_after(resend.last) || has_duplicates(psn));
+            // What came first after the retransmission began does not count.
+            let was_in_flight = |psn: Psn| psn.is_before(resend.next);
+            let is_all_there = answer.is_some_and(|(_, psn)| {
+                was_in_flight(psn) && (psn.is_after(resend.last) || has_duplicates(psn))
+            });
             let answered = answer.map_or_else(String::new, |(at, psn)| {
                 format!(", answered in packet {} up to PSN {psn}", at.packet)
             });
@@ -258,7 +261,8 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
                 }),
                 () if resend.is_tail => Some(Finding {
                     text: format!(
-                        "the last packet in flight{original}, PSN {}, or its ACK was lost: no later packet showed the loss, so the requester waited {wait}{answered}",
+                        "the last packet in flight or its ACK was lost: no later packet showed the loss, so the requester waited {wait} and resent {} from PSN {} on{original}{answered}",
+                        count(resend.packets, "packet"),
                         resend.psn
                     ),
                     remedy: "a shorter ACK timeout costs less here".into(),
@@ -346,7 +350,6 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     if is_refused || !is_over {
         return None;
     }
-    let subject = capture.name(stream);
     let size = oldest.payload;
     let largest = requests.facts.largest_acknowledged;
     let at = At { packet: oldest.packet, time: oldest.first_time };
@@ -375,7 +378,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
                 n = size + 58
             ),
             packets,
-            ..capture.finding(Diagnosis::MtuBlackHole, Severity::Failure, subject, at)
+            ..capture.of_request(Diagnosis::MtuBlackHole, Severity::Failure, stream, oldest.psn, at)
         });
     }
     let is_back = |other: &&Stream| {
@@ -392,7 +395,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             remedy: "connect again after a restart of the peer; look at the peer's completions and events"
                 .into(),
             packets,
-            ..capture.finding(Diagnosis::UnknownQp, Severity::Failure, subject, at)
+            ..capture.of_request(Diagnosis::UnknownQp, Severity::Failure, stream, oldest.psn, at)
         });
     }
     let last = requests.acknowledged.map_or_else(String::new, |(ack, psn)| {
@@ -413,7 +416,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             stream.key.dst
         ),
         packets,
-        ..capture.finding(Diagnosis::RetryExceeded, Severity::Failure, subject, at)
+        ..capture.of_request(Diagnosis::RetryExceeded, Severity::Failure, stream, oldest.psn, at)
     })
 }
 
@@ -438,7 +441,7 @@ fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "find what overflows: receive buffers, a switch port, a slow receiver; use congestion control or flow control".into(),
         count: timeouts,
-        ..capture.finding(Diagnosis::TimeoutBound, Severity::Problem, capture.name(stream), first.at)
+        ..capture.of_stream(Diagnosis::TimeoutBound, Severity::Problem, stream, first.at)
     })
 }
 
@@ -458,6 +461,6 @@ pub(super) fn unreliable(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding>
         remedy: "use RC where messages must arrive; look for drops between the sender and here".into(),
         count: gaps.count,
         packets: gaps.first.iter().map(|gap| capture.packet(gap.at)).collect(),
-        ..capture.finding(Diagnosis::RequestLost, Severity::Problem, capture.name(stream), first.at)
+        ..capture.of_stream(Diagnosis::RequestLost, Severity::Problem, stream, first.at)
     }]
 }

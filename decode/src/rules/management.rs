@@ -124,7 +124,7 @@ fn in_use(capture: &Capture<'_>, c: &Connection) -> Option<Finding> {
         remedy: "look at the program that called rdma_disconnect or exited; wait for all completions before"
             .into(),
         packets: vec![capture.packet(first), PacketRef { file: capture.file, packet: oldest.packet }],
-        ..capture.finding(Diagnosis::Disconnected, Severity::Problem, capture.name(stream), first)
+        ..capture.of_stream(Diagnosis::Disconnected, Severity::Problem, stream, first)
     })
 }
 

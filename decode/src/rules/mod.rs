@@ -10,7 +10,7 @@ mod silence;
 
 use std::net::IpAddr;
 
-use urxe::wire::Transport;
+use urxe::wire::{Psn, Transport};
 
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
 use crate::track::Tracker;
@@ -58,17 +58,26 @@ pub(crate) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
 impl Capture<'_> {
     /// Starts a finding that `at` shows.
     fn finding(&self, diagnosis: Diagnosis, severity: Severity, subject: String, at: At) -> Finding {
-        Finding {
-            diagnosis,
-            severity,
-            subject,
-            text: String::new(),
-            comments: Vec::new(),
-            remedy: String::new(),
-            packets: vec![PacketRef { file: self.file, packet: at.packet }],
-            time: at.time,
-            count: 1,
-        }
+        let packets = vec![self.packet(at)];
+        Finding { packets, time: at.time, ..Finding::new(diagnosis, severity, subject) }
+    }
+
+    /// Starts a finding about a request of a stream.
+    fn of_request(
+        &self,
+        diagnosis: Diagnosis,
+        severity: Severity,
+        stream: &Stream,
+        psn: Psn,
+        at: At,
+    ) -> Finding {
+        Finding { psn: Some(psn), ..self.of_stream(diagnosis, severity, stream, at) }
+    }
+
+    /// Starts a finding about a stream.
+    fn of_stream(&self, diagnosis: Diagnosis, severity: Severity, stream: &Stream, at: At) -> Finding {
+        let finding = self.finding(diagnosis, severity, self.name(stream), at);
+        Finding { stream: Some(stream.key), ..finding }
     }
 
     /// Names the end of a stream that its packets go to.

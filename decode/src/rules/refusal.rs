@@ -21,7 +21,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             ),
             remedy: "give the sender's sq_psn to the receiver as rq_psn, in both directions".into(),
             packets: vec![capture.packet(nak), capture.packet(stream.first)],
-            ..capture.finding(Diagnosis::StartPsnDiffers, Severity::Failure, capture.name(stream), nak)
+            ..capture.of_stream(Diagnosis::StartPsnDiffers, Severity::Failure, stream, nak)
         });
     } else if let Some(finding) = differs_from_connection(capture, stream) {
         findings.push(finding);
@@ -38,7 +38,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
                     if fatal.flushed == 1 { "its completion does" } else { "their completions" },
                 ).replace("does mean", "means"),
                 remedy: "look at the first completion with an error, not at those with WR_FLUSH_ERR".into(),
-                ..capture.finding(Diagnosis::Flushed, Severity::Note, capture.name(stream), fatal.at)
+                ..capture.of_stream(Diagnosis::Flushed, Severity::Note, stream, fatal.at)
             });
         }
     }
@@ -63,7 +63,7 @@ fn differs_from_connection(capture: &Capture<'_>, stream: &Stream) -> Option<Fin
         ),
         remedy: "use the PSN of the connection manager's message as sq_psn".into(),
         packets: vec![capture.packet(at), capture.packet(reply)],
-        ..capture.finding(Diagnosis::StartPsnDiffers, Severity::Failure, capture.name(stream), at)
+        ..capture.of_stream(Diagnosis::StartPsnDiffers, Severity::Failure, stream, at)
     })
 }
 
@@ -106,7 +106,7 @@ fn refused(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> Finding {
         text: format!("{responder} refuses {what} in packet {}: {cause}", fatal.at.packet),
         remedy,
         packets,
-        ..capture.finding(diagnosis, Severity::Failure, capture.name(stream), fatal.at)
+        ..capture.of_stream(diagnosis, Severity::Failure, stream, fatal.at)
     }
 }
 
@@ -260,11 +260,6 @@ fn not_ready(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         remedy: "post more receives, or earlier; rnr_retry 7 retries without end, and min_rnr_timer 0 means 655 ms".into(),
         packets: vec![capture.packet(rnr.first), capture.packet(rnr.last.0)],
         count: rnr.count,
-        ..capture.finding(
-            Diagnosis::ReceiverNotReady,
-            if is_over { Severity::Failure } else { Severity::Problem },
-            capture.name(stream),
-            rnr.first,
-        )
+        ..capture.of_stream(Diagnosis::ReceiverNotReady, if is_over { Severity::Failure } else { Severity::Problem }, stream, rnr.first)
     })
 }

@@ -72,7 +72,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             n => format!(", resent {n} of them"),
         }
     );
-    let start = |diagnosis| capture.finding(diagnosis, Severity::Failure, capture.name(stream), first);
+    let start = |diagnosis| capture.of_stream(diagnosis, Severity::Failure, stream, first);
     let dst = stream.key.dst;
     if let Some(finding) = of_icmp(capture, stream, first) {
         return vec![finding];
@@ -145,7 +145,7 @@ pub(super) fn of_icmp(capture: &Capture<'_>, stream: &Stream, first: At) -> Opti
     let (src, dst) = (stream.key.src, stream.key.dst);
     let is_about = |(_, error): &&(At, IcmpError)| (error.src, error.dst) == (src, dst);
     let (at, error) = capture.tracker.path.icmp.first.iter().find(is_about)?;
-    let start = |diagnosis| capture.finding(diagnosis, Severity::Failure, capture.name(stream), first);
+    let start = |diagnosis| capture.of_stream(diagnosis, Severity::Failure, stream, first);
     let (what, remedy) = match error.kind {
         IcmpKind::PortUnreachable => (
             "UDP port 4791 is not open there".to_owned(),

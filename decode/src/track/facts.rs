@@ -111,6 +111,8 @@ pub struct Resend {
     pub answer: Option<(At, Psn)>,
     /// Number of responses with the PSN of the first: a responder acknowledges each duplicate.
     pub answers: u64,
+    /// PSN behind the newest request at that time.
+    pub next: Psn,
     /// PSN of the last packet sent again.
     pub last: Psn,
     /// Opcode of the first packet.
