@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use urxe::wire::Qpn;
-use urxe_decode::{Capture, Report, Severity};
+use urxe_decode::{Capture, Ladder, Report, Severity};
 
 use super::{CliError, json};
 
@@ -20,7 +20,7 @@ The exit status is 0 if nothing is wrong, and 1 if something is, or if a capture
 const EXAMPLES: &str = "\
 Examples:
   urxe decode client.pcapng
-  urxe decode client.pcapng server.pcapng
+  urxe decode --why client.pcapng server.pcapng
   urxe decode --qp 0x11 capture.pcap.gz
   tcpdump -i eth0 -w - udp port 4791 | urxe decode -
   urxe decode --json capture.pcap | jq '.findings[].text'";
@@ -32,6 +32,9 @@ pub struct Decode {
     /// Captures; `-` is standard input
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
+    /// Show the packets around the gravest finding as a ladder
+    #[arg(long, conflicts_with = "json")]
+    why: bool,
     /// Only the queue pair with this number, in either direction
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<Qpn>,
@@ -53,6 +56,11 @@ fn parse_qpn(text: &str) -> Result<Qpn, String> {
 
 impl Decode {
     pub fn run(self) -> Result<(), CliError> {
+        let is_input = |file: &PathBuf| file.as_os_str() == "-";
+        if self.why && self.files.iter().any(is_input) {
+            let text = "--why reads captures twice: write standard input to a file first";
+            return Err(CliError::Usage(text.into()));
+        }
         let mut report = Report::read(self.files.iter().map(|file| Capture::open(file)));
         if let Some(qpn) = self.qp {
             report.retain_queue_pair(qpn);
@@ -64,6 +72,9 @@ impl Decode {
             json::print(&report)?;
         } else {
             write!(io::stdout().lock(), "{report}")?;
+        }
+        if self.why {
+            self.print_ladders(&report)?;
         }
         if report.is_clean() {
             return Ok(());
@@ -79,5 +90,19 @@ impl Decode {
         let text: Vec<String> =
             parts.map(|(n, one, many)| format!("{n} {}", if *n == 1 { one } else { many })).collect();
         Err(CliError::Failed(text.join(", ")))
+    }
+
+    /// Prints the packets around the gravest finding, of each capture that has some of them. Reads the captures again.
+    fn print_ladders(&self, report: &Report) -> Result<(), CliError> {
+        let Some(finding) = report.findings.first() else { return Ok(()) };
+        let peer = report.requester_of(finding);
+        for (index, file) in self.files.iter().enumerate() {
+            let capture = Capture::open(file).map_err(|e| CliError::Failed(e.to_string()))?;
+            let ladder = Ladder::read(capture, index, finding, peer);
+            if let Some(ladder) = ladder.map_err(|e| CliError::Failed(e.to_string()))? {
+                write!(io::stdout().lock(), "\n{}\n{ladder}", file.display())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Findings: what is wrong in a capture, how one sees it, and what to do.
+//! Findings: the faults in a capture, each with its evidence and a remedy.
 
 use serde::{Serialize, Serializer};
 use urxe::wire::Psn;
@@ -95,7 +95,7 @@ pub struct PacketRef {
     pub packet: u64,
 }
 
-/// What is wrong, how one sees it, and what to do.
+/// Conclusion about a capture: the fault, its evidence, and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
@@ -115,7 +115,7 @@ pub struct Finding {
     pub text: String,
     /// Comments that the capture has on its packets.
     pub comments: Vec<String>,
-    /// What to do; empty if there is nothing to do.
+    /// Remedy; empty if there is none.
     pub remedy: String,
     /// Packets that show it, the most telling one first.
     pub packets: Vec<PacketRef>,

@@ -4,35 +4,31 @@ use crate::finding::{Diagnosis, Finding};
 
 /// Diagnoses of one event, as it looks from different places: the one that tells most comes first. The capture at
 /// the requester sees a request and no acknowledgement, the one at the responder which of them was lost.
-const SAME_EVENT: &[&[Diagnosis]] = &[
-    &[
-        Diagnosis::Reordered,
-        Diagnosis::UnnecessaryRetransmission,
-        Diagnosis::AckLost,
-        Diagnosis::ReadResponseLost,
-        Diagnosis::RequestLost,
-        Diagnosis::TailLost,
-    ],
-    &[Diagnosis::MtuBlackHole, Diagnosis::UnknownQp, Diagnosis::RetryExceeded],
+const SAME_EVENT: [Diagnosis; 9] = [
+    Diagnosis::MtuBlackHole,
+    Diagnosis::UnknownQp,
+    Diagnosis::RetryExceeded,
+    Diagnosis::Reordered,
+    Diagnosis::UnnecessaryRetransmission,
+    Diagnosis::AckLost,
+    Diagnosis::ReadResponseLost,
+    Diagnosis::RequestLost,
+    Diagnosis::TailLost,
 ];
 
-/// Returns the group of a diagnosis, and its place in it.
-fn group(diagnosis: Diagnosis) -> Option<(usize, usize)> {
-    let place = |group: &&[Diagnosis]| group.iter().position(|d| *d == diagnosis);
-    SAME_EVENT.iter().enumerate().find_map(|(index, group)| Some((index, place(group)?)))
+/// Returns the place of a diagnosis in [`SAME_EVENT`].
+fn place(finding: &Finding) -> Option<usize> {
+    SAME_EVENT.iter().position(|diagnosis| *diagnosis == finding.diagnosis)
 }
 
 /// Reports whether findings of two captures are about the same event.
 fn is_same_event(a: &Finding, b: &Finding) -> bool {
     let is_same_request = a.psn.is_some() && a.psn == b.psn && a.stream.is_some() && a.stream == b.stream;
-    match (group(a.diagnosis), group(b.diagnosis)) {
-        (Some((a, _)), Some((b, _))) => a == b && is_same_request,
-        _ => {
-            let is_same_subject =
-                if a.stream.is_some() { a.stream == b.stream } else { a.subject == b.subject };
-            a.diagnosis == b.diagnosis && a.psn == b.psn && is_same_subject
-        }
+    if place(a).is_some() && place(b).is_some() {
+        return is_same_request;
     }
+    let is_same_subject = if a.stream.is_some() { a.stream == b.stream } else { a.subject == b.subject };
+    a.diagnosis == b.diagnosis && a.psn == b.psn && is_same_subject
 }
 
 /// Merges findings of different captures about the same event: the sentence that tells most stays, and the packets
@@ -46,7 +42,6 @@ pub(crate) fn merge(findings: Vec<Finding>) -> Vec<Finding> {
         match others.find(|known| is_same_event(known, &finding)) {
             None => merged.push(finding),
             Some(known) => {
-                let place = |f: &Finding| group(f.diagnosis).map(|(_, place)| place);
                 // A sender's name is known only where both directions are.
                 let tells_more = place(&finding) < place(known)
                     || place(&finding) == place(known) && finding.subject.len() > known.subject.len();

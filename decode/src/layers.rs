@@ -57,7 +57,7 @@ pub struct IcmpError {
     pub src: IpAddr,
     /// Destination of the packet.
     pub dst: IpAddr,
-    /// What happened to it.
+    /// Reason.
     pub kind: IcmpKind,
 }
 
@@ -76,7 +76,7 @@ pub enum IcmpKind {
     HopLimit,
 }
 
-/// What a frame contains, as far as it matters for RoCE.
+/// Content of a frame, as far as it matters for RoCE.
 #[derive(Clone, Debug)]
 pub enum Content<'a> {
     /// A RoCE packet.
@@ -103,7 +103,7 @@ pub struct UnsupportedLink {
     pub code: u32,
     /// Name.
     pub name: &'static str,
-    /// What to do.
+    /// Remedy.
     pub remedy: &'static str,
 }
 
@@ -156,7 +156,7 @@ pub fn dissect(link: DataLink, bytes: &[u8]) -> Result<Content<'_>, UnsupportedL
     Ok(content.unwrap_or(Content::Other))
 }
 
-/// What the layers around a packet tell about it.
+/// Properties of a packet that its outer layers carry.
 #[derive(Clone, Copy, Default)]
 struct Outer {
     priority: Option<u8>,

@@ -15,6 +15,7 @@ pub mod capture;
 pub mod finding;
 pub mod icrc;
 mod join;
+mod ladder;
 pub mod layers;
 mod report;
 mod rules;
@@ -23,4 +24,5 @@ pub mod track;
 
 pub use capture::Capture;
 pub use finding::{Diagnosis, Finding, PacketRef, Severity};
+pub use ladder::Ladder;
 pub use report::{CaptureReport, QueuePairs, Report};

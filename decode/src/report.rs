@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::Path;
 
 use serde::Serialize;
 use urxe::wire::{Qpn, Transport};
@@ -26,7 +27,7 @@ pub struct Report {
     pub findings: Vec<Finding>,
 }
 
-/// What a capture contains.
+/// Contents of a capture.
 #[derive(Debug, Serialize)]
 #[non_exhaustive]
 pub struct CaptureReport {
@@ -48,7 +49,7 @@ pub struct CaptureReport {
     pub unreadable: u64,
     /// Time from the first packet to the last, in nanoseconds.
     pub nanoseconds: u64,
-    /// Why the capture could not be read, or not to its end.
+    /// Reason why the capture could not be read, or not to its end.
     pub error: Option<String>,
 }
 
@@ -244,7 +245,7 @@ const MAX_ROWS: usize = 50;
 const MAX_PACKETS: usize = 8;
 
 impl fmt::Display for Report {
-    /// Formats the report for a terminal: captures, queue pairs, findings.
+    /// Formats the report for a terminal: captures, findings, queue pairs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for capture in &self.captures {
             match &capture.error {
@@ -253,7 +254,6 @@ impl fmt::Display for Report {
                 None => writeln!(f, "{capture}")?,
             }
         }
-        self.table(f)?;
         for finding in &self.findings {
             writeln!(f, "\n{}: {}\n  {}", finding.severity, finding.subject, finding.text)?;
             for comment in &finding.comments {
@@ -265,13 +265,30 @@ impl fmt::Display for Report {
             writeln!(f, "  {}", self.packets_text(finding))?;
         }
         if self.findings.is_empty() && self.is_clean() {
-            writeln!(f, "\nnothing wrong found")?;
+            writeln!(f, "nothing wrong found")?;
         }
-        Ok(())
+        self.table(f)
     }
 }
 
 impl Report {
+    /// Returns the queue pair that sent the requests of a finding, if it is known.
+    pub fn requester_of(&self, finding: &Finding) -> Option<Qpn> {
+        let key = finding.stream?;
+        self.queue_pairs
+            .iter()
+            .find_map(|qp| {
+                let [a, b] = [(qp.requester.0, qp.requester.1), (qp.responder.0, Some(qp.responder.1))];
+                let to = (key.dst, Some(key.qpn.get()));
+                match () {
+                    () if b == to && a.0 == key.src => a.1,
+                    () if a == to && b.0 == key.src => b.1,
+                    () => None,
+                }
+            })
+            .map(Qpn::new)
+    }
+
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.queue_pairs.is_empty() {
             return Ok(());
@@ -313,19 +330,25 @@ impl Report {
         }
     }
 
+    /// Lists the packets of a finding, by capture.
     fn packets_text(&self, finding: &Finding) -> String {
-        let mut packets: Vec<_> = finding.packets.clone();
-        packets.dedup();
-        let shown: Vec<String> = packets
-            .iter()
-            .take(MAX_PACKETS)
-            .map(|p| match self.captures.len() {
-                1 => p.packet.to_string(),
-                _ => format!("{} of {}", p.packet, self.captures[p.file].name),
-            })
-            .collect();
-        let more = packets.len().saturating_sub(MAX_PACKETS);
-        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-        format!("packets: {}{more}", shown.join(", "))
+        let mut parts = Vec::new();
+        for (file, capture) in self.captures.iter().enumerate() {
+            let mut packets: Vec<u64> =
+                finding.packets.iter().filter(|p| p.file == file).map(|p| p.packet).collect();
+            packets.dedup();
+            let Some(last) = packets.len().checked_sub(1) else { continue };
+            let shown: Vec<String> = packets.iter().take(MAX_PACKETS).map(u64::to_string).collect();
+            let more = match (last + 1).saturating_sub(MAX_PACKETS) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let of = match self.captures.len() {
+                1 => String::new(),
+                _ => format!(" of {}", Path::new(&capture.name).file_name().unwrap_or_default().display()),
+            };
+            parts.push(format!("{}{more}{of}", shown.join(", ")));
+        }
+        format!("packets {}", parts.join("; "))
     }
 }

@@ -5,6 +5,7 @@ mod cli;
 mod cli_help;
 mod cli_perf;
 mod connection_manager;
+mod decode;
 mod doctor;
 mod preload;
 mod shards;

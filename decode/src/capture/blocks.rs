@@ -10,9 +10,26 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::pcapng::{Block, PcapNgParser};
 use pcap_file::{DataLink, PcapError, TsResolution};
 
-use super::{Direction, Located};
-
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
+
+/// Direction of a packet at the host that captured it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Received.
+    In,
+    /// Sent.
+    Out,
+}
+
+/// Position and attributes of a packet in the buffer.
+pub(super) struct Located {
+    pub(super) data: Range<usize>,
+    pub(super) time: u64,
+    pub(super) link: DataLink,
+    pub(super) original_len: usize,
+    pub(super) direction: Option<Direction>,
+    pub(super) comment: Option<String>,
+}
 
 /// Parser of one of the two formats.
 pub(super) enum Format {

@@ -5,12 +5,12 @@ mod input;
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::ops::Range;
 use std::path::Path;
 
 use pcap_file::{DataLink, PcapError};
 
-use blocks::Format;
+pub use blocks::Direction;
+use blocks::{Format, Located};
 use input::Buffer;
 
 /// Reason why a capture cannot be read, or not to its end.
@@ -42,7 +42,7 @@ pub enum CaptureError {
         name: String,
         /// First bytes of the file.
         start: Vec<u8>,
-        /// What the file probably is.
+        /// Probable kind of the file.
         hint: &'static str,
     },
     /// The file ends within a packet.
@@ -60,18 +60,9 @@ pub enum CaptureError {
         name: String,
         /// Number of the packet.
         packet: u64,
-        /// What is wrong.
+        /// Contradiction.
         reason: String,
     },
-}
-
-/// Direction of a packet at the host that captured it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// Received.
-    In,
-    /// Sent.
-    Out,
 }
 
 /// A captured packet.
@@ -91,16 +82,6 @@ pub struct Frame<'a> {
     pub direction: Option<Direction>,
     /// Comment, where the file has one.
     pub comment: Option<String>,
-}
-
-/// Position and attributes of a packet in the buffer.
-struct Located {
-    data: Range<usize>,
-    time: u64,
-    link: DataLink,
-    original_len: usize,
-    direction: Option<Direction>,
-    comment: Option<String>,
 }
 
 /// A capture that is being read.

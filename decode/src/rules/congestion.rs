@@ -1,6 +1,6 @@
 //! Congestion marks, CNPs, pauses and slow receivers.
 
-use super::Capture;
+use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::{count, duration};
 use crate::track::stream::Stream;
@@ -16,7 +16,7 @@ const NO_EFFECT: u64 = 75;
 /// microseconds; a wide-area network or an emulated machine takes milliseconds.
 const LATE_ACK: u64 = 1_000_000;
 
-/// The same above which it is a problem.
+/// Least time of all acknowledgements, in nanoseconds, above which it is a problem.
 const SLOW_ACK: u64 = 20_000_000;
 
 /// Number of acknowledgements from which their time is judged.

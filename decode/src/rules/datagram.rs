@@ -2,7 +2,7 @@
 
 use urxe::wire::PKey;
 
-use super::Capture;
+use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::count;
 use crate::track::stream::Stream;

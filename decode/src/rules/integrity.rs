@@ -1,6 +1,6 @@
 //! Wrong ICRCs.
 
-use super::Capture;
+use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::icrc::Cause;
 use crate::text::count;

@@ -2,7 +2,8 @@
 
 use urxe::wire::{Operation, Psn};
 
-use super::{Capture, silence, timeout_text};
+use super::context::{Capture, timeout_text};
+use super::silence;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
 use crate::text::{count, duration};
 use crate::track::facts::{At, Cause, Filled, Gap, Resend};
@@ -33,7 +34,10 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
         let is_repeated =
             previous.replace(resend.psn) == Some(resend.psn) && matches!(resend.cause, Cause::Timeout(_));
         let is_refused = refused.is_some_and(|refusal| resend.at.time >= refusal.time);
-        if given_up == Some(resend.psn) || is_repeated || is_refused {
+        // Behind a request that is missing here, nothing can be acknowledged.
+        let is_behind_gap =
+            facts.gaps.first.iter().any(|gap| gap.filled.is_none() && gap.psn.is_before(resend.psn));
+        if given_up == Some(resend.psn) || is_repeated || is_refused || is_behind_gap {
             continue;
         }
         let in_gap = |gap: &Gap| (resend.psn.since(gap.psn) as u32) < gap.len;
@@ -340,6 +344,8 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     // An RNR NAK or a refusal is a reason of its own.
     let is_refused = requests.facts.fatal.is_some()
         || requests.facts.first_refused.is_some()
+        // Behind a request that is missing here, nothing can be acknowledged.
+        || requests.facts.gaps.first.iter().any(|gap| gap.filled.is_none() && gap.psn.is_before(oldest.psn))
         || requests.facts.not_ready.is_some_and(|rnr| rnr.last.1 == oldest.psn);
     let interval = oldest.time.saturating_sub(oldest.first_time) / u64::from(oldest.sends - 1);
     let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);

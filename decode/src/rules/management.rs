@@ -2,7 +2,7 @@
 
 use urxe::wire::mad::{RejReason, Rejected};
 
-use super::Capture;
+use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
 use crate::text::{count, duration};
 use crate::track::management::{Connection, Reject};

@@ -2,7 +2,7 @@
 
 use urxe::wire::{NakCode, Operation, Position};
 
-use super::Capture;
+use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::{bytes, count, duration};
 use crate::track::facts::{Facts, Fatal};

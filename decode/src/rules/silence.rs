@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use urxe::wire::Qpn;
 
-use super::{Capture, timeout_text};
+use super::context::{Capture, timeout_text};
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::layers::{IcmpError, IcmpKind, Version};
 use crate::text::{count, duration};

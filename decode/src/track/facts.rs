@@ -1,4 +1,4 @@
-//! What happened to the requests of a stream: the facts from which the rules draw their conclusions.
+//! Facts about the requests of a stream, from which the rules draw their conclusions.
 
 use urxe::wire::{NakCode, Opcode, Psn, RnrTimer};
 
@@ -97,7 +97,7 @@ pub struct Resend {
     pub psn: Psn,
     /// First packet that was sent again.
     pub at: At,
-    /// Its first transmission.
+    /// First transmission of that packet.
     pub original: At,
     /// Reason.
     pub cause: Cause,
@@ -126,9 +126,9 @@ pub struct Resend {
 pub struct Fatal {
     /// The NAK.
     pub at: At,
-    /// Its PSN.
+    /// PSN of the NAK.
     pub psn: Psn,
-    /// Its code.
+    /// Code of the NAK.
     pub code: NakCode,
     /// The refused request, if the capture contains it.
     pub request: Option<Request>,
@@ -210,7 +210,7 @@ pub struct Accessed {
     pub target: Target,
 }
 
-/// What happened to the requests of a stream.
+/// Facts about the requests of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Requests that were seen for the first time.

@@ -33,7 +33,7 @@ pub struct Reject {
     pub from: IpAddr,
     /// Reason.
     pub reason: RejReason,
-    /// What it rejects.
+    /// Rejected message.
     pub message: Rejected,
     /// Private data, without trailing zeros.
     pub private_data: Vec<u8>,

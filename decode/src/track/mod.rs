@@ -27,9 +27,9 @@ use stream::{Key, Stream};
 pub struct WrongIcrc {
     /// The packet.
     pub at: At,
-    /// Its stream.
+    /// Stream of the packet.
     pub key: Key,
-    /// Its PSN, if that was not changed.
+    /// PSN of the packet, if that was not changed.
     pub psn: Psn,
     /// Cause.
     pub cause: crate::icrc::Cause,

@@ -1,4 +1,4 @@
-//! What is known about the path besides RoCE packets: address resolution, ICMP errors, and pauses.
+//! Evidence about the path besides RoCE packets: address resolution, ICMP errors, and pauses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -59,7 +59,7 @@ impl Paused {
     }
 }
 
-/// What is known about the path.
+/// Evidence about the path.
 #[derive(Debug, Default)]
 pub struct Path {
     /// Addresses.

@@ -26,7 +26,7 @@ enum Pending {
 /// Requests of one stream.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
-    /// What happened to them.
+    /// Facts about them.
     pub facts: Facts,
     /// Requests that are not acknowledged.
     pub window: Window,

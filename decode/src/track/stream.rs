@@ -8,7 +8,7 @@ use super::facts::At;
 use super::requests::Requests;
 use crate::layers::{Roce, Version};
 
-/// What the packets of a stream have in common.
+/// Fields that all packets of a stream have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key {
     /// Source address.
