@@ -19,6 +19,7 @@ mod ladder;
 pub mod layers;
 mod report;
 mod rules;
+pub mod segments;
 mod text;
 pub mod track;
 

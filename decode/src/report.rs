@@ -47,6 +47,8 @@ pub struct CaptureReport {
     pub icrc_not_captured: u64,
     /// RoCE packets that cannot be parsed.
     pub unreadable: u64,
+    /// Datagrams of several packets, captured before the kernel segmented them.
+    pub unsegmented: u64,
     /// Time from the first packet to the last, in nanoseconds.
     pub nanoseconds: u64,
     /// Reason why the capture could not be read, or not to its end.
@@ -136,7 +138,8 @@ impl Report {
 
 impl CaptureReport {
     fn new(name: String, tracker: &Tracker, error: Option<String>) -> CaptureReport {
-        let Totals { frames, roce, v1, icrc_right, icrc_not_captured, unreadable, .. } = tracker.totals;
+        let Totals { frames, roce, v1, icrc_right, icrc_not_captured, unreadable, unsegmented, .. } =
+            tracker.totals;
         CaptureReport {
             name,
             packets: frames,
@@ -146,6 +149,7 @@ impl CaptureReport {
             icrc_wrong: tracker.wrong_icrcs.count,
             icrc_not_captured,
             unreadable,
+            unsegmented,
             nanoseconds: tracker.totals.last_time.saturating_sub(tracker.totals.first_time),
             error,
         }
@@ -230,6 +234,7 @@ impl fmt::Display for CaptureReport {
             (self.icrc_wrong, "with a wrong ICRC"),
             (self.icrc_not_captured, "without the ICRC in the capture"),
             (self.unreadable, "cannot be parsed"),
+            (self.unsegmented, "datagrams not segmented yet"),
         ];
         for (number, what) in parts.iter().filter(|(number, _)| *number > 0) {
             write!(f, ", {number} {what}")?;

@@ -17,6 +17,7 @@ use urxe::wire::{IpIdent, Operation, Packet, Psn, Qpn, Transport, WireError};
 use crate::capture::Frame;
 use crate::icrc::{Judge, Verdict, cause_of};
 use crate::layers::{Content, Roce, UnsupportedLink, Version, dissect};
+use crate::segments::{has_several, is_too_long, segments};
 use facts::{At, Bounded};
 use management::Management;
 use path::Path;
@@ -54,6 +55,8 @@ pub struct Totals {
     pub icrc_not_captured: u64,
     /// RoCE packets that cannot be parsed.
     pub unreadable: u64,
+    /// Datagrams of several packets.
+    pub unsegmented: u64,
     /// Time of the first packet.
     pub first_time: u64,
     /// Time of the last packet.
@@ -108,7 +111,7 @@ impl Tracker {
             self.comments.insert(frame.number, comment.clone());
         }
         match dissect(frame.link, frame.bytes) {
-            Ok(Content::Roce(roce)) => self.roce(&roce, at),
+            Ok(Content::Roce(roce)) => self.datagram(&roce, at),
             Ok(Content::Unreadable(reason)) => self.unreadable(at, reason.to_owned()),
             Ok(Content::Icmp(error)) => self.path.icmp(error, at),
             Ok(Content::Solicit(ip)) => self.path.solicit(ip, at),
@@ -130,24 +133,52 @@ impl Tracker {
         self.unreadable.push((at, reason));
     }
 
-    fn roce(&mut self, roce: &Roce<'_>, at: At) {
-        self.totals.roce += 1;
-        self.totals.v1 += (roce.version == Version::V1) as u64;
-        self.totals.cut += (roce.bytes.len() < roce.len) as u64;
+    fn datagram(&mut self, roce: &Roce<'_>, at: At) {
+        if is_too_long(roce) {
+            self.segments(roce, at);
+            return;
+        }
+        // The packet borrows its bytes from the judge.
         let mut judge = self.judge.take().unwrap_or_default();
         match judge.judge(roce) {
-            Ok((packet, verdict)) => self.packet(roce, &packet, verdict, at),
-            Err(e) => self.wire_error(e, at),
+            Ok((_, Verdict::Wrong)) if has_several(roce) => {
+                self.judge = Some(judge);
+                self.segments(roce, at);
+                return;
+            }
+            Ok((packet, verdict)) => self.roce(roce, &packet, verdict, at),
+            Err(e) => self.wire_error(roce, e, at),
+        }
+        self.judge = Some(judge);
+    }
+
+    /// Takes the packets of a datagram that consists of several.
+    fn segments(&mut self, roce: &Roce<'_>, at: At) {
+        self.totals.unsegmented += 1;
+        let mut judge = self.judge.take().unwrap_or_default();
+        for segment in segments(roce) {
+            match judge.judge(&segment) {
+                Ok((packet, verdict)) => self.roce(&segment, &packet, verdict, at),
+                Err(e) => self.wire_error(&segment, e, at),
+            }
         }
         self.judge = Some(judge);
     }
 
     #[cold]
-    fn wire_error(&mut self, error: WireError, at: At) {
+    fn wire_error(&mut self, roce: &Roce<'_>, error: WireError, at: At) {
+        self.count(roce);
         self.unreadable(at, error.to_string());
     }
 
-    fn packet(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) {
+    fn count(&mut self, roce: &Roce<'_>) {
+        self.totals.roce += 1;
+        self.totals.v1 += (roce.version == Version::V1) as u64;
+        self.totals.cut += (roce.bytes.len() < roce.len) as u64;
+    }
+
+    fn roce(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) {
+        self.count(roce);
         let bth = packet.bth();
         let key = Key { src: roce.flow.src, dst: roce.flow.dst, qpn: bth.dest_qp, vni: roce.vni };
         match verdict {
