@@ -62,7 +62,7 @@ pub enum Diagnosis {
     ConnectionRefused,
     /// The connection manager ended the connection while it was in use, or the end was not confirmed in time.
     Disconnected,
-    /// The connection manager asks for patience.
+    /// The connection manager needed more time than usual.
     ConnectionDelayed,
     /// A packet was repeated until the retry counter was exceeded.
     RetryExceeded,

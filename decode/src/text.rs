@@ -25,6 +25,21 @@ pub fn count(n: u64, noun: &str) -> String {
     }
 }
 
+/// Returns the verb for a number of things: `is` or `are`.
+pub fn is(n: u64) -> &'static str {
+    if n == 1 { "is" } else { "are" }
+}
+
+/// Returns the verb for a number of things: `was` or `were`.
+pub fn was(n: u64) -> &'static str {
+    if n == 1 { "was" } else { "were" }
+}
+
+/// Returns the verb for a number of things: `has` or `have`.
+pub fn has(n: u64) -> &'static str {
+    if n == 1 { "has" } else { "have" }
+}
+
 /// Formats a number of bytes.
 pub fn bytes(n: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];

@@ -2,7 +2,7 @@
 
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
-use crate::text::{count, duration};
+use crate::text::{count, duration, is};
 use crate::track::stream::Stream;
 
 /// Number of CNPs from which their effect on the rate is judged.
@@ -50,7 +50,7 @@ fn marks_without_cnps(capture: &Capture<'_>, stream: &Stream) -> Option<Finding>
             "{} from packet {} on {} marked CE, and {} sends no CNP: the sender does not learn of the congestion",
             count(marked, "packet"),
             first.packet,
-            if marked == 1 { "is" } else { "are" },
+            is(marked),
             stream.key.dst
         ),
         remedy: "enable the notification point of the receiver (DCQCN, roce_np); rxe sends no CNPs".into(),

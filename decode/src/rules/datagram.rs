@@ -4,7 +4,7 @@ use urxe::wire::PKey;
 
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
-use crate::text::count;
+use crate::text::{count, has};
 use crate::track::stream::Stream;
 
 pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
@@ -46,7 +46,7 @@ fn wrong_qkey(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             "{} from packet {} on {} no effect: Q_Key {:#010x} instead of {:#010x}, which {source}",
             count(*n, "datagram"),
             at.packet,
-            if *n == 1 { "has" } else { "have" },
+            has(*n),
             key.0,
             expected.0
         ),
@@ -69,7 +69,7 @@ fn wrong_pkey(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             "{} from packet {} on {} no effect: P_Key {:#06x} is not of the receiver's partition, {:#06x}",
             count(*n, "datagram"),
             at.packet,
-            if *n == 1 { "has" } else { "have" },
+            has(*n),
             key.0,
             expected.0
         ),

@@ -5,7 +5,7 @@ use urxe::wire::{Operation, Psn};
 use super::context::{Capture, timeout_text};
 use super::silence;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
-use crate::text::{count, duration};
+use crate::text::{count, duration, was};
 use crate::track::facts::{At, Cause, Filled, Gap, Resend};
 use crate::track::stream::Stream;
 
@@ -55,7 +55,7 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             text: format!(
                 "{} of a READ {} lost before packet {}: PSN {}{asked}",
                 count(gap.len.into(), "response"),
-                if gap.len == 1 { "was" } else { "were" },
+                was(gap.len.into()),
                 gap.at.packet,
                 gap.psn
             ),
@@ -162,7 +162,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
             Some(Finding {
                 text: format!(
                     "the {psns} {} lost before this capture: packet {} came in its place{nak}; {} resent from packet {} on",
-                    if gap.len == 1 { "was" } else { "were" },
+                    was(gap.len.into()),
                     gap.at.packet,
                     count(resent, "packet"),
                     at.packet
@@ -174,7 +174,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
         None if gap.nak.is_some() => Some(Finding {
             text: format!(
                 "the {psns} {} lost before this capture: packet {} came in its place{nak}, and it was not resent",
-                if gap.len == 1 { "was" } else { "were" },
+                was(gap.len.into()),
                 gap.at.packet
             ),
             ..start(Diagnosis::RequestLost, Severity::Failure)
@@ -193,7 +193,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
         None => Some(Finding {
             text: format!(
                 "the {psns} {} lost before this capture: packet {} came in its place",
-                if gap.len == 1 { "was" } else { "were" },
+                was(gap.len.into()),
                 gap.at.packet
             ),
             ..start(Diagnosis::RequestLost, Severity::Problem)

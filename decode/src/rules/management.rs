@@ -4,7 +4,7 @@ use urxe::wire::mad::{RejReason, Rejected};
 
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
-use crate::text::{count, duration};
+use crate::text::{count, duration, is};
 use crate::track::management::{Connection, Reject};
 use crate::track::stream::Stream;
 
@@ -119,7 +119,7 @@ fn in_use(capture: &Capture<'_>, c: &Connection) -> Option<Finding> {
             count(waiting, "request"),
             stream.key.src,
             oldest.packet,
-            if waiting == 1 { "is" } else { "are" },
+            is(waiting),
         ),
         remedy: "look at the program that called rdma_disconnect or exited; wait for all completions before"
             .into(),

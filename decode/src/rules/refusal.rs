@@ -4,7 +4,7 @@ use urxe::wire::{NakCode, Operation, Position};
 
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
-use crate::text::{bytes, count, duration};
+use crate::text::{bytes, count, duration, is};
 use crate::track::facts::{Facts, Fatal};
 use crate::track::stream::Stream;
 use crate::track::window::{Request, Target};
@@ -31,12 +31,11 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
         if fatal.flushed > 0 {
             findings.push(Finding {
                 text: format!(
-                    "the NAK in packet {} is the first error; {} in flight behind the refused one {} flushed, and {} mean nothing more",
+                    "the NAK in packet {} is the first error: {} in flight behind the refused one {} flushed, which says nothing about the cause",
                     fatal.at.packet,
                     count(fatal.flushed, "request"),
-                    if fatal.flushed == 1 { "is" } else { "are" },
-                    if fatal.flushed == 1 { "its completion does" } else { "their completions" },
-                ).replace("does mean", "means"),
+                    is(fatal.flushed),
+                ),
                 remedy: "look at the first completion with an error, not at those with WR_FLUSH_ERR".into(),
                 ..capture.of_stream(Diagnosis::Flushed, Severity::Note, stream, fatal.at)
             });
@@ -186,10 +185,7 @@ fn invalid(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> (Diagnosis,
             });
         return (
             Diagnosis::TooManyReads,
-            format!(
-                "{} in flight, and {limit}",
-                count(fatal.reads, "READ or atomic").replace("READ or atomics", "READs and atomics")
-            ),
+            format!("{} READs and atomics are in flight, and {limit}", fatal.reads),
             "set the requester's max_rd_atomic to what the responder grants".into(),
         );
     }

@@ -1,6 +1,6 @@
 //! Evidence about the path besides RoCE packets: address resolution, ICMP errors, and pauses.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use urxe::wire::Mac;
@@ -63,7 +63,7 @@ impl Paused {
 #[derive(Debug, Default)]
 pub struct Path {
     /// Addresses.
-    pub hosts: HashMap<IpAddr, Host>,
+    pub hosts: BTreeMap<IpAddr, Host>,
     /// ICMP errors about RoCE packets.
     pub icmp: Bounded<(At, IcmpError)>,
     /// Pauses.
