@@ -63,6 +63,9 @@ pub struct Totals {
     pub last_time: u64,
 }
 
+/// Responses of a stream that its requests are searched for: of a capture of one direction, there are none.
+const MAX_ATTEMPTS: u32 = 4096;
+
 /// Comments that are remembered.
 const MAX_COMMENTS: usize = 1 << 14;
 
@@ -243,7 +246,8 @@ impl Tracker {
     /// Takes a response, which belongs to the requests of a stream of the other direction.
     fn response(&mut self, id: usize, packet: &Packet<'_>, at: At) {
         let (psn, is_read) = (packet.bth().psn, packet.row().operation == Operation::ReadResponse);
-        if self.streams[id].peer.is_none() {
+        if self.streams[id].peer.is_none() && self.streams[id].unpaired < MAX_ATTEMPTS {
+            self.streams[id].unpaired += 1;
             self.pair(id, psn, is_read, at);
         }
         if let Some(peer) = self.streams[id].peer {

@@ -68,6 +68,8 @@ pub struct Stream {
     pub bytes: u64,
     /// Stream of the other direction.
     pub peer: Option<usize>,
+    /// Responses before that stream was known.
+    pub unpaired: u32,
     /// Requests, of a connected service.
     pub requests: Requests,
     /// Packets marked CE, and the first one.
@@ -104,6 +106,7 @@ impl Stream {
             packets: 0,
             bytes: 0,
             peer: None,
+            unpaired: 0,
             requests: Requests::default(),
             marked: (0, At::default()),
             ecn_capable: 0,
