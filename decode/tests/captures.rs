@@ -142,3 +142,29 @@ fn compressed_captures_are_read_like_plain_ones() {
         assert_eq!(report.findings.iter().map(|f| f.diagnosis).collect::<Vec<_>>(), [AckLost], "{report}");
     }
 }
+
+#[test]
+fn capture_of_one_direction_is_not_taken_for_a_silent_peer() {
+    use pcap_file::pcap::{PcapHeader, PcapReader, PcapWriter};
+    let file = std::fs::File::open(pcaps().join("rc_long.pcap")).unwrap();
+    let mut reader = PcapReader::new(file).unwrap();
+    let header = PcapHeader { ..reader.header() };
+    let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
+    let mut time = std::time::Duration::ZERO;
+    while let Some(packet) = reader.next_packet() {
+        let mut packet = packet.unwrap();
+        // The last byte of the IPv4 source address.
+        if packet.data[29] == 1 {
+            time += std::time::Duration::from_millis(500);
+            packet.timestamp += time;
+            writer.write_packet(&packet).unwrap();
+        }
+    }
+    let report = Report::read([Capture::read(std::io::Cursor::new(writer.into_writer()), "x")]);
+    assert_eq!(
+        report.findings.iter().map(|f| f.diagnosis).collect::<Vec<_>>(),
+        [CaptureIncomplete],
+        "{report}"
+    );
+    assert!(report.is_clean());
+}

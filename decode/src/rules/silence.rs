@@ -90,6 +90,19 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             ..start(Diagnosis::PeerSilent)
         }];
     }
+    // Without an answer, a requester sends again.
+    if facts.resent == 0 {
+        return vec![Finding {
+            severity: Severity::Note,
+            text: format!(
+                "the capture has no response to {} of {}, which never sends again: it lacks the packets from {dst}",
+                count(facts.requests, "request"),
+                stream.key.src
+            ),
+            remedy: "capture both directions: at a mirror port, ingress and egress".into(),
+            ..start(Diagnosis::CaptureIncomplete)
+        }];
+    }
     if stream.version == Version::V1 {
         return vec![Finding {
             text: format!("the peer never answered: your GID is of RoCEv1: {sent}"),
