@@ -1,8 +1,8 @@
 //! Analysis of RoCE captures: which queue pairs talk to each other, whether every ICRC is right, and why
 //! something failed, with the packets that show it.
 //!
-//! [`capture`] reads pcap and pcapng files, [`layers`] finds the RoCE packets in their frames, [`track`]
-//! follows the queue pairs, and the rules behind [`Report`] turn what happened into [`Finding`]s.
+//! A [`Capture`] is a pcap or pcapng file that is being read. A [`Report`] is the result of its analysis: queue
+//! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding.
 //!
 //! ```no_run
 //! use urxe_decode::{Capture, Report};
@@ -11,19 +11,19 @@
 //! print!("{report}");
 //! ```
 
-pub mod capture;
-pub mod finding;
-pub mod icrc;
+mod capture;
+mod finding;
+mod icrc;
 mod join;
 mod ladder;
-pub mod layers;
+mod layers;
 mod report;
 mod rules;
-pub mod segments;
+mod segments;
 mod text;
-pub mod track;
+mod track;
 
-pub use capture::Capture;
+pub use capture::{Capture, CaptureError};
 pub use finding::{Diagnosis, Finding, PacketRef, Severity};
 pub use ladder::Ladder;
 pub use report::{CaptureReport, QueuePairs, Report};

@@ -12,22 +12,11 @@ use pcap_file::{DataLink, PcapError, TsResolution};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
-/// Direction of a packet at the host that captured it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// Received.
-    In,
-    /// Sent.
-    Out,
-}
-
 /// Position and attributes of a packet in the buffer.
 pub(super) struct Located {
     pub(super) data: Range<usize>,
     pub(super) time: u64,
     pub(super) link: DataLink,
-    pub(super) original_len: usize,
-    pub(super) direction: Option<Direction>,
     pub(super) comment: Option<String>,
 }
 
@@ -78,8 +67,6 @@ impl Format {
                     time: u64::from(packet.ts_sec) * NANOS_PER_SECOND + u64::from(packet.ts_frac) * unit,
                     // The upper bits tell the length of a frame check sequence.
                     link: DataLink::from(u32::from(header.datalink) & 0xffff),
-                    original_len: (packet.orig_len as usize).max(packet.data.len()),
-                    direction: None,
                     comment: None,
                 };
                 Ok((bytes.len() - rest.len(), Some(located)))
@@ -108,12 +95,10 @@ fn packet_of(
     interfaces: &mut Vec<Interface>,
 ) -> Result<Option<Located>, PcapError> {
     let interface = |id: u32| interfaces.get(id as usize).copied().ok_or(PcapError::InvalidInterfaceId(id));
-    let located = |interface: Interface, data: &[u8], original_len: u32, timestamp: u64| Located {
+    let located = |interface: Interface, data: &[u8], timestamp: u64| Located {
         data: range_in(bytes, data),
         time: interface.time(timestamp),
         link: interface.link,
-        original_len: (original_len as usize).max(data.len()),
-        direction: None,
         comment: None,
     };
     Ok(match block {
@@ -129,16 +114,12 @@ fn packet_of(
             // The parser takes the units of the timestamp for nanoseconds.
             let timestamp = block.timestamp.as_nanos() as u64;
             let interface = interface(block.interface_id)?;
-            let mut packet = located(interface, &block.data, block.original_len, timestamp);
+            let mut packet = located(interface, &block.data, timestamp);
             for option in &block.options {
-                match option {
-                    EnhancedPacketOption::Flags(flags) => packet.direction = direction(*flags),
-                    EnhancedPacketOption::Comment(text) => {
-                        let all = packet.comment.get_or_insert_default();
-                        all.push_str(if all.is_empty() { "" } else { "; " });
-                        all.push_str(text);
-                    }
-                    _ => {}
+                if let EnhancedPacketOption::Comment(text) = option {
+                    let all = packet.comment.get_or_insert_default();
+                    all.push_str(if all.is_empty() { "" } else { "; " });
+                    all.push_str(text);
                 }
             }
             Some(packet)
@@ -146,23 +127,14 @@ fn packet_of(
         Block::SimplePacket(block) => {
             let interface = interface(0)?;
             let len = block.data.len().min(block.original_len as usize);
-            Some(located(interface, &block.data[..len], block.original_len, 0))
+            Some(located(interface, &block.data[..len], 0))
         }
         Block::Packet(block) => {
             let interface = interface(block.interface_id.into())?;
-            Some(located(interface, &block.data, block.original_len, block.timestamp))
+            Some(located(interface, &block.data, block.timestamp))
         }
         _ => None,
     })
-}
-
-/// Returns the direction from the flags of a pcapng packet.
-fn direction(flags: u32) -> Option<Direction> {
-    match flags & 3 {
-        1 => Some(Direction::In),
-        2 => Some(Direction::Out),
-        _ => None,
-    }
 }
 
 /// Returns the position of `part` in `whole`; an empty range if `part` is not in it.

@@ -9,7 +9,6 @@ use std::path::Path;
 
 use pcap_file::{DataLink, PcapError};
 
-pub use blocks::Direction;
 use blocks::{Format, Located};
 use input::Buffer;
 
@@ -74,12 +73,8 @@ pub struct Frame<'a> {
     pub time: u64,
     /// Link type.
     pub link: DataLink,
-    /// Length in bytes on the wire.
-    pub original_len: usize,
-    /// Captured bytes, at most `original_len`.
+    /// Captured bytes.
     pub bytes: &'a [u8],
-    /// Direction, where the file states it.
-    pub direction: Option<Direction>,
     /// Comment, where the file has one.
     pub comment: Option<String>,
 }
@@ -152,7 +147,7 @@ impl Capture {
     ///
     /// # Errors
     /// [`CaptureError`] if the rest of the file cannot be read. The packets before it are valid.
-    pub fn next_frame(&mut self) -> Option<Result<Frame<'_>, CaptureError>> {
+    pub(crate) fn next_frame(&mut self) -> Option<Result<Frame<'_>, CaptureError>> {
         let number = self.packets + 1;
         let name = || self.name.clone();
         let located = loop {
@@ -180,9 +175,7 @@ impl Capture {
             number,
             time: located.time,
             link: located.link,
-            original_len: located.original_len,
             bytes: self.buffer.consumed(located.data),
-            direction: located.direction,
             comment: located.comment,
         }))
     }

@@ -1,6 +1,6 @@
 //! Connections that the connection manager refuses, delays or does not end.
 
-use urxe::wire::mad::{RejReason, Rejected};
+use urxe::wire::mad::{RejReason, Rejected, SidrStatus};
 
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
@@ -9,7 +9,24 @@ use crate::track::management::{Connection, Reject};
 use crate::track::stream::Stream;
 
 pub(super) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
-    capture.tracker.management.connections.iter().flat_map(|c| of_connection(capture, c)).collect()
+    let management = &capture.tracker.management;
+    let mut findings: Vec<Finding> =
+        management.connections.iter().flat_map(|c| of_connection(capture, c)).collect();
+    let refused = management.resolutions.first.iter().filter(|r| r.status != SidrStatus::Valid);
+    findings.extend(refused.map(|resolution| Finding {
+        text: format!(
+            "{} does not resolve the datagram service, SIDR_REP in packet {}: {}",
+            resolution.ip, resolution.at.packet, resolution.status
+        ),
+        remedy: "start the server, or use its port".into(),
+        ..capture.finding(
+            Diagnosis::ConnectionRefused,
+            Severity::Failure,
+            format!("datagram service at {}", resolution.ip),
+            resolution.at,
+        )
+    }));
+    findings
 }
 
 fn service(connection: &Connection) -> String {

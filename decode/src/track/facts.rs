@@ -103,8 +103,6 @@ pub struct Resend {
     pub cause: Cause,
     /// Number of packets sent again.
     pub packets: u64,
-    /// Number of transmissions of the first packet so far.
-    pub sends: u32,
     /// Whether the capture contains an earlier acknowledgement of the first PSN.
     pub acknowledged_before: Option<At>,
     /// First response to the retransmission: its packet, and its PSN.
@@ -143,8 +141,6 @@ pub struct Fatal {
 pub struct NotReady {
     /// First RNR NAK.
     pub first: At,
-    /// PSN of the first.
-    pub psn: Psn,
     /// Timer of the first.
     pub timer: RnrTimer,
     /// Number of RNR NAKs.
@@ -217,12 +213,8 @@ pub struct Facts {
     pub requests: u64,
     /// Requests that were sent again.
     pub resent: u64,
-    /// Payload bytes of requests seen for the first time.
-    pub bytes: u64,
     /// Largest payload of an acknowledged request.
     pub largest_acknowledged: u32,
-    /// Size of the smallest frame that was sent more than once and never acknowledged, by payload.
-    pub acknowledgements: u64,
     /// Sequence NAKs.
     pub sequence_naks: u64,
     /// Missing requests.
@@ -247,8 +239,6 @@ pub struct Facts {
     pub accessed: Vec<Accessed>,
     /// NAK for the first PSN of the stream, and the PSN that the responder expects.
     pub first_refused: Option<(At, Psn)>,
-    /// Most READs and atomics in flight.
-    pub most_reads: u64,
     /// READs and atomics in flight.
     pub reads: u64,
 }

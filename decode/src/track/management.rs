@@ -56,12 +56,8 @@ pub struct Connection {
     pub mtu: Option<Mtu>,
     /// ACK timeout and retry counter of the REQ.
     pub retry: (AckTimeout, u8),
-    /// READs and atomics that the active end has outstanding at a time.
-    pub initiator_depth: u8,
     /// REP.
     pub reply: Option<At>,
-    /// RTU.
-    pub ready: Option<At>,
     /// MRAs: the first, its sender and the time that it announces.
     pub delay: Option<(At, IpAddr, AckTimeout)>,
     /// REJ.
@@ -97,8 +93,6 @@ pub struct Management {
     pub connections: Vec<Connection>,
     /// Results of the resolution of datagram services.
     pub resolutions: Bounded<Resolution>,
-    /// Number of messages.
-    pub messages: u64,
 }
 
 impl Management {
@@ -109,7 +103,6 @@ impl Management {
             return;
         }
         if let Ok(mad) = Mad::parse(packet.payload()) {
-            self.messages += 1;
             self.message(flow, &mad.message, at);
         }
     }
@@ -140,9 +133,7 @@ impl Management {
                         requests: (1, at, at),
                         mtu: req.mtu,
                         retry: (req.primary.ack_timeout, req.retry_count),
-                        initiator_depth: req.initiator_depth,
                         reply: None,
-                        ready: None,
                         delay: None,
                         reject: None,
                         disconnects: None,
@@ -161,11 +152,6 @@ impl Management {
                 if let Some(known) = self.of_ids(to, rep.remote.0, from, rep.local.0) {
                     known.passive.get_or_insert(passive);
                     known.reply.get_or_insert(at);
-                }
-            }
-            Message::Rtu(rtu) => {
-                if let Some(known) = self.of_ids(to, rtu.remote.0, from, rtu.local.0) {
-                    known.ready.get_or_insert(at);
                 }
             }
             Message::Mra(mra) => {

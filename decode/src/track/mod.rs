@@ -41,14 +41,10 @@ pub struct WrongIcrc {
 pub struct Totals {
     /// All packets.
     pub frames: u64,
-    /// Captured bytes.
-    pub bytes: u64,
     /// RoCE packets.
     pub roce: u64,
     /// RoCEv1 packets among them.
     pub v1: u64,
-    /// Packets that were cut by the snap length.
-    pub cut: u64,
     /// Packets with a right ICRC.
     pub icrc_right: u64,
     /// Packets whose ICRC was not captured.
@@ -106,7 +102,6 @@ impl Tracker {
             totals.first_time = frame.time;
         }
         totals.frames += 1;
-        totals.bytes += frame.bytes.len() as u64;
         totals.last_time = totals.last_time.max(frame.time);
         if let Some(comment) = &frame.comment
             && self.comments.len() < MAX_COMMENTS
@@ -177,7 +172,6 @@ impl Tracker {
     fn count(&mut self, roce: &Roce<'_>) {
         self.totals.roce += 1;
         self.totals.v1 += (roce.version == Version::V1) as u64;
-        self.totals.cut += (roce.bytes.len() < roce.len) as u64;
     }
 
     fn roce(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) {

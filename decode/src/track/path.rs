@@ -29,8 +29,6 @@ pub struct Paused {
     pub priority: Option<u8>,
     /// First pause frame.
     pub first: At,
-    /// Last pause frame.
-    pub last: At,
     /// Number of frames that pause.
     pub frames: u64,
     /// Time of the pauses that were ended by a frame, or by the next, in nanoseconds.
@@ -106,7 +104,6 @@ impl Path {
                         by,
                         priority: Some(priority),
                         first: at,
-                        last: at,
                         frames: 0,
                         nanos: 0,
                         since: None,
@@ -118,7 +115,6 @@ impl Path {
                 }
             };
             paused.end(at.time);
-            paused.last = at;
             if quanta > 0 {
                 paused.frames += 1;
                 paused.since = Some((at.time, quanta));

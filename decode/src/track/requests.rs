@@ -90,9 +90,7 @@ impl Requests {
         let request = self.describe(packet, ident, at);
         self.next = request.psn + request.span;
         self.facts.requests += 1;
-        self.facts.bytes += u64::from(request.payload);
         self.facts.reads += request.opcode.row().operation.takes_read_resource() as u64;
-        self.facts.most_reads = self.facts.most_reads.max(self.facts.reads);
         self.window.push(request);
         self.last = Some((at, request.psn));
     }
@@ -164,7 +162,6 @@ impl Requests {
                 original: At::default(),
                 cause: gap.nak.map_or(Cause::Timeout(waited), Cause::SequenceNak),
                 packets: 1,
-                sends: 2,
                 acknowledged_before: None,
                 answer: None,
                 answers: 0,
@@ -230,7 +227,6 @@ impl Requests {
         if is_first_sight && self.pending.is_none() && !self.is_resending {
             let request = self.describe(packet, ident, at);
             self.facts.requests += 1;
-            self.facts.bytes += u64::from(request.payload);
             self.window.insert(request);
             return;
         }
@@ -290,7 +286,6 @@ impl Requests {
                 original,
                 cause,
                 packets: 1,
-                sends: known.map_or(2, |r| r.sends + 1),
                 acknowledged_before,
                 answer: None,
                 answers: 0,
@@ -348,7 +343,6 @@ impl Requests {
                     let facts = &mut self.facts.not_ready;
                     let rnr = facts.get_or_insert(NotReady {
                         first: at,
-                        psn,
                         timer,
                         count: 0,
                         last: (at, psn),
@@ -377,7 +371,6 @@ impl Requests {
     }
 
     fn acknowledge(&mut self, psn: Psn, at: At) {
-        self.facts.acknowledgements += 1;
         let facts = &mut self.facts;
         let newest = &mut self.newest_acknowledged;
         self.window.acknowledge(psn, |request| {

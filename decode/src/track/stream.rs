@@ -74,8 +74,6 @@ pub struct Stream {
     pub requests: Requests,
     /// Packets marked CE, and the first one.
     pub marked: (u64, At),
-    /// Packets that allow a mark (ECT).
-    pub ecn_capable: u64,
     /// CNPs for the sender of the other direction: number, first and last.
     pub cnps: (u64, At, At),
     /// Queue keys of datagrams.
@@ -109,7 +107,6 @@ impl Stream {
             unpaired: 0,
             requests: Requests::default(),
             marked: (0, At::default()),
-            ecn_capable: 0,
             cnps: (0, At::default(), At::default()),
             qkeys: Values::default(),
             pkeys: Values::default(),
@@ -127,15 +124,11 @@ impl Stream {
         self.packets += 1;
         self.bytes += roce.len as u64;
         let bth = packet.bth();
-        match roce.flow.ecn() {
-            Ecn::Ce => {
-                self.marked.0 += 1;
-                if self.marked.0 == 1 {
-                    self.marked.1 = at;
-                }
+        if roce.flow.ecn() == Ecn::Ce {
+            self.marked.0 += 1;
+            if self.marked.0 == 1 {
+                self.marked.1 = at;
             }
-            Ecn::Ect0 | Ecn::Ect1 => self.ecn_capable += 1,
-            Ecn::NotEct => {}
         }
         self.pkeys.note(bth.pkey, at);
         self.dscps.note(roce.flow.traffic_class >> 2, at);
