@@ -83,8 +83,8 @@ pub enum Content<'a> {
     Roce(Roce<'a>),
     /// An ICMP error about a RoCE packet.
     Icmp(IcmpError),
-    /// An ARP request or neighbour solicitation for an address.
-    Solicit(IpAddr),
+    /// An ARP request or neighbour solicitation: its sender, and the address that it asks for.
+    Solicit(IpAddr, IpAddr),
     /// An answer to such a request.
     Advert(IpAddr),
     /// A pause frame, from the given address.
@@ -198,7 +198,10 @@ fn behind_ether_type(ether_type: EtherType, bytes: &[u8], outer: Outer, depth: u
                 1 if arp.sender_protocol_addr() == arp.target_protocol_addr() => {
                     address(arp.sender_protocol_addr()).map(Content::Advert)
                 }
-                1 => address(arp.target_protocol_addr()).map(Content::Solicit),
+                1 => {
+                    let from = address(arp.sender_protocol_addr())?;
+                    address(arp.target_protocol_addr()).map(|target| Content::Solicit(from, target))
+                }
                 2 => address(arp.sender_protocol_addr()).map(Content::Advert),
                 _ => None,
             }
@@ -321,7 +324,7 @@ fn icmp_v6(from: IpAddr, bytes: &[u8]) -> Option<Content<'_>> {
     let (header, rest) = bytes.split_first_chunk::<8>()?;
     let address = |bytes: &[u8], at: usize| Some(Ipv6Addr::from(*bytes.get(at..)?.first_chunk::<16>()?));
     let kind = match (header[0], header[1]) {
-        (135, _) => return Some(Content::Solicit(address(rest, 0)?.into())),
+        (135, _) => return Some(Content::Solicit(from, address(rest, 0)?.into())),
         (136, _) => return Some(Content::Advert(address(rest, 0)?.into())),
         (1, 4) => IcmpKind::PortUnreachable,
         (1, 1 | 5 | 6) => IcmpKind::Prohibited,

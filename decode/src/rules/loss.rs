@@ -351,7 +351,11 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);
     let retries = oldest.sends - 1;
     let granted = capture.tracker.management.connection_to(stream.key).map(|(c, ..)| u32::from(c.retry.1));
-    let is_last = requests.last.is_some_and(|(at, psn)| psn == oldest.psn && at.time == oldest.time);
+    // Nothing new was sent or acknowledged after the last repetition.
+    let is_last = requests
+        .last
+        .is_some_and(|(at, psn)| at.time < oldest.time + interval.max(1) && psn.is_before(requests.next))
+        && requests.acknowledged.is_none_or(|(ack, _)| ack.time < oldest.time);
     let is_over = retries >= granted.unwrap_or(7) || is_last && (retries >= 2 || since > 4 * interval.max(1));
     if is_refused || !is_over {
         return None;
@@ -383,6 +387,19 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
                 m = size,
                 n = size + 58
             ),
+            packets,
+            ..capture.of_request(Diagnosis::MtuBlackHole, Severity::Failure, stream, oldest.psn, at)
+        });
+    }
+    let responses = requests.facts.largest_response;
+    let is_read = oldest.opcode.row().operation == Operation::ReadRequest;
+    if is_read && responses > 0 && oldest.target.is_some_and(|target| target.len > responses.into()) {
+        return Some(Finding {
+            text: format!(
+                "responses above {responses} bytes of payload do not arrive: the READ of {} with PSN {} (packet {}) was {budget}, and shorter ones were answered",
+                crate::text::bytes(oldest.target.map_or(0, |target| target.len)), oldest.psn, oldest.packet
+            ),
+            remedy: "raise the MTU of the path from the responder, or lower path_mtu; compare with a capture at the responder".into(),
             packets,
             ..capture.of_request(Diagnosis::MtuBlackHole, Severity::Failure, stream, oldest.psn, at)
         });

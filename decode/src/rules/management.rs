@@ -3,6 +3,7 @@
 use urxe::wire::mad::{RejReason, Rejected, SidrStatus};
 
 use super::context::Capture;
+use super::silence;
 use crate::finding::{Diagnosis, Finding, PacketRef, Severity};
 use crate::text::{count, duration, is};
 use crate::track::management::{Connection, Reject};
@@ -50,6 +51,10 @@ fn of_connection(capture: &Capture<'_>, c: &Connection) -> Vec<Finding> {
             packets: vec![capture.packet(reject.at), capture.packet(first)],
             ..capture.finding(Diagnosis::ConnectionRefused, Severity::Failure, subject.clone(), reject.at)
         });
+    } else if c.reply.is_none()
+        && let Some(finding) = silence::icmp_between(capture, c.active.ip, c.destination, first)
+    {
+        findings.push(Finding { subject: subject.clone(), ..finding });
     } else if c.reply.is_none() && c.delay.is_none() && requests > 1 {
         let is_alive = capture.is_alive(c.destination);
         findings.push(Finding {

@@ -23,6 +23,19 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             packets: vec![capture.packet(nak), capture.packet(stream.first)],
             ..capture.of_stream(Diagnosis::StartPsnDiffers, Severity::Failure, stream, nak)
         });
+    } else if let Some((ack, psn)) =
+        facts.ahead.filter(|_| facts.resent > 0 && stream.requests.acknowledged.is_none())
+    {
+        let first = stream.requests.first.map_or(psn, |(_, psn)| psn);
+        findings.push(Finding {
+            text: format!(
+                "the start PSN differs: {} begins with PSN {first}, and the peer, which expects {} and takes that for a duplicate, acknowledges {psn} in packet {}",
+                stream.key.src, psn.next(), ack.packet
+            ),
+            remedy: "give the sender's sq_psn to the receiver as rq_psn, in both directions".into(),
+            packets: vec![capture.packet(ack), capture.packet(stream.first)],
+            ..capture.of_stream(Diagnosis::StartPsnDiffers, Severity::Failure, stream, ack)
+        });
     } else if let Some(finding) = differs_from_connection(capture, stream) {
         findings.push(finding);
     }
@@ -237,10 +250,14 @@ fn invalid(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> (Diagnosis,
 
 fn not_ready(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let rnr = stream.requests.facts.not_ready?;
-    let is_over = stream.requests.acknowledged.is_none_or(|(_, psn)| psn.is_before(rnr.last.1))
+    let is_pending = stream.requests.acknowledged.is_none_or(|(_, psn)| psn.is_before(rnr.last.1))
         && stream.last.time <= rnr.last.0.time;
+    // A requester waits at least as long as the timer says, and some wait twice as long.
+    let wait = 2 * rnr.timer.duration().as_nanos() as u64;
+    let is_over = is_pending && capture.tracker.totals.last_time > rnr.last.0.time + wait;
     let timer = duration(rnr.timer.duration().as_nanos() as u64);
     let end = match is_over {
+        _ if is_pending && !is_over => "; then the capture ends".to_owned(),
         true => format!("; the request (PSN {}) was not sent again: RNR retry counter exceeded", rnr.last.1),
         false => "; then a receive was there".to_owned(),
     };

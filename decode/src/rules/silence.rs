@@ -34,11 +34,18 @@ const MANY_REQUESTS: u64 = 3;
 
 /// Address resolution that fails before any RoCE packet is sent: those wait in the kernel for the answer.
 pub(super) fn unresolved(capture: &Capture<'_>) -> Vec<Finding> {
-    let hosts = capture.tracker.path.hosts.iter().filter(|_| capture.tracker.totals.roce == 0);
-    let absent = hosts.filter(|(_, host)| !host.answered && host.unanswered.0 >= MANY_REQUESTS);
+    let tracker = capture.tracker;
+    // Hosts ask for addresses for other reasons, too: only those of hosts with RoCE count, if there are any.
+    let is_asked_for_roce = |host: &Host| {
+        tracker.totals.roce == 0 || host.asked_by.is_some_and(|ip| tracker.last_from(ip).is_some())
+    };
+    let is_peer = |ip: IpAddr| tracker.streams.iter().any(|stream| stream.key.dst == ip);
+    let absent = tracker.path.hosts.iter().filter(|(ip, host)| {
+        !host.answered && host.unanswered.0 >= MANY_REQUESTS && is_asked_for_roce(host) && !is_peer(**ip)
+    });
     let finding = |(ip, host): (&IpAddr, &Host)| Finding {
         text: format!(
-            "the peer never answered: no host has the address {ip}: {} for it from packet {} on, unanswered, and no RoCE packet was sent",
+            "the peer never answered: no host has the address {ip}: {} for it from packet {} on, unanswered, and no RoCE packet was sent to it",
             requests_for(*ip, host.unanswered.0),
             host.unanswered.1.packet
         ),
@@ -155,10 +162,15 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
 
 /// Explains requests that are not answered by an ICMP error about them.
 pub(super) fn of_icmp(capture: &Capture<'_>, stream: &Stream, first: At) -> Option<Finding> {
-    let (src, dst) = (stream.key.src, stream.key.dst);
+    let finding = icmp_between(capture, stream.key.src, stream.key.dst, first)?;
+    Some(Finding { subject: capture.name(stream), stream: Some(stream.key), ..finding })
+}
+
+/// Explains packets from `src` to `dst`, of which `first` is the first, by an ICMP error about them.
+pub(super) fn icmp_between(capture: &Capture<'_>, src: IpAddr, dst: IpAddr, first: At) -> Option<Finding> {
     let is_about = |(_, error): &&(At, IcmpError)| (error.src, error.dst) == (src, dst);
     let (at, error) = capture.tracker.path.icmp.first.iter().find(is_about)?;
-    let start = |diagnosis| capture.of_stream(diagnosis, Severity::Failure, stream, first);
+    let start = |diagnosis| capture.finding(diagnosis, Severity::Failure, format!("{src} → {dst}"), first);
     let (what, remedy) = match error.kind {
         IcmpKind::PortUnreachable => (
             "UDP port 4791 is not open there".to_owned(),

@@ -215,6 +215,8 @@ pub struct Facts {
     pub resent: u64,
     /// Largest payload of an acknowledged request.
     pub largest_acknowledged: u32,
+    /// Largest payload of a READ response.
+    pub largest_response: u32,
     /// Sequence NAKs.
     pub sequence_naks: u64,
     /// Missing requests.
@@ -239,6 +241,8 @@ pub struct Facts {
     pub accessed: Vec<Accessed>,
     /// NAK for the first PSN of the stream, and the PSN that the responder expects.
     pub first_refused: Option<(At, Psn)>,
+    /// First response, if it acknowledges a PSN that was not sent yet.
+    pub ahead: Option<(At, Psn)>,
     /// READs and atomics in flight.
     pub reads: u64,
 }

@@ -112,7 +112,7 @@ impl Tracker {
             Ok(Content::Roce(roce)) => self.datagram(&roce, at),
             Ok(Content::Unreadable(reason)) => self.unreadable(at, reason.to_owned()),
             Ok(Content::Icmp(error)) => self.path.icmp(error, at),
-            Ok(Content::Solicit(ip)) => self.path.solicit(ip, at),
+            Ok(Content::Solicit(from, ip)) => self.path.solicit(from, ip, at),
             Ok(Content::Advert(ip)) => self.path.advert(ip, at),
             Ok(Content::Pause(mac, pause)) => self.path.pause(mac, &pause, at),
             Ok(Content::Other) => {}
@@ -268,9 +268,12 @@ impl Tracker {
             }
         }
         // A NAK for a PSN that was never sent: the ends disagree, and only the connection tells it.
-        let only = || match candidates[..] {
-            [other] if self.streams[other].peer.is_none() => Some(other),
-            _ => None,
+        let only = || {
+            let mut free = candidates.iter().copied().filter(|other| {
+                let stream = &self.streams[*other];
+                stream.peer.is_none() && stream.requests.first.is_some()
+            });
+            free.next().filter(|_| free.next().is_none())
         };
         let known = || candidates.iter().copied().find(|other| known == Some(self.streams[*other].key.qpn));
         if let Some(other) = best.map(|(_, other)| other).or_else(known).or_else(only) {

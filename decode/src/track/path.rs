@@ -16,6 +16,8 @@ pub struct Host {
     pub managed: Option<At>,
     /// Requests for its link-layer address since the last answer, and the first of them.
     pub unanswered: (u64, At),
+    /// Sender of the last such request.
+    pub asked_by: Option<IpAddr>,
     /// Whether it answered such a request.
     pub answered: bool,
 }
@@ -73,8 +75,9 @@ impl Path {
         self.hosts.entry(ip).or_default().managed = Some(at);
     }
 
-    pub(super) fn solicit(&mut self, ip: IpAddr, at: At) {
+    pub(super) fn solicit(&mut self, from: IpAddr, ip: IpAddr, at: At) {
         let host = self.hosts.entry(ip).or_default();
+        host.asked_by = Some(from);
         if host.unanswered.0 == 0 {
             host.unanswered.1 = at;
         }

@@ -371,6 +371,11 @@ impl Requests {
     }
 
     fn acknowledge(&mut self, psn: Psn, at: At) {
+        // The responder takes the request for a duplicate: it expects a PSN that comes later.
+        if self.acknowledged.is_none() && psn.since(self.next) > 0 {
+            self.facts.ahead.get_or_insert((at, psn));
+            return;
+        }
         let facts = &mut self.facts;
         let newest = &mut self.newest_acknowledged;
         self.window.acknowledge(psn, |request| {
@@ -432,6 +437,7 @@ impl Requests {
         let payload = packet.payload().len() as u32;
         self.note_mtu(packet, payload);
         let mtu = self.mtu;
+        self.facts.largest_response = self.facts.largest_response.max(payload);
         let Some(request) = self.window.find(psn) else { return };
         if request.opcode.row().operation != Operation::ReadRequest {
             return;
