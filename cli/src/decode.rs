@@ -1,13 +1,15 @@
 //! `urxe decode`: says what is wrong in captures, and why.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use urxe::wire::Qpn;
-use urxe_decode::{Capture, Ladder, Report, Severity};
+use urxe_decode::{Capture, Finding, Ladder, Message, Report, Severity};
 
 use super::{CliError, json};
+
+mod live;
 
 const LONG_ABOUT: &str = "\
 Reads captures of RoCE, of urxe or of any other device: pcap and pcapng, also compressed by gzip or zstd, of Ethernet \
@@ -21,8 +23,10 @@ const EXAMPLES: &str = "\
 Examples:
   urxe decode client.pcapng
   urxe decode --why client.pcapng server.pcapng
+  urxe decode --around 3 capture.pcapng
   urxe decode --qp 0x11 capture.pcap.gz
-  tcpdump -i eth0 -w - udp port 4791 | urxe decode -
+  urxe decode --bytes 4711 capture.pcapng
+  tcpdump -i eth0 -w - udp port 4791 | urxe decode --live -
   urxe decode --json capture.pcap | jq '.findings[].text'";
 
 /// Say what is wrong in captures, and why
@@ -32,14 +36,23 @@ pub struct Decode {
     /// Captures; `-` is standard input
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
-    /// Show the packets around the gravest finding as a ladder
-    #[arg(long, conflicts_with = "json")]
+    /// Show the packets around the gravest finding as a ladder; of the captures of both ends, what arrived
+    #[arg(long)]
     why: bool,
+    /// Show the packets around the finding with this number
+    #[arg(long, value_name = "N", conflicts_with = "why")]
+    around: Option<usize>,
     /// Only the queue pair with this number, in either direction
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<Qpn>,
+    /// Show the payload of the message that the packet with this number belongs to, of one capture
+    #[arg(long, value_name = "PACKET", conflicts_with_all = ["why", "around", "qp", "json", "live"])]
+    bytes: Option<u64>,
+    /// Follow one capture that is being written, and print findings as they appear; Ctrl-C ends it
+    #[arg(long, conflicts_with_all = ["why", "around", "qp", "json"])]
+    live: bool,
     /// Print one JSON document
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["why", "around"])]
     json: bool,
 }
 
@@ -57,9 +70,23 @@ fn parse_qpn(text: &str) -> Result<Qpn, String> {
 impl Decode {
     pub fn run(self) -> Result<(), CliError> {
         let is_input = |file: &PathBuf| file.as_os_str() == "-";
-        if self.why && self.files.iter().any(is_input) {
-            let text = "--why reads captures twice: write standard input to a file first";
-            return Err(CliError::Usage(text.into()));
+        let twice =
+            [("--why", self.why), ("--around", self.around.is_some()), ("--bytes", self.bytes.is_some())];
+        if let Some((option, _)) = twice.iter().find(|(_, given)| *given)
+            && self.files.iter().any(is_input)
+        {
+            let text = format!("{option} reads captures twice: write standard input to a file first");
+            return Err(CliError::Usage(text));
+        }
+        if self.bytes.is_some() || self.live {
+            let [file] = &self.files[..] else {
+                let option = if self.live { "--live" } else { "--bytes" };
+                return Err(CliError::Usage(format!("{option} takes one capture, not {}", self.files.len())));
+            };
+            return match self.bytes {
+                Some(packet) => print_message(file, packet),
+                None => live::run(file),
+            };
         }
         let mut report = Report::read(self.files.iter().map(|file| Capture::open(file)));
         if let Some(qpn) = self.qp {
@@ -71,38 +98,55 @@ impl Decode {
         if self.json {
             json::print(&report)?;
         } else {
-            write!(io::stdout().lock(), "{report}")?;
+            write!(anstream::AutoStream::auto(io::stdout().lock()), "{report:#}")?;
         }
-        if self.why {
-            self.print_ladders(&report)?;
-        }
-        if report.is_clean() {
-            return Ok(());
-        }
-        let unread = report.captures.iter().filter(|capture| capture.error.is_some()).count();
-        let of = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
-        let parts = [
-            (of(Severity::Failure), "failure", "failures"),
-            (of(Severity::Problem), "problem", "problems"),
-            (unread, "capture not read to its end", "captures not read to their ends"),
-        ];
-        let parts = parts.iter().filter(|(n, ..)| *n > 0);
-        let text: Vec<String> =
-            parts.map(|(n, one, many)| format!("{n} {}", if *n == 1 { one } else { many })).collect();
-        Err(CliError::Failed(text.join(", ")))
-    }
-
-    /// Prints the packets around the gravest finding, of each capture that has some of them. Reads the captures again.
-    fn print_ladders(&self, report: &Report) -> Result<(), CliError> {
-        let Some(finding) = report.findings.first() else { return Ok(()) };
-        let peer = report.requester_of(finding);
-        for (index, file) in self.files.iter().enumerate() {
-            let capture = Capture::open(file).map_err(|e| CliError::Failed(e.to_string()))?;
-            let ladder = Ladder::read(capture, index, finding, peer);
-            if let Some(ladder) = ladder.map_err(|e| CliError::Failed(e.to_string()))? {
-                write!(io::stdout().lock(), "\n{}\n{ladder}", file.display())?;
+        let wanted = self.around.or(self.why.then_some(1));
+        match wanted
+            .map(|number| (number, number.checked_sub(1).and_then(|index| report.findings.get(index))))
+        {
+            Some((_, Some(finding))) => self.print_ladder(&report, finding)?,
+            Some((number, None)) if self.around.is_some() => {
+                let last = report.findings.len();
+                let text = format!("--around {number}: findings have numbers from 1 to {last}");
+                return Err(CliError::Usage(text));
             }
+            _ => {}
+        }
+        result(&report)
+    }
+    /// Prints the packets around a finding. Reads the captures again.
+    fn print_ladder(&self, report: &Report, finding: &Finding) -> Result<(), CliError> {
+        let captures = self.files.iter().map(|file| Capture::open(file));
+        let ladder = Ladder::read(captures, finding, report.requester_of(finding));
+        if let Some(ladder) = ladder.map_err(|e| CliError::Failed(e.to_string()))? {
+            let mut out = anstream::AutoStream::auto(io::stdout().lock());
+            write!(out, "\n{ladder:#}")?;
         }
         Ok(())
     }
+}
+
+/// Returns an error that counts what is wrong, unless nothing is.
+fn result(report: &Report) -> Result<(), CliError> {
+    if report.is_clean() {
+        return Ok(());
+    }
+    let unread = report.captures.iter().filter(|capture| capture.error.is_some()).count();
+    let of = |severity| report.findings.iter().filter(|finding| finding.severity == severity).count();
+    let parts = [
+        (of(Severity::Failure), "failure", "failures"),
+        (of(Severity::Problem), "problem", "problems"),
+        (unread, "capture not read to its end", "captures not read to their ends"),
+    ];
+    let parts = parts.iter().filter(|(n, ..)| *n > 0);
+    let text: Vec<String> =
+        parts.map(|(n, one, many)| format!("{n} {}", if *n == 1 { one } else { many })).collect();
+    Err(CliError::Failed(text.join(", ")))
+}
+
+/// Prints the payload of a message.
+fn print_message(file: &Path, packet: u64) -> Result<(), CliError> {
+    let message = Message::read(|| Capture::open(file), packet);
+    let message = message.map_err(|e| CliError::Failed(e.to_string()))?;
+    Ok(write!(io::stdout().lock(), "{message}")?)
 }

@@ -2,7 +2,8 @@
 //! something failed, with the packets that show it.
 //!
 //! A [`Capture`] is a pcap or pcapng file that is being read. A [`Report`] is the result of its analysis: queue
-//! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding.
+//! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding, a [`Message`] the payload of a message.
+//! [`Live`] analyses a capture that grows.
 //!
 //! ```no_run
 //! use urxe_decode::{Capture, Report};
@@ -17,6 +18,8 @@ mod icrc;
 mod join;
 mod ladder;
 mod layers;
+mod live;
+mod message;
 mod report;
 mod rules;
 mod segments;
@@ -26,4 +29,6 @@ mod track;
 pub use capture::{Capture, CaptureError};
 pub use finding::{Diagnosis, Finding, PacketRef, Severity};
 pub use ladder::Ladder;
+pub use live::Live;
+pub use message::{Message, MessageError};
 pub use report::{CaptureReport, QueuePairs, Report};

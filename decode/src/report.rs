@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
+use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 use urxe::wire::{Qpn, Transport};
 
@@ -16,7 +17,7 @@ use crate::track::stream::Stream;
 use crate::track::{Totals, Tracker};
 
 /// Result of the analysis of one or more captures.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// Captures, in the order in which they were given.
@@ -86,13 +87,18 @@ pub struct QueuePairs {
 impl Report {
     /// Reads captures to their ends and analyses them.
     pub fn read(captures: impl IntoIterator<Item = Result<Capture, CaptureError>>) -> Report {
-        let mut report = Report { captures: Vec::new(), queue_pairs: Vec::new(), findings: Vec::new() };
+        let mut report = Report::default();
         for (file, capture) in captures.into_iter().enumerate() {
             report.add(file, capture);
         }
-        report.findings = join::merge(std::mem::take(&mut report.findings));
-        report.findings.sort_by_key(|finding| (finding.severity, finding.time));
+        report.finish();
         report
+    }
+
+    /// Joins findings of different captures, and sorts all.
+    pub(crate) fn finish(&mut self) {
+        self.findings = join::merge(std::mem::take(&mut self.findings));
+        self.findings.sort_by_key(|finding| (finding.severity, finding.time));
     }
 
     fn add(&mut self, file: usize, capture: Result<Capture, CaptureError>) {
@@ -116,9 +122,20 @@ impl Report {
         if let Some(unsupported) = tracker.unsupported.first() {
             error.get_or_insert(unsupported.to_string());
         }
-        let findings = rules::findings(&rules::Capture { tracker: &tracker, file });
-        self.captures.push(CaptureReport::new(name, &tracker, error));
-        self.queue_pairs.extend(queue_pairs(&tracker, file, &findings));
+        self.add_tracked(file, name, &tracker, error);
+    }
+
+    /// Adds the result of a capture that has been read.
+    pub(crate) fn add_tracked(
+        &mut self,
+        file: usize,
+        name: String,
+        tracker: &Tracker,
+        error: Option<String>,
+    ) {
+        let findings = rules::findings(&rules::Capture { tracker, file });
+        self.captures.push(CaptureReport::new(name, tracker, error));
+        self.queue_pairs.extend(queue_pairs(tracker, file, &findings));
         self.findings.extend(findings);
     }
 
@@ -219,6 +236,26 @@ impl fmt::Display for Severity {
     }
 }
 
+/// Without the numbers of its packets, which [`Report`] names by capture. The alternate form has colours.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let style = match self.severity {
+            _ if !f.alternate() => Style::new(),
+            Severity::Failure => AnsiColor::Red.on_default().bold(),
+            Severity::Problem => AnsiColor::Yellow.on_default(),
+            Severity::Note => Style::new(),
+        };
+        writeln!(f, "{style}{}{style:#}: {}\n  {}", self.severity, self.subject, self.text)?;
+        for comment in &self.comments {
+            writeln!(f, "  comment on {comment}")?;
+        }
+        match &self.remedy[..] {
+            "" => Ok(()),
+            remedy => writeln!(f, "  remedy: {remedy}"),
+        }
+    }
+}
+
 impl fmt::Display for CaptureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -250,7 +287,7 @@ const MAX_ROWS: usize = 50;
 const MAX_PACKETS: usize = 8;
 
 impl fmt::Display for Report {
-    /// Formats the report for a terminal: captures, findings, queue pairs.
+    /// Formats the report for a terminal: captures, findings, queue pairs; in the alternate form with colours.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for capture in &self.captures {
             match &capture.error {
@@ -259,14 +296,9 @@ impl fmt::Display for Report {
                 None => writeln!(f, "{capture}")?,
             }
         }
-        for finding in &self.findings {
-            writeln!(f, "\n{}: {}\n  {}", finding.severity, finding.subject, finding.text)?;
-            for comment in &finding.comments {
-                writeln!(f, "  comment on {comment}")?;
-            }
-            if !finding.remedy.is_empty() {
-                writeln!(f, "  remedy: {}", finding.remedy)?;
-            }
+        for (index, finding) in self.findings.iter().enumerate() {
+            write!(f, "\n[{}] ", index + 1)?;
+            finding.fmt(f)?;
             writeln!(f, "  {}", self.packets_text(finding))?;
         }
         if self.findings.is_empty() && self.is_clean() {

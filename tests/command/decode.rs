@@ -1,8 +1,11 @@
 //! Tests of `urxe decode` as users run it.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::cli::{stdout, urxe};
 
@@ -45,13 +48,74 @@ fn the_cause_is_in_the_first_five_lines() {
 }
 
 #[test]
-fn ladder_shows_the_packets_of_the_finding() {
+fn ladder_of_one_capture_marks_the_packets_of_the_finding() {
     let output = decode(&["--why", &pcap("broken/ack-lost.server.pcapng")]);
     let text = stdout(&output);
     let marked: Vec<&str> = text.lines().filter(|line| line.contains('*')).collect();
     let [ack, resend] = &marked[..] else { panic!("{text}") };
     assert!(ack.contains("6 *◀──") && ack.ends_with("ACK +2"), "{ack}");
-    assert!(resend.contains("7 *↻ SEND +2 ──") && resend.ends_with("▶"), "{resend}");
+    assert!(resend.contains("7 *↻ SEND +2, 4.19 ms after the first ──") && resend.ends_with("▶"), "{resend}");
+}
+
+#[test]
+fn ladder_of_both_ends_shows_what_was_lost_whichever_capture_comes_first() {
+    let ends = [pcap("broken/ack-lost.client.pcapng"), pcap("broken/ack-lost.server.pcapng")];
+    let text = stdout(&decode(&["--why", &ends[0], &ends[1]]));
+    // The clocks of the two differ by 1.7 s.
+    for line in [
+        "requests   client sent       6   server received       6   lost 0",
+        "responses  server sent       6   client received       5   lost 1: +2 at 125 µs",
+        "clocks     that of server is 1.70 s ahead",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    let lost: Vec<&str> = text.lines().filter(|line| line.contains("✗ lost")).collect();
+    assert!(lost.len() == 1 && lost[0].contains("-       6 *") && lost[0].ends_with("ACK +2"), "{text}");
+    let ladder = |text: &str| {
+        text.lines().skip_while(|line| !line.contains("requests ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(ladder(&text), ladder(&stdout(&decode(&["--why", &ends[1], &ends[0]]))));
+}
+
+#[test]
+fn ladder_is_shown_around_the_finding_with_the_given_number() {
+    let file = pcap("broken/request-lost-twice.client.pcap");
+    let text = stdout(&decode(&["--around", "1", &file]));
+    assert!(text.contains("↻ "), "{text}");
+    let none = decode(&["--around", "99", &file]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(stderr(&none).contains("--around 99: findings have numbers from 1 to "), "{}", stderr(&none));
+}
+
+#[test]
+fn payload_of_a_message_is_the_same_from_each_of_its_packets() {
+    let file = pcap("loss_write_middle.pcap");
+    let report = |packet: &str| stdout(&decode(&["--bytes", packet, &file]));
+    let first = report("1");
+    assert!(first.starts_with("WRITE from "), "{first}");
+    assert_eq!(first, report("4"));
+    let bytes: usize = first.lines().skip(1).map(|line| line[10..57].split_whitespace().count()).sum();
+    assert_eq!(bytes, 6000, "{first}");
+    let none = decode(&["--bytes", "99", &file]);
+    assert!(stderr(&none).contains("so none with number 99"), "{}", stderr(&none));
+}
+
+#[test]
+fn findings_of_a_growing_capture_are_printed_while_it_grows() {
+    let bytes = std::fs::read(pcap("loss_send_middle.pcap")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("growing.pcap");
+    let mut file = std::fs::File::create(&path).unwrap();
+    // Ends within a packet.
+    file.write_all(&bytes[..bytes.len() / 3]).unwrap();
+    let mut child = urxe(&["decode", "--live", path.to_str().unwrap()]);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    file.write_all(&bytes[bytes.len() / 3..]).unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().starts_with("problem: QP "));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    assert!(lines.any(|line| line.starts_with("[1] problem: QP ")));
+    assert_eq!(child.wait().unwrap().code(), Some(1));
 }
 
 #[test]

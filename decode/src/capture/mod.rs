@@ -143,7 +143,13 @@ impl Capture {
         &self.name
     }
 
-    /// Returns the next packet; `None` at the end.
+    /// Returns the number of packets that have been read.
+    pub(crate) fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Returns the next packet; `None` at the end. If the file has grown since then, the next call continues
+    /// there, also behind [`CaptureError::Truncated`].
     ///
     /// # Errors
     /// [`CaptureError`] if the rest of the file cannot be read. The packets before it are valid.
