@@ -1,11 +1,12 @@
 //! `urxe decode`: says what is wrong in captures, and why.
 
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use urxe::wire::Qpn;
-use urxe_decode::{Capture, Finding, Ladder, Message, Report, Severity};
+use urxe_decode::{Capture, Finding, Ladder, Message, Page, Report, Severity};
 
 use super::{CliError, json};
 
@@ -24,6 +25,7 @@ Examples:
   urxe decode client.pcapng
   urxe decode --why client.pcapng server.pcapng
   urxe decode --around 3 capture.pcapng
+  urxe decode --html page.html client.pcapng server.pcapng
   urxe decode --qp 0x11 capture.pcap.gz
   urxe decode --bytes 4711 capture.pcapng
   tcpdump -i eth0 -w - udp port 4791 | urxe decode --live -
@@ -51,6 +53,9 @@ pub struct Decode {
     /// Follow one capture that is being written, and print findings as they appear; Ctrl-C ends it
     #[arg(long, conflicts_with_all = ["why", "around", "qp", "json"])]
     live: bool,
+    /// Also write a page for a browser: PSNs over time, throughput, window, findings
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["bytes", "live"])]
+    html: Option<PathBuf>,
     /// Print one JSON document
     #[arg(long, conflicts_with_all = ["why", "around"])]
     json: bool,
@@ -70,8 +75,12 @@ fn parse_qpn(text: &str) -> Result<Qpn, String> {
 impl Decode {
     pub fn run(self) -> Result<(), CliError> {
         let is_input = |file: &PathBuf| file.as_os_str() == "-";
-        let twice =
-            [("--why", self.why), ("--around", self.around.is_some()), ("--bytes", self.bytes.is_some())];
+        let twice = [
+            ("--why", self.why),
+            ("--around", self.around.is_some()),
+            ("--bytes", self.bytes.is_some()),
+            ("--html", self.html.is_some()),
+        ];
         if let Some((option, _)) = twice.iter().find(|(_, given)| *given)
             && self.files.iter().any(is_input)
         {
@@ -112,7 +121,22 @@ impl Decode {
             }
             _ => {}
         }
+        if let Some(path) = &self.html {
+            self.write_page(path, &report)?;
+        }
         result(&report)
+    }
+
+    /// Writes the page. Reads the captures again.
+    fn write_page(&self, path: &Path, report: &Report) -> Result<(), CliError> {
+        let captures = self.files.iter().map(|file| Capture::open(file));
+        let page = Page::read(captures, report).map_err(|e| CliError::Failed(e.to_string()))?;
+        let failed = CliError::io(format!("cannot write {}", path.display()));
+        let written = File::create(path).map(BufWriter::new).and_then(|mut file| {
+            page.write(&mut file)?;
+            file.flush()
+        });
+        written.map_err(failed)
     }
     /// Prints the packets around a finding. Reads the captures again.
     fn print_ladder(&self, report: &Report, finding: &Finding) -> Result<(), CliError> {

@@ -3,7 +3,7 @@
 //!
 //! A [`Capture`] is a pcap or pcapng file that is being read. A [`Report`] is the result of its analysis: queue
 //! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding, a [`Message`] the payload of a message.
-//! [`Live`] analyses a capture that grows.
+//! A [`Page`] shows everything in a browser, and [`Live`] analyses a capture that grows.
 //!
 //! ```no_run
 //! use urxe_decode::{Capture, Report};
@@ -20,6 +20,7 @@ mod ladder;
 mod layers;
 mod live;
 mod message;
+mod page;
 mod report;
 mod rules;
 mod segments;
@@ -31,4 +32,5 @@ pub use finding::{Diagnosis, Finding, PacketRef, Severity};
 pub use ladder::Ladder;
 pub use live::Live;
 pub use message::{Message, MessageError};
+pub use page::Page;
 pub use report::{CaptureReport, QueuePairs, Report};

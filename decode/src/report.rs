@@ -50,6 +50,8 @@ pub struct CaptureReport {
     pub unreadable: u64,
     /// Datagrams of several packets, captured before the kernel segmented them.
     pub unsegmented: u64,
+    /// RoCE packets that another interface of the capture had captured before, and that count once.
+    pub seen_before: u64,
     /// Time from the first packet to the last, in nanoseconds.
     pub nanoseconds: u64,
     /// Reason why the capture could not be read, or not to its end.
@@ -155,8 +157,17 @@ impl Report {
 
 impl CaptureReport {
     fn new(name: String, tracker: &Tracker, error: Option<String>) -> CaptureReport {
-        let Totals { frames, roce, v1, icrc_right, icrc_not_captured, unreadable, unsegmented, .. } =
-            tracker.totals;
+        let Totals {
+            frames,
+            roce,
+            v1,
+            icrc_right,
+            icrc_not_captured,
+            unreadable,
+            unsegmented,
+            seen_before,
+            ..
+        } = tracker.totals;
         CaptureReport {
             name,
             packets: frames,
@@ -167,6 +178,7 @@ impl CaptureReport {
             icrc_not_captured,
             unreadable,
             unsegmented,
+            seen_before,
             nanoseconds: tracker.totals.last_time.saturating_sub(tracker.totals.first_time),
             error,
         }
@@ -272,6 +284,7 @@ impl fmt::Display for CaptureReport {
             (self.icrc_not_captured, "without the ICRC in the capture"),
             (self.unreadable, "cannot be parsed"),
             (self.unsegmented, "datagrams not segmented yet"),
+            (self.seen_before, "captured by a second interface, too"),
         ];
         for (number, what) in parts.iter().filter(|(number, _)| *number > 0) {
             write!(f, ", {number} {what}")?;

@@ -29,7 +29,7 @@ use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;
-use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
+use crate::wire::{BTH_LEN, Bth, Flow, IpIdent, frame};
 use output::Output;
 
 /// Clock that timestamps are taken from.
@@ -434,33 +434,52 @@ impl CaptureHandle {
         (!texts.is_empty()).then(|| texts.join("; "))
     }
 
-    fn write(&self, now: Instant, direction: Direction, burst: &RxBurst<'_>) {
+    /// Returns the time of packets that are passed on now.
+    fn time(&self, now: Instant) -> Duration {
+        self.file.0.lock().time(now)
+    }
+
+    fn write(&self, at: Duration, direction: Direction, burst: &RxBurst<'_>) {
         let mut inner = self.file.0.lock();
-        let at = inner.time(now);
         let (id, flags) = id_and_flags(burst.ident);
-        for packet in packets_of(&RxBurst { ident: IpIdent::Exact { id, flags }, ..*burst }) {
+        let burst = RxBurst { ident: IpIdent::Exact { id, flags }, ..*burst };
+        for packet in packets_of(&burst) {
+            self.write_dropped(&mut inner, at, direction, |dropped| {
+                precedes(dropped, packet.data) && !packets_of(&burst).any(|p| p.data.starts_with(dropped))
+            });
             let comment = self.take_comments(direction, packet.data);
             inner.write(self.interface, at, direction, &packet, comment);
         }
     }
 
-    /// Writes the packets that were dropped before they reached the capture.
-    fn write_dropped(&self, direction: Direction, now: Instant) {
-        if self.pending_comments.lock().is_empty() {
-            return;
-        }
-        let mut inner = self.file.0.lock();
-        let at = inner.time(now);
+    /// Writes all packets that were dropped before they reached the capture.
+    fn write_all_dropped(&self, at: Duration, direction: Direction) {
+        self.write_dropped(&mut self.file.0.lock(), at, direction, |_| true);
+    }
+
+    /// Writes the packets that were dropped before they reached the capture, and whose BTH satisfies the condition.
+    fn write_dropped(
+        &self,
+        inner: &mut Inner,
+        at: Duration,
+        direction: Direction,
+        is_due: impl Fn(&[u8]) -> bool,
+    ) {
         self.pending_comments.lock().retain_mut(|pending| {
-            let Some((flow, ident, data)) = pending.dropped.take_if(|_| pending.direction == direction)
-            else {
-                return true;
-            };
+            let is_due = pending.direction == direction && is_due(&pending.bth);
+            let Some((flow, ident, data)) = pending.dropped.take_if(|_| is_due) else { return true };
             let packet = RxBurst::new(flow, ident, data.len(), &data);
             inner.write(self.interface, at, direction, &packet, Some(std::mem::take(&mut pending.text)));
             false
         });
     }
+}
+
+/// Reports whether a dropped packet comes before another one of the same queue pair.
+fn precedes(dropped: &[u8], next: &[u8]) -> bool {
+    let bth = |bytes: &[u8]| (bytes.len() >= BTH_LEN).then(|| Bth::read(bytes));
+    let (Some(dropped), Some(next)) = (bth(dropped), bth(next)) else { return false };
+    dropped.dest_qp == next.dest_qp && dropped.psn.is_before(next.psn)
 }
 
 /// A link wrapper that captures packets.
@@ -482,21 +501,24 @@ impl<L: Link> Capture<L> {
 
 impl<L: Link> Link for Capture<L> {
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        // The receiver on a fabric may capture a packet before this call ends.
+        let at = self.handle.time(now);
         self.inner.transmit(now, queue)?;
         for burst in queue.bursts() {
-            self.handle.write(now, Direction::Tx, &as_received(&burst));
+            self.handle.write(at, Direction::Tx, &as_received(&burst));
         }
-        self.handle.write_dropped(Direction::Tx, now);
+        self.handle.write_all_dropped(at, Direction::Tx);
         Ok(())
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let handle = &self.handle;
         let received = self.inner.receive(now, &mut |burst| {
+            let at = handle.time(now);
             sink(burst);
-            handle.write(now, Direction::Rx, &burst);
+            handle.write(at, Direction::Rx, &burst);
         })?;
-        handle.write_dropped(Direction::Rx, now);
+        handle.write_all_dropped(handle.time(now), Direction::Rx);
         Ok(received)
     }
 
@@ -678,15 +700,15 @@ mod tests {
         let corrupted = || "fault corrupt=3, packet 3".to_owned();
         let rx_dropped = || "fault rx:drop=1, packet 1".to_owned();
         let none = String::new;
-        // At the wire: the dropped packet never arrives there, and is added.
+        // At the wire: the dropped packet never arrives there, and is added in its place.
         let tx =
-            [(0, 1, true, none()), (0, 3, false, corrupted()), (0, 4, true, none()), (0, 2, true, dropped())];
+            [(0, 1, true, none()), (0, 2, true, dropped()), (0, 3, false, corrupted()), (0, 4, true, none())];
         let rx = [(1, 1, true, rx_dropped()), (1, 3, false, none()), (1, 4, true, none())];
         assert_eq!(with_faults(false), [&tx[..], &rx[..]].concat());
         // At the NIC: all packets as the NIC sent them.
         let tx =
             [(0, 1, true, none()), (0, 2, true, dropped()), (0, 3, true, corrupted()), (0, 4, true, none())];
-        let rx = [(1, 3, false, none()), (1, 4, true, none()), (1, 1, true, rx_dropped())];
+        let rx = [(1, 1, true, rx_dropped()), (1, 3, false, none()), (1, 4, true, none())];
         assert_eq!(with_faults(true), [&tx[..], &rx[..]].concat());
     }
 

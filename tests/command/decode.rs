@@ -78,6 +78,30 @@ fn ladder_of_both_ends_shows_what_was_lost_whichever_capture_comes_first() {
 }
 
 #[test]
+fn capture_of_both_ends_in_one_file_counts_each_packet_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fabric.pcapng");
+    let path = path.to_str().unwrap();
+    // All packets that are sent again were dropped: the timers are longer than a loaded machine delays a packet.
+    let perf = ["perf", "write", "--link", "fabric", "--size", "65536", "--mtu", "1024", "-n", "20"];
+    let perf =
+        urxe(&[&perf[..], &["--ack-timeout", "20", "--fault", "drop=100", "--capture", path]].concat())
+            .output();
+    let printed = stdout(&perf.unwrap());
+    let resent = printed.split("packets retransmitted: ").nth(1).unwrap().split(' ').next().unwrap();
+    let output = decode(&["--json", path]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["queue_pairs"][0]["resent"][0].to_string(), resent, "{report:#}");
+    let problems =
+        report["findings"].as_array().unwrap().iter().filter(|finding| finding["severity"] != "note");
+    assert!(problems.map(|finding| &finding["diagnosis"]).eq(["request-lost"]), "{report:#}");
+    let text = stdout(&decode(&["--why", path]));
+    let lost: Vec<&str> = text.lines().filter(|line| line.contains("✗ lost")).collect();
+    assert!(lost.len() == 1 && lost[0].contains("WRITE +99 "), "{text}");
+    assert!(text.contains("└ client: fault drop=100, packet 100"), "{text}");
+}
+
+#[test]
 fn ladder_is_shown_around_the_finding_with_the_given_number() {
     let file = pcap("broken/request-lost-twice.client.pcap");
     let text = stdout(&decode(&["--around", "1", &file]));

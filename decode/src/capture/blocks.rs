@@ -17,6 +17,7 @@ pub(super) struct Located {
     pub(super) data: Range<usize>,
     pub(super) time: u64,
     pub(super) link: DataLink,
+    pub(super) interface: u32,
     pub(super) comment: Option<String>,
 }
 
@@ -67,6 +68,7 @@ impl Format {
                     time: u64::from(packet.ts_sec) * NANOS_PER_SECOND + u64::from(packet.ts_frac) * unit,
                     // The upper bits tell the length of a frame check sequence.
                     link: DataLink::from(u32::from(header.datalink) & 0xffff),
+                    interface: 0,
                     comment: None,
                 };
                 Ok((bytes.len() - rest.len(), Some(located)))
@@ -94,12 +96,15 @@ fn packet_of(
     block: Block<'_>,
     interfaces: &mut Vec<Interface>,
 ) -> Result<Option<Located>, PcapError> {
-    let interface = |id: u32| interfaces.get(id as usize).copied().ok_or(PcapError::InvalidInterfaceId(id));
-    let located = |interface: Interface, data: &[u8], timestamp: u64| Located {
-        data: range_in(bytes, data),
-        time: interface.time(timestamp),
-        link: interface.link,
-        comment: None,
+    let located = |id: u32, data: &[u8], timestamp: u64| -> Result<Located, PcapError> {
+        let interface = interfaces.get(id as usize).ok_or(PcapError::InvalidInterfaceId(id))?;
+        Ok(Located {
+            data: range_in(bytes, data),
+            time: interface.time(timestamp),
+            link: interface.link,
+            interface: id,
+            comment: None,
+        })
     };
     Ok(match block {
         Block::SectionHeader(_) => {
@@ -113,8 +118,7 @@ fn packet_of(
         Block::EnhancedPacket(block) => {
             // The parser takes the units of the timestamp for nanoseconds.
             let timestamp = block.timestamp.as_nanos() as u64;
-            let interface = interface(block.interface_id)?;
-            let mut packet = located(interface, &block.data, timestamp);
+            let mut packet = located(block.interface_id, &block.data, timestamp)?;
             for option in &block.options {
                 if let EnhancedPacketOption::Comment(text) = option {
                     let all = packet.comment.get_or_insert_default();
@@ -125,14 +129,10 @@ fn packet_of(
             Some(packet)
         }
         Block::SimplePacket(block) => {
-            let interface = interface(0)?;
             let len = block.data.len().min(block.original_len as usize);
-            Some(located(interface, &block.data[..len], 0))
+            Some(located(0, &block.data[..len], 0)?)
         }
-        Block::Packet(block) => {
-            let interface = interface(block.interface_id.into())?;
-            Some(located(interface, &block.data, block.timestamp))
-        }
+        Block::Packet(block) => Some(located(block.interface_id.into(), &block.data, block.timestamp)?),
         _ => None,
     })
 }
@@ -147,8 +147,8 @@ fn range_in(whole: &[u8], part: &[u8]) -> Range<usize> {
 }
 
 /// Interface of a section.
-#[derive(Clone, Copy)]
 pub(super) struct Interface {
+    pub(super) name: Option<String>,
     link: DataLink,
     /// Units of timestamps per second.
     units: u128,
@@ -158,9 +158,10 @@ pub(super) struct Interface {
 
 impl From<&InterfaceDescriptionBlock<'_>> for Interface {
     fn from(block: &InterfaceDescriptionBlock<'_>) -> Interface {
-        let mut interface = Interface { link: block.linktype, units: 1_000_000, offset: 0 };
+        let mut interface = Interface { name: None, link: block.linktype, units: 1_000_000, offset: 0 };
         for option in &block.options {
             match *option {
+                InterfaceDescriptionOption::IfName(ref name) => interface.name = Some(name.to_string()),
                 InterfaceDescriptionOption::IfTsResol(code) if code & 0x80 != 0 => {
                     interface.units = 1 << (code & 0x7f).min(64);
                 }

@@ -73,6 +73,8 @@ pub struct Frame<'a> {
     pub time: u64,
     /// Link type.
     pub link: DataLink,
+    /// Interface that captured the packet: a number within the file.
+    pub interface: u32,
     /// Captured bytes.
     pub bytes: &'a [u8],
     /// Comment, where the file has one.
@@ -143,6 +145,14 @@ impl Capture {
         &self.name
     }
 
+    /// Returns the name of an interface of the current section, if the file has one.
+    pub(crate) fn interface_name(&self, interface: u32) -> Option<&str> {
+        match &self.format {
+            Format::Pcap(_) => None,
+            Format::PcapNg { interfaces, .. } => interfaces.get(interface as usize)?.name.as_deref(),
+        }
+    }
+
     /// Returns the number of packets that have been read.
     pub(crate) fn packets(&self) -> u64 {
         self.packets
@@ -181,8 +191,21 @@ impl Capture {
             number,
             time: located.time,
             link: located.link,
+            interface: interface(located.link, located.interface, self.buffer.consumed(located.data.clone())),
             bytes: self.buffer.consumed(located.data),
             comment: located.comment,
         }))
+    }
+}
+
+/// Returns the interface of a packet: that of the file or, of a capture of all interfaces, the one in the header of
+/// the Linux cooked capture; its first version only tells whether the packet was sent.
+fn interface(link: DataLink, interface: u32, bytes: &[u8]) -> u32 {
+    match (link, bytes) {
+        (DataLink::LINUX_SLL2, [_, _, _, _, index @ ..]) => {
+            index.first_chunk().map_or(interface, |index| u32::from_be_bytes(*index))
+        }
+        (DataLink::LINUX_SLL, [_, kind, ..]) => u32::from(*kind == 4),
+        _ => interface,
     }
 }

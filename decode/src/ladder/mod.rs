@@ -62,11 +62,9 @@ impl Ladder {
         let mut sides = Vec::new();
         for (file, capture) in captures.into_iter().enumerate() {
             let keys = finding.packets.iter().filter(|p| p.file == file).map(|p| p.packet);
-            let sightings = Sightings::read(capture?, key, peer, keys.collect())?;
-            if !sightings.packets.is_empty() {
-                sides.push(sightings);
-            }
+            sides.extend(Sightings::read(capture?, key, peer, keys.collect())?);
         }
+        sides.retain(|side| !side.packets.is_empty());
         // Of three or more, the first two that have packets of the finding.
         sides.sort_by_key(|side| side.keys.is_empty());
         sides.truncate(2);
@@ -103,7 +101,7 @@ fn labels(sides: &[Sightings]) -> Vec<String> {
     let [a, b] = names[..] else { return names.iter().map(|name| (*name).to_owned()).collect() };
     let is_separator = |(_, c): &(usize, char)| matches!(c, '.' | '-' | '_');
     let starts = a.char_indices().filter(is_separator).map(|(at, c)| at + c.len_utf8());
-    let common = starts.filter(|at| b.get(..*at) == Some(&a[..*at])).last().unwrap_or(0);
+    let common = starts.rev().find(|at| b.get(..*at) == Some(&a[..*at])).unwrap_or(0);
     match (&a[common..], &b[common..]) {
         (a, b) if a == b || a.is_empty() || b.is_empty() => {
             sides.iter().map(|side| side.name.clone()).collect()

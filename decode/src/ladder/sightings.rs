@@ -1,6 +1,6 @@
 //! Packets of two queue pairs as one capture shows them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use urxe::wire::{Opcode, Packet, Psn, Qpn, Syndrome};
 
@@ -20,6 +20,7 @@ pub(super) struct Sighting {
     /// Time in nanoseconds since 1970, by the clock of the capture.
     pub time: u64,
     pub psn: Psn,
+    pub interface: u32,
     pub from_requester: bool,
     pub opcode: Opcode,
     pub syndrome: Option<Syndrome>,
@@ -44,7 +45,7 @@ pub(super) struct Sightings {
 }
 
 impl Sightings {
-    /// Reads a capture. Its `keys` are the numbers of the packets of the finding.
+    /// Reads a capture, and splits it by interface, if several have captured the same packets. Its `keys` are the numbers of the packets of the finding.
     ///
     /// # Errors
     /// [`CaptureError`] if the capture cannot be read; an error behind the first packet does not matter.
@@ -53,7 +54,7 @@ impl Sightings {
         key: Key,
         peer: Option<Qpn>,
         keys: Vec<u64>,
-    ) -> Result<Sightings, CaptureError> {
+    ) -> Result<Vec<Sightings>, CaptureError> {
         let path = std::path::Path::new(capture.name());
         let name = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
         let last_key = keys.iter().max().copied().unwrap_or(u64::MAX);
@@ -87,13 +88,36 @@ impl Sightings {
                 number: frame.number,
                 time: frame.time,
                 psn: packet.bth().psn,
+                interface: frame.interface,
                 from_requester,
                 opcode: packet.bth().opcode,
                 syndrome: packet.aeth().map(|aeth| aeth.syndrome),
                 is_icrc_wrong: verdict == Verdict::Wrong,
             });
         }
-        Ok(all)
+        Ok(all.split(&capture))
+    }
+
+    /// Splits the packets by interface, if several interfaces have captured packets of one direction.
+    fn split(self, capture: &Capture) -> Vec<Sightings> {
+        let mut interfaces = [BTreeSet::new(), BTreeSet::new()];
+        for packet in &self.packets {
+            interfaces[packet.from_requester as usize].insert(packet.interface);
+        }
+        if interfaces.iter().all(|of| of.len() < 2) {
+            return vec![self];
+        }
+        let all = interfaces[0].union(&interfaces[1]).copied();
+        let part = |interface: u32| Sightings {
+            name: capture
+                .interface_name(interface)
+                .map_or_else(|| format!("interface {interface}"), str::to_owned),
+            packets: self.packets.iter().filter(|packet| packet.interface == interface).copied().collect(),
+            keys: self.keys.clone(),
+            comments: self.comments.clone(),
+            ..self
+        };
+        all.map(part).collect()
     }
 }
 

@@ -210,7 +210,10 @@ impl fmt::Display for Ladder {
             [_] => vec!["packet"],
             names => names.iter().map(String::as_str).collect(),
         };
-        let widths: Vec<usize> = heads.iter().map(|head| head.chars().count().max(6)).collect();
+        let shown = || self.rows.iter().enumerate().filter(|(index, _)| near(*index));
+        let width = |side: usize| shown().map(|(_, row)| numbers(row.numbers[side]).len()).max().unwrap_or(0);
+        let widths = heads.iter().enumerate().map(|(side, head)| head.chars().count().max(width(side)));
+        let widths: Vec<usize> = widths.collect();
         let head: Vec<String> =
             heads.iter().zip(&widths).map(|(head, width)| format!("{head:>width$}")).collect();
         let gap = WIDTH.saturating_sub(self.requester.chars().count()).max(2);

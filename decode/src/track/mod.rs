@@ -21,7 +21,7 @@ use crate::segments::{has_several, is_too_long, segments};
 use facts::{At, Bounded};
 use management::Management;
 use path::Path;
-use stream::{Key, Stream};
+use stream::{Home, Key, Stream};
 
 /// A packet with a wrong ICRC.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +53,8 @@ pub struct Totals {
     pub unreadable: u64,
     /// Datagrams of several packets.
     pub unsegmented: u64,
+    /// Packets that another interface of the capture had captured before.
+    pub seen_before: u64,
     /// Time of the first packet.
     pub first_time: u64,
     /// Time of the last packet.
@@ -89,6 +91,10 @@ pub struct Tracker {
     pub unsupported: Vec<UnsupportedLink>,
     /// Comments of packets, by the packets' numbers.
     pub comments: HashMap<u64, String>,
+    /// Interface of the current packet.
+    interface: u32,
+    /// Interfaces on which datagrams of management are followed, by their addresses.
+    management_homes: HashMap<(IpAddr, IpAddr), u32>,
     /// Taken out while the packet that it judges is processed, which borrows from it.
     judge: Option<Box<Judge>>,
 }
@@ -102,6 +108,7 @@ impl Tracker {
             totals.first_time = frame.time;
         }
         totals.frames += 1;
+        self.interface = frame.interface;
         totals.last_time = totals.last_time.max(frame.time);
         if let Some(comment) = &frame.comment
             && self.comments.len() < MAX_COMMENTS
@@ -189,11 +196,20 @@ impl Tracker {
             }
         }
         if bth.dest_qp == Qpn::GSI {
+            let home = self.management_homes.entry((key.src, key.dst)).or_insert(self.interface);
+            if *home != self.interface {
+                self.totals.seen_before += 1;
+                return;
+            }
             self.path.managed(roce.flow.src, at);
             self.management.datagram(&roce.flow, packet, verdict, at);
             return;
         }
         let id = self.stream_of(key, packet, at);
+        if self.streams[id].home.has_seen(self.interface, bth.psn) {
+            self.totals.seen_before += 1;
+            return;
+        }
         self.streams[id].packet(roce, packet, at);
         let ident = match roce.ident {
             IpIdent::Exact { id, .. } => Some(id),
@@ -230,7 +246,8 @@ impl Tracker {
         let next = self.streams.len();
         let id = *self.index.entry(key).or_insert(next);
         if id == next {
-            self.streams.push(Stream::new(key, packet.row().transport, at));
+            let home = Home::new(self.interface, packet.bth().psn);
+            self.streams.push(Stream::new(key, home, packet.row().transport, at));
             self.by_addresses.entry((key.src, key.dst)).or_default().push(id);
         }
         self.previous = id;

@@ -1,8 +1,9 @@
 //! Streams: the packets from one address to one queue pair of another.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use urxe::wire::{Ecn, PKey, Packet, QKey, Qpn, Transport};
+use urxe::wire::{Ecn, PKey, Packet, Psn, QKey, Qpn, Transport};
 
 use super::facts::At;
 use super::requests::Requests;
@@ -49,11 +50,56 @@ impl<T: PartialEq + Copy> Values<T> {
     }
 }
 
+/// Packets of another interface that are remembered until the first one has them.
+const MAX_ELSEWHERE: usize = 4096;
+
+/// Interface on which a stream is followed, in a capture of several interfaces that its packets pass.
+///
+/// A packet that is new on another interface counts: a stream may use several (bonding), that of its sender has packets
+/// that get lost, and the interfaces of a file are not in order of time.
+#[derive(Clone, Debug)]
+pub struct Home {
+    interface: u32,
+    newest: Psn,
+    /// Packets that another interface had first.
+    elsewhere: VecDeque<Psn>,
+}
+
+impl Home {
+    /// Starts with the first packet of the stream.
+    pub fn new(interface: u32, psn: Psn) -> Home {
+        Home { interface, newest: psn, elsewhere: VecDeque::new() }
+    }
+
+    /// Reports whether another interface has captured the packet before.
+    pub fn has_seen(&mut self, interface: u32, psn: Psn) -> bool {
+        let (is_new, is_home) = (self.newest.is_before(psn), interface == self.interface);
+        if is_new {
+            self.newest = psn;
+        }
+        match (is_home, is_new) {
+            (true, _) if self.elsewhere.is_empty() => false,
+            (true, _) => {
+                let known = self.elsewhere.iter().position(|known| *known == psn);
+                known.is_some_and(|at| self.elsewhere.remove(at).is_some())
+            }
+            (false, true) => {
+                self.elsewhere.truncate(MAX_ELSEWHERE - 1);
+                self.elsewhere.push_front(psn);
+                false
+            }
+            (false, false) => true,
+        }
+    }
+}
+
 /// Packets from one address to one queue pair of another.
 #[derive(Clone, Debug)]
 pub struct Stream {
     /// Addresses and queue pair.
     pub key: Key,
+    /// Interface on which it is followed.
+    pub home: Home,
     /// Transport service of the first packet.
     pub transport: Transport,
     /// Version of RoCE of the first packet.
@@ -94,9 +140,10 @@ pub struct Stream {
 const MAX_CNPS: usize = 4096;
 
 impl Stream {
-    pub(super) fn new(key: Key, transport: Transport, at: At) -> Stream {
+    pub(super) fn new(key: Key, home: Home, transport: Transport, at: At) -> Stream {
         Stream {
             key,
+            home,
             transport,
             version: Version::V2,
             first: at,
@@ -155,5 +202,30 @@ impl Stream {
             self.cnps.1 = at;
         }
         self.cnps.2 = at;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_packet_of_two_interfaces_counts_once_whichever_has_it_first() {
+        let mut home = Home::new(0, Psn::new(1));
+        // Interface, PSN, whether it was seen before. PSN 3 is lost between the interfaces and sent again.
+        let packets = [
+            (0, 1, false),
+            (1, 1, true),
+            (1, 2, false),
+            (0, 2, true),
+            (0, 3, false),
+            (0, 4, false),
+            (1, 4, true),
+            (0, 3, false),
+            (1, 3, true),
+        ];
+        for (interface, psn, seen) in packets {
+            assert_eq!(home.has_seen(interface, Psn::new(psn)), seen, "PSN {psn} on interface {interface}");
+        }
     }
 }
