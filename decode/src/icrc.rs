@@ -175,6 +175,16 @@ pub fn cause_of(roce: &Roce<'_>) -> Cause {
             return Cause::NotMasked(field.name);
         }
     }
+    // A router decrements the TTL, so that the one that the sender covers is not that of the packet.
+    let ttl = if is_v4 { (16, "TTL") } else { (15, "hop limit") };
+    let with_ttl = |ttl_value: u8| {
+        let mut unmasked = masked.clone();
+        unmasked[ttl.0] = ttl_value;
+        crc(&unmasked)
+    };
+    if (0..=u8::MAX).any(|value| with_ttl(value) == received) {
+        return Cause::NotMasked(ttl.1);
+    }
     if let Some((byte, bit)) = flipped_bit(difference, masked.len()) {
         let at_bth = udp_at + 8;
         let is_in = |range: std::ops::Range<usize>| range.contains(&byte);

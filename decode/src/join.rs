@@ -24,7 +24,7 @@ fn place(finding: &Finding) -> Option<usize> {
 /// Reports whether findings of two captures are about the same event.
 fn is_same_event(a: &Finding, b: &Finding) -> bool {
     let is_same_request = a.psn.is_some() && a.psn == b.psn && a.stream.is_some() && a.stream == b.stream;
-    if place(a).is_some() && place(b).is_some() {
+    if place(a).is_some() && place(b).is_some() && a.diagnosis != b.diagnosis {
         return is_same_request;
     }
     let is_same_subject = if a.stream.is_some() { a.stream == b.stream } else { a.subject == b.subject };

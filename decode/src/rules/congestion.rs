@@ -16,9 +16,6 @@ const NO_EFFECT: u64 = 75;
 /// microseconds; a wide-area network or an emulated machine takes milliseconds.
 const LATE_ACK: u64 = 1_000_000;
 
-/// Least time of all acknowledgements, in nanoseconds, above which it is a problem.
-const SLOW_ACK: u64 = 20_000_000;
-
 /// Number of acknowledgements from which their time is judged.
 const MANY_ACKS: u64 = 4;
 
@@ -97,14 +94,34 @@ fn cnps_without_effect(capture: &Capture<'_>, stream: &Stream) -> Option<Finding
 fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let latency = stream.requests.facts.latency;
     let average = latency.sum.checked_div(latency.count)?;
+    let (late, late_sum, first_late) = latency.late;
+    if late >= MANY_ACKS {
+        return Some(Finding {
+            text: format!(
+                "slow receiver: {} acknowledges {late} of {} after {} on average, from packet {} on, and others after {} already",
+                stream.key.dst,
+                count(latency.count, "request"),
+                duration(late_sum / late),
+                first_late.packet,
+                duration(latency.min)
+            ),
+            remedy:
+                "see what the receiving host does at that time: CPU, memory, a program that polls too rarely"
+                    .into(),
+            count: late,
+            ..capture.of_stream(Diagnosis::SlowReceiver, Severity::Problem, stream, first_late)
+        });
+    }
     if latency.count < MANY_ACKS || latency.min < LATE_ACK {
         return None;
     }
     let (most, at) = latency.max;
-    let severity = if latency.min < SLOW_ACK { Severity::Note } else { Severity::Problem };
+    // A path has a constant latency.
+    let severity = if most < 2 * latency.min { Severity::Note } else { Severity::Problem };
     Some(Finding {
         text: format!(
-            "slow receiver: {} acknowledges after {} on average, at least {}, at most {} (packet {})",
+            "slow receiver{}: {} acknowledges after {} on average, at least {}, at most {} (packet {})",
+            if severity == Severity::Note { ", or a long path" } else { "" },
             stream.key.dst,
             duration(average),
             duration(latency.min),
@@ -146,12 +163,12 @@ fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
     }
     let mut findings = Vec::new();
     for paused in &tracker.path.paused {
-        let Some(priority) = paused.priority else { continue };
         let total = paused.total(end);
-        let subject = format!("priority {priority}");
+        let subject =
+            paused.priority.map_or_else(|| "the link".into(), |priority| format!("priority {priority}"));
         findings.push(Finding {
             text: format!(
-                "priority {priority} was paused {} of {} by {}, in {} from packet {} on (at 100 Gb/s)",
+                "{subject} was paused {} of {} by {}, in {} from packet {} on (at 100 Gb/s)",
                 duration(total),
                 duration(capture.length()),
                 paused.by,
@@ -163,7 +180,7 @@ fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
             ..capture.finding(Diagnosis::Paused, Severity::Problem, subject.clone(), paused.first)
         });
     }
-    let is_used = |paused: &&crate::track::path::Paused| paused.priority.is_some_and(|p| used.contains(&p));
+    let is_used = |paused: &&crate::track::path::Paused| paused.priority.is_none_or(|p| used.contains(&p));
     if let (Some(paused), Some(class)) = (tracker.path.paused.first(), used.first())
         && !tracker.path.paused.iter().any(|paused| is_used(&paused))
     {

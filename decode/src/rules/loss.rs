@@ -9,6 +9,10 @@ use crate::text::{count, duration, was};
 use crate::track::facts::{At, Cause, Filled, Gap, Resend};
 use crate::track::stream::Stream;
 
+/// Remedy of reordering.
+const SEVERAL_PATHS: &str =
+    "look for several paths between the hosts: ECMP by packet, adaptive routing, bonding";
+
 /// Share of its time that a connection waits for timeouts, in percent, above which that is the finding.
 const MUCH_WAITING: u64 = 20;
 
@@ -16,7 +20,7 @@ const MUCH_WAITING: u64 = 20;
 const MANY_TIMEOUTS: u64 = 3;
 
 pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
-    if silence::is_unanswered(stream) {
+    if silence::is_unanswered(stream) && !silence::is_one_way(stream) {
         return Vec::new();
     }
     let facts = &stream.requests.facts;
@@ -24,13 +28,22 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
     let exceeded = retry_exceeded(capture, stream);
     let given_up = exceeded.as_ref().and_then(|_| stream.requests.window.oldest()).map(|r| r.psn);
     findings.extend(exceeded);
-    for gap in &facts.gaps.first {
+    // A packet with a wrong ICRC has a finding of its own.
+    let is_damaged = |gap: &&Gap| {
+        let wrong = &capture.tracker.wrong_icrcs.first;
+        wrong.iter().any(|packet| packet.key == stream.key && (packet.psn.since(gap.psn) as u32) < gap.len)
+    };
+    for gap in facts.gaps.first.iter().filter(|gap| !is_damaged(gap)) {
         findings.extend(of_gap(capture, stream, gap));
     }
     // What follows a refusal is not a loss.
-    let refused = facts.fatal.map(|fatal| fatal.at).or(facts.first_refused.map(|(at, _)| at));
+    let start_differs = facts.first_refused.or(facts.ahead).map(|(at, _)| at);
+    let refused = facts.fatal.map(|fatal| fatal.at).or(start_differs);
     let mut previous = None;
-    for resend in &facts.resends.first {
+    let is_other_mtu = super::refusal::responses_of_another_mtu(capture, stream).is_some();
+    let is_explained =
+        |resend: &Resend| is_other_mtu && resend.opcode.row().operation == Operation::ReadRequest;
+    for resend in facts.resends.first.iter().filter(|resend| !is_explained(resend)) {
         let is_repeated =
             previous.replace(resend.psn) == Some(resend.psn) && matches!(resend.cause, Cause::Timeout(_));
         let is_refused = refused.is_some_and(|refusal| resend.at.time >= refusal.time);
@@ -48,6 +61,18 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
         }
     }
     for gap in &facts.response_gaps.first {
+        if let (Some(late), Some(asked)) = (gap.late, gap.asked_again) {
+            findings.push(Finding {
+                text: format!(
+                    "reordered, not lost: the READ response with PSN {} came late, in packet {} after packet {}; it was asked for again in packet {} for nothing",
+                    gap.psn, late.packet, gap.at.packet, asked.packet
+                ),
+                remedy: SEVERAL_PATHS.into(),
+                packets: [gap.at, asked, late].map(|at| capture.packet(at)).into(),
+                ..capture.of_request(Diagnosis::Reordered, Severity::Problem, stream, gap.psn, gap.at)
+            });
+            continue;
+        }
         let asked = gap
             .asked_again
             .map_or_else(String::new, |at| format!("; asked for again in packet {}", at.packet));
@@ -131,14 +156,20 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
         ..capture.of_request(diagnosis, severity, stream, gap.psn, gap.at)
     };
     let nak = gap.nak.map_or_else(String::new, |at| format!(", NAK in packet {}", at.packet));
-    match gap.filled {
+    // A NAK makes the requester send again: without a second copy, that is the retransmission, and the requester resends
+    // only what is missing.
+    let is_resent = |at: At| gap.nak.is_some_and(|nak| nak.packet < at.packet);
+    let filled = match gap.filled {
+        Some((at, Filled::Late)) if is_resent(at) => Some((at, Filled::Resent)),
+        filled => filled,
+    };
+    match filled {
         Some((at, Filled::Late)) => Some(Finding {
             text: format!(
                 "reordered, not lost: the {psns} came late, in packet {} after packet {}{nak}, and nothing behind it was sent again",
                 at.packet, gap.at.packet
             ),
-            remedy: "look for several paths between the hosts: ECMP by packet, adaptive routing, bonding"
-                .into(),
+            remedy: SEVERAL_PATHS.into(),
             ..start(Diagnosis::Reordered, Severity::Problem)
         }),
         Some((at, Filled::LateAndResent)) => Some(Finding {
@@ -146,8 +177,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
                 "reordered, not lost: the {psns} came late, in packet {} after packet {}{nak}; the retransmission that it caused was for nothing",
                 at.packet, gap.at.packet
             ),
-            remedy: "look for several paths between the hosts: ECMP by packet, adaptive routing, bonding"
-                .into(),
+            remedy: SEVERAL_PATHS.into(),
             ..start(Diagnosis::Reordered, Severity::Problem)
         }),
         Some((at, Filled::Resent)) => {
@@ -158,7 +188,7 @@ fn of_gap(capture: &Capture<'_>, stream: &Stream, gap: &Gap) -> Option<Finding> 
                 .first
                 .iter()
                 .find(|r| r.at.packet >= at.packet || r.psn == gap.psn);
-            let resent = resend.map_or(1, |r| r.packets);
+            let resent = resend.map_or(1, |r| r.packets).max(gap.len.into());
             Some(Finding {
                 text: format!(
                     "the {psns} {} lost before this capture: packet {} came in its place{nak}; {} resent from packet {} on",
@@ -232,11 +262,25 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
             if let Some(ack) = resend.acknowledged_before {
                 return Some(acknowledged_before(
                     capture,
+                    stream,
                     resend,
                     ack,
                     waited,
                     start(Diagnosis::AckLost, ack),
                 ));
+            }
+            if let Some((answer, _)) = resend.answer
+                && 2 * answer.time.saturating_sub(resend.at.time) < path_latency(capture, stream)
+            {
+                return Some(Finding {
+                    severity: Severity::Note,
+                    text: format!(
+                        "PSN {}{original} was resent in packet {} after {wait}, and the answer in packet {} comes too early to be one to that: the timer expired while the ACK was on its way",
+                        resend.psn, resend.at.packet, answer.packet
+                    ),
+                    remedy: "a longer ACK timeout avoids it".into(),
+                    ..start(Diagnosis::UnnecessaryRetransmission, resend.at)
+                });
             }
             let answer = resend.answer;
             let has_duplicates = |psn: Psn| psn == resend.last && resend.packets > 1 && resend.answers > 1;
@@ -248,7 +292,28 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
             let answered = answer.map_or_else(String::new, |(at, psn)| {
                 format!(", answered in packet {} up to PSN {psn}", at.packet)
             });
+            // A duplicate is acknowledged with all that has arrived.
+            let not_answered = resend.not_answered.filter(|_| is_all_there);
             match () {
+                () if is_all_there && resend.is_incomplete => Some(Finding {
+                    text: format!(
+                        "the end of a message was lost before this capture, from PSN {} on, and no later packet showed it: waited {wait}; {resent}{answered}",
+                        resend.next
+                    ),
+                    remedy: "a shorter ACK timeout costs less here".into(),
+                    psn: Some(resend.next),
+                    ..start(Diagnosis::TailLost, resend.at)
+                }),
+                () if not_answered.is_some() => not_answered.map(|(psn, at)| Finding {
+                    text: format!(
+                        "the request with PSN {psn} (packet {}) was lost, and no later packet showed it: waited {wait}; {resent}{answered}",
+                        at.packet
+                    ),
+                    remedy: "a shorter ACK timeout costs less here".into(),
+                    packets: [resend.at, at].map(|at| capture.packet(at)).into(),
+                    psn: Some(psn),
+                    ..start(Diagnosis::TailLost, resend.at)
+                }),
                 () if is_read => Some(Finding {
                     text: format!(
                         "the READ with PSN {}{original} or all its responses were lost: waited {wait}; {resent}{answered}",
@@ -284,9 +349,17 @@ fn of_resend(capture: &Capture<'_>, stream: &Stream, resend: &Resend) -> Option<
     }
 }
 
+/// Returns the least time of an acknowledgement in either direction, in nanoseconds: the latency of the path, unless the
+/// capture was made in its middle.
+fn path_latency(capture: &Capture<'_>, stream: &Stream) -> u64 {
+    let least = |stream: &Stream| stream.requests.facts.latency.min;
+    least(stream).max(capture.peer(stream).map_or(0, least))
+}
+
 /// A request that was sent again after its acknowledgement, or the response of a READ, which `ack` is.
 fn acknowledged_before(
     capture: &Capture<'_>,
+    stream: &Stream,
     resend: &Resend,
     ack: At,
     waited: u64,
@@ -295,8 +368,9 @@ fn acknowledged_before(
     let resent = format!("{} resent from packet {} on", count(resend.packets, "packet"), resend.at.packet);
     let packets = vec![capture.packet(ack), capture.packet(resend.at)];
     let age = resend.at.time.saturating_sub(ack.time);
-    // The time that a response needs from here to the requester is a small part of a timeout.
-    if 4 * age < waited {
+    // The time that a response needs from here to the requester is a small part of a timeout that is longer than that of the path.
+    let is_short = resend.original.packet != 0 && 4 * waited < 5 * path_latency(capture, stream);
+    if 4 * age < waited || is_short {
         return Finding {
             diagnosis: Diagnosis::UnnecessaryRetransmission,
             severity: Severity::Note,
@@ -344,9 +418,11 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     // An RNR NAK or a refusal is a reason of its own.
     let is_refused = requests.facts.fatal.is_some()
         || requests.facts.first_refused.is_some()
+        || requests.facts.ahead.is_some()
         // Behind a request that is missing here, nothing can be acknowledged.
         || requests.facts.gaps.first.iter().any(|gap| gap.filled.is_none() && gap.psn.is_before(oldest.psn))
-        || requests.facts.not_ready.is_some_and(|rnr| rnr.last.1 == oldest.psn);
+        || requests.facts.not_ready.is_some_and(|rnr| rnr.last.1 == oldest.psn)
+        || super::refusal::responses_of_another_mtu(capture, stream).is_some();
     let interval = oldest.time.saturating_sub(oldest.first_time) / u64::from(oldest.sends - 1);
     let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);
     let retries = oldest.sends - 1;
@@ -405,7 +481,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         });
     }
     let is_back = |other: &&Stream| {
-        (other.key.src, other.key.dst) == (stream.key.dst, stream.key.src)
+        other.key.src == stream.key.dst
             && Some(other.key.qpn) != capture.peer(stream).map(|peer| peer.key.qpn)
             && other.last.time > oldest.first_time
     };
@@ -464,6 +540,8 @@ fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         ),
         remedy: "find what overflows: receive buffers, a switch port, a slow receiver; use congestion control or flow control".into(),
         count: timeouts,
+        // Before the findings about single timeouts.
+        time: stream.first.time,
         ..capture.of_stream(Diagnosis::TimeoutBound, Severity::Problem, stream, first.at)
     })
 }

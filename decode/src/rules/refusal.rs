@@ -5,7 +5,7 @@ use urxe::wire::{NakCode, Operation, Position};
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::{bytes, count, duration, is};
-use crate::track::facts::{Facts, Fatal};
+use crate::track::facts::{Facts, Fatal, Resend};
 use crate::track::stream::Stream;
 use crate::track::window::{Request, Target};
 
@@ -54,8 +54,39 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             });
         }
     }
+    findings.extend(responses_of_another_mtu(capture, stream));
     findings.extend(not_ready(capture, stream));
     findings
+}
+
+/// READ responses that pass here, and that the requester does not accept because they have another length than it expects.
+pub(super) fn responses_of_another_mtu(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
+    let facts = &stream.requests.facts;
+    let responses = facts.mtus[1]?;
+    let is_refused = |resend: &&Resend| {
+        resend.opcode.row().operation == Operation::ReadRequest && resend.acknowledged_before.is_some()
+    };
+    let resend = facts.resends.first.iter().find(is_refused)?;
+    // Of this queue pair or, with less certainty, of another one between the two hosts.
+    let agreed = capture.tracker.management.connection_to(stream.key).and_then(|(c, ..)| c.mtu);
+    let is_alike = |other: &&Stream| (other.key.src, other.key.dst) == (stream.key.src, stream.key.dst);
+    let others =
+        capture.tracker.streams.iter().filter(is_alike).filter_map(|other| other.requests.facts.mtus[0]);
+    let expected = facts.mtus[0].or(agreed).or_else(|| others.max()).filter(|mtu| *mtu != responses)?;
+    Some(Finding {
+        text: format!(
+            "the ends disagree on the path MTU: the READ responses of {} have {} bytes, and {} uses {}: it asks for the READ with PSN {} again in packet {}, although all its responses pass here",
+            stream.key.dst,
+            responses.bytes(),
+            stream.key.src,
+            expected.bytes(),
+            resend.psn,
+            resend.at.packet
+        ),
+        remedy: "set the same path_mtu at both ends".into(),
+        packets: [resend.at, resend.original].map(|at| capture.packet(at)).into(),
+        ..capture.of_request(Diagnosis::PathMtuDiffers, Severity::Failure, stream, resend.psn, resend.at)
+    })
 }
 
 /// The first PSN is not the one of the connection manager's messages.
@@ -65,7 +96,8 @@ fn differs_from_connection(capture: &Capture<'_>, stream: &Stream) -> Option<Fin
     // A request that the capture lacks shows as a gap behind PSNs of the right start.
     let is_wrong =
         first != end.psn && stream.requests.acknowledged.is_none() && super::silence::is_unanswered(stream);
-    let reply = connection.reply.filter(|_| is_wrong)?;
+    let is_ended = connection.disconnects.is_some_and(|(_, first, ..)| first.time < at.time);
+    let reply = connection.reply.filter(|_| is_wrong && !is_ended)?;
     Some(Finding {
         text: format!(
             "the start PSN differs: {} begins with PSN {first}, and the peer announced {} in its {}",

@@ -26,7 +26,16 @@ pub(super) fn is_unanswered(stream: &Stream) -> bool {
         && facts.fatal.is_none()
         && facts.sequence_naks == 0
         && facts.response_gaps.count == 0
+        && facts.ahead.is_none()
         && requests.window.iter().all(|r| r.next_response == r.psn)
+}
+
+/// Reports whether the capture lacks the responses to a stream's requests: its sender goes on, and never starts again
+/// from its first request, so that something answers.
+pub(super) fn is_one_way(stream: &Stream) -> bool {
+    let facts = &stream.requests.facts;
+    let Some((_, first)) = stream.requests.first.filter(|_| is_unanswered(stream)) else { return false };
+    facts.resent == 0 || facts.resends.first.iter().all(|resend| resend.psn.is_after(first))
 }
 
 /// Number of requests for a link-layer address without an answer from which the host is taken for absent.
@@ -97,12 +106,11 @@ pub(super) fn findings(capture: &Capture<'_>, stream: &Stream) -> Vec<Finding> {
             ..start(Diagnosis::PeerSilent)
         }];
     }
-    // Without an answer, a requester sends again.
-    if facts.resent == 0 {
+    if is_one_way(stream) {
         return vec![Finding {
             severity: Severity::Note,
             text: format!(
-                "the capture has no response to {} of {}, which never sends again: it lacks the packets from {dst}",
+                "the capture has no response to {} of {}, which goes on all the same: it lacks the packets from {dst}",
                 count(facts.requests, "request"),
                 stream.key.src
             ),

@@ -1,6 +1,6 @@
 //! Facts about the requests of a stream, from which the rules draw their conclusions.
 
-use urxe::wire::{NakCode, Opcode, Psn, RnrTimer};
+use urxe::wire::{Mtu, NakCode, Opcode, Psn, RnrTimer};
 
 use super::window::{Request, Target};
 
@@ -109,6 +109,8 @@ pub struct Resend {
     pub answer: Option<(At, Psn)>,
     /// Number of responses with the PSN of the first: a responder acknowledges each duplicate.
     pub answers: u64,
+    /// Request behind those that the first response acknowledges: its PSN and packet.
+    pub not_answered: Option<(Psn, At)>,
     /// PSN behind the newest request at that time.
     pub next: Psn,
     /// PSN of the last packet sent again.
@@ -117,6 +119,8 @@ pub struct Resend {
     pub opcode: Opcode,
     /// Whether the first packet was the last one in flight.
     pub is_tail: bool,
+    /// Whether the last request in flight was not the end of a message.
+    pub is_incomplete: bool,
 }
 
 /// NAK that ends the connection.
@@ -164,6 +168,10 @@ pub struct ResponseGap {
     pub at: At,
     /// The request that asked for them again.
     pub asked_again: Option<At>,
+    /// Requests for the first missing PSN, and responses with it.
+    pub counts: (u32, u32),
+    /// The response that is one more than were asked for again: the original, which came late.
+    pub late: Option<At>,
 }
 
 /// Times from a request with AckReq to its acknowledgement.
@@ -177,10 +185,22 @@ pub struct Latency {
     pub max: (u64, At),
     /// Sum of all times.
     pub sum: u64,
+    /// Number and sum of the times that are much longer than the least so far, and the first of them.
+    pub late: (u64, u64, At),
 }
+
+/// Factor by which a late acknowledgement takes longer than the fastest one.
+const LATE_FACTOR: u64 = 8;
+
+/// Nanoseconds that a late acknowledgement takes at least: a host that is merely busy takes less.
+const LATE_AT_LEAST: u64 = 5_000_000;
 
 impl Latency {
     pub(super) fn add(&mut self, nanos: u64, at: At) {
+        if self.count > 0 && nanos > LATE_AT_LEAST.max(LATE_FACTOR * self.min) {
+            let (count, sum, first) = self.late;
+            self.late = (count + 1, sum + nanos, if count == 0 { at } else { first });
+        }
         self.min = if self.count == 0 { nanos } else { self.min.min(nanos) };
         if nanos > self.max.0 || self.count == 0 {
             self.max = (nanos, at);
@@ -235,8 +255,12 @@ pub struct Facts {
     pub response_gaps: Bounded<ResponseGap>,
     /// Acknowledgement times.
     pub latency: Latency,
-    /// Acknowledgements without credits.
+    /// Acknowledgements without credits, after some with credits.
     pub no_credits: Option<NoCredits>,
+    /// Whether an acknowledgement had credits.
+    pub had_credits: bool,
+    /// Path MTU of requests, and of responses: payload of the packets that have to be full.
+    pub mtus: [Option<Mtu>; 2],
     /// Memory accessed with success.
     pub accessed: Vec<Accessed>,
     /// NAK for the first PSN of the stream, and the PSN that the responder expects.

@@ -96,15 +96,23 @@ pub struct Management {
 }
 
 impl Management {
-    /// Takes a datagram to QP1.
-    pub(super) fn datagram(&mut self, flow: &Flow, packet: &Packet<'_>, verdict: Verdict, at: At) {
+    /// Takes a datagram to QP1, and reports whether it is a REP, which establishes a connection.
+    pub(super) fn datagram(&mut self, flow: &Flow, packet: &Packet<'_>, verdict: Verdict, at: At) -> bool {
         // The fields of a cut message are zeros.
         if verdict == Verdict::NotCaptured {
-            return;
+            return false;
         }
-        if let Ok(mad) = Mad::parse(packet.payload()) {
-            self.message(flow, &mad.message, at);
-        }
+        let Ok(mad) = Mad::parse(packet.payload()) else { return false };
+        self.message(flow, &mad.message, at);
+        matches!(mad.message, Message::Rep(_))
+    }
+
+    /// Reports whether all connections of a stream's queue pair have been ended by a DREQ.
+    pub(super) fn has_ended(&self, key: Key) -> bool {
+        let is_end = |end: &End| (end.ip, end.qpn) == (key.dst, key.qpn);
+        let of = |c: &&Connection| is_end(&c.active) || c.passive.as_ref().is_some_and(is_end);
+        let mut all = self.connections.iter().filter(of).peekable();
+        all.peek().is_some() && all.all(|c| c.disconnects.is_some())
     }
 
     fn message(&mut self, flow: &Flow, message: &Message, at: At) {

@@ -202,7 +202,9 @@ impl Tracker {
                 return;
             }
             self.path.managed(roce.flow.src, at);
-            self.management.datagram(&roce.flow, packet, verdict, at);
+            if self.management.datagram(&roce.flow, packet, verdict, at) {
+                self.retire_streams(key.src, key.dst);
+            }
             return;
         }
         let id = self.stream_of(key, packet, at);
@@ -229,6 +231,23 @@ impl Tracker {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Ends the streams of earlier connections between two addresses that are connected again: further packets to the
+    /// same queue pair are of another stream.
+    fn retire_streams(&mut self, a: IpAddr, b: IpAddr) {
+        for pair in [(a, b), (b, a)] {
+            let Some(ids) = self.by_addresses.get_mut(&pair) else { continue };
+            ids.retain(|id| {
+                let key = self.streams[*id].key;
+                let is_ended = self.management.has_ended(key);
+                if is_ended {
+                    self.index.remove(&key);
+                }
+                !is_ended
+            });
+            self.previous = usize::MAX;
         }
     }
 

@@ -95,22 +95,18 @@ impl Path {
     }
 
     pub(super) fn pause(&mut self, by: Mac, pause: &PauseFrame, at: At) {
-        for priority in 0..PRIORITIES as u8 {
+        // All alike: a frame of IEEE 802.3x, which pauses the link, or the same by priorities.
+        let is_link = pause.times[0].is_some() && pause.times.iter().all(|time| *time == pause.times[0]);
+        for priority in 0..if is_link { 1 } else { PRIORITIES as u8 } {
             let Some(quanta) = pause.times[usize::from(priority)] else { continue };
-            let is_same = |p: &&mut Paused| p.by == by && p.priority == Some(priority);
+            let priority = (!is_link).then_some(priority);
+            let is_same = |p: &&mut Paused| p.by == by && p.priority == priority;
             let known = self.paused.iter_mut().find(is_same);
             let paused = match known {
                 Some(paused) => paused,
                 None if quanta == 0 => continue,
                 None => {
-                    self.paused.push(Paused {
-                        by,
-                        priority: Some(priority),
-                        first: at,
-                        frames: 0,
-                        nanos: 0,
-                        since: None,
-                    });
+                    self.paused.push(Paused { by, priority, first: at, frames: 0, nanos: 0, since: None });
                     match self.paused.last_mut() {
                         Some(paused) => paused,
                         None => continue,

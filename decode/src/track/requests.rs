@@ -48,6 +48,8 @@ pub struct Requests {
     is_resending: bool,
     /// A packet that filled a gap, while the packet behind it is awaited.
     late: Option<Psn>,
+    /// PSN from which requests were sent again after the last timeout.
+    resent_before: Option<Psn>,
 }
 
 impl Requests {
@@ -83,6 +85,7 @@ impl Requests {
             && let Some(mtu) = Mtu::from_bytes(payload as usize)
         {
             self.mtu = Some(mtu);
+            self.facts.mtus[!packet.row().operation.is_request() as usize] = Some(mtu);
         }
     }
 
@@ -119,6 +122,7 @@ impl Requests {
             target,
             ack_req: bth.ack_req,
             next_response: bth.psn,
+            next_of_earlier: bth.psn,
         }
     }
 
@@ -165,10 +169,12 @@ impl Requests {
                 acknowledged_before: None,
                 answer: None,
                 answers: 0,
+                not_answered: None,
                 next: self.next,
                 last: late,
                 opcode,
                 is_tail: false,
+                is_incomplete: false,
             };
             self.is_resending = true;
             self.facts.resends.push(resend);
@@ -246,6 +252,15 @@ impl Requests {
         self.resend(packet, ident, at, known);
     }
 
+    /// Infers from a timeout what was acknowledged, in a capture without the acknowledgements: a requester that goes
+    /// on from the same PSN or a later one has got all before. The first time, it may have sent a probe.
+    fn infer_acknowledgement(&mut self, psn: Psn) {
+        let resent_before = self.resent_before.replace(psn).filter(|_| self.acknowledged.is_none());
+        if let Some(before) = resent_before.filter(|before| !psn.is_before(*before)) {
+            self.window.acknowledge(before.prev(), |_| {});
+        }
+    }
+
     fn resend(&mut self, packet: &Packet<'_>, ident: Option<u16>, at: At, known: Option<Request>) {
         let psn = packet.bth().psn;
         self.facts.resent += 1;
@@ -276,6 +291,7 @@ impl Requests {
             if let Cause::Timeout(waited) = cause {
                 self.facts.timeouts.0 += 1;
                 self.facts.timeouts.1 += waited;
+                self.infer_acknowledgement(psn);
             }
             let acknowledged_before =
                 self.acknowledged.filter(|(_, acked)| !acked.is_before(psn)).map(|(ack, _)| ack);
@@ -289,10 +305,16 @@ impl Requests {
                 acknowledged_before,
                 answer: None,
                 answers: 0,
+                not_answered: None,
                 next: self.next,
                 last: psn,
                 opcode: packet.bth().opcode,
                 is_tail: self.window.iter().rev().skip(1).all(|r| !r.ack_req),
+                is_incomplete: self
+                    .window
+                    .iter()
+                    .next_back()
+                    .is_some_and(|r| !r.opcode.row().position.ends()),
             });
         }
         self.is_resending = true;
@@ -301,9 +323,11 @@ impl Requests {
             Some(request) => {
                 request.sends += 1;
                 request.time = at.time;
+                request.next_of_earlier = request.next_response;
                 request.next_response = psn;
                 if let Some(gap) = self.facts.response_gaps.newest().filter(|gap| gap.psn == psn) {
                     gap.asked_again.get_or_insert(at);
+                    gap.counts.0 += 1;
                 }
             }
             None if self.acknowledged.is_none_or(|(_, acked)| psn.is_after(acked)) => {
@@ -326,6 +350,11 @@ impl Requests {
     pub fn response(&mut self, packet: &Packet<'_>, at: At) {
         let psn = packet.bth().psn;
         if let Some(resend) = self.facts.resends.newest() {
+            if resend.answer.is_none() {
+                let next = self.window.find(psn.next()).filter(|next| next.psn.is_before(resend.next));
+                resend.not_answered =
+                    next.map(|next| (next.psn, At { packet: next.packet, time: next.first_time }));
+            }
             let (_, first) = resend.answer.get_or_insert((at, psn));
             resend.answers += (*first == psn) as u64;
         }
@@ -363,9 +392,14 @@ impl Requests {
         {
             match (credits, &mut self.facts.no_credits) {
                 (0, Some(none)) => none.count += 1,
-                (0, none) => *none = Some(NoCredits { at, count: 1 }),
+                // A program that posts one receive at a time never has more.
+                (0, none) if self.facts.had_credits => *none = Some(NoCredits { at, count: 1 }),
+                (0, _) => {}
                 // Credits that are not counted say nothing.
-                (_, none) => *none = None,
+                (_, none) => {
+                    self.facts.had_credits |= syndrome != Some(Syndrome::ACK);
+                    *none = None;
+                }
             }
         }
     }
@@ -437,6 +471,12 @@ impl Requests {
         let payload = packet.payload().len() as u32;
         self.note_mtu(packet, payload);
         let mtu = self.mtu;
+        if let Some(gap) = self.facts.response_gaps.first.iter_mut().rev().find(|gap| gap.psn == psn) {
+            gap.counts.1 += 1;
+            if gap.counts.1 > gap.counts.0 && gap.counts.0 > 0 {
+                gap.late.get_or_insert(at);
+            }
+        }
         self.facts.largest_response = self.facts.largest_response.max(payload);
         let Some(request) = self.window.find(psn) else { return };
         if request.opcode.row().operation != Operation::ReadRequest {
@@ -447,8 +487,19 @@ impl Requests {
         }
         let (start, span) = (request.psn, request.span);
         let missing = psn.since(request.next_response);
+        if missing > 0 && psn == request.next_of_earlier {
+            request.next_of_earlier = psn.next();
+            return;
+        }
         if missing > 0 {
-            let gap = ResponseGap { psn: request.next_response, len: missing as u32, at, asked_again: None };
+            let gap = ResponseGap {
+                psn: request.next_response,
+                len: missing as u32,
+                at,
+                asked_again: None,
+                counts: (0, 0),
+                late: None,
+            };
             // What follows the gap is not accepted, and comes again.
             if !self.facts.response_gaps.newest().is_some_and(|last| last.psn == gap.psn) {
                 self.pending = Some(Pending::Response(at));

@@ -31,6 +31,8 @@ pub struct Request {
     pub ack_req: bool,
     /// PSN of the next response packet, for a READ.
     pub next_response: Psn,
+    /// PSN of the next response packet to the transmission before the last one, which may still be on its way.
+    pub next_of_earlier: Psn,
 }
 
 /// Memory that a request refers to.
@@ -141,6 +143,7 @@ mod tests {
             target: None,
             ack_req: false,
             next_response: psn,
+            next_of_earlier: psn,
         }
     }
 
