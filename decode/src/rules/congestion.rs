@@ -3,6 +3,7 @@
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::text::{count, duration, is};
+use crate::track::path::Paused;
 use crate::track::stream::Stream;
 
 /// Number of CNPs from which their effect on the rate is judged.
@@ -161,6 +162,7 @@ fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
             true => used.extend(stream.dscps.0.iter().map(|(dscp, ..)| dscp >> 3)),
         }
     }
+    let frames = |paused: &Paused| paused.frames.first.iter().map(|at| capture.packet(*at)).collect();
     let mut findings = Vec::new();
     for paused in &tracker.path.paused {
         let total = paused.total(end);
@@ -172,15 +174,16 @@ fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
                 duration(total),
                 duration(capture.length()),
                 paused.by,
-                count(paused.frames, "pause frame"),
+                count(paused.frames.count, "pause frame"),
                 paused.first.packet
             ),
             remedy: "look behind the device that pauses: its receiver does not keep up".into(),
-            count: paused.frames,
+            count: paused.frames.count,
+            packets: frames(paused),
             ..capture.finding(Diagnosis::Paused, Severity::Problem, subject.clone(), paused.first)
         });
     }
-    let is_used = |paused: &&crate::track::path::Paused| paused.priority.is_none_or(|p| used.contains(&p));
+    let is_used = |paused: &&Paused| paused.priority.is_none_or(|p| used.contains(&p));
     if let (Some(paused), Some(class)) = (tracker.path.paused.first(), used.first())
         && !tracker.path.paused.iter().any(|paused| is_used(&paused))
     {
@@ -190,6 +193,7 @@ fn pauses(capture: &Capture<'_>) -> Vec<Finding> {
                 paused.priority.unwrap_or_default()
             ),
             remedy: "use the same priority: traffic class of the queue pair (tclass, DSCP), VLAN priority and PFC configuration".into(),
+            packets: frames(paused),
             ..capture.finding(Diagnosis::PriorityMismatch, Severity::Problem, format!("priority {class}"), paused.first)
         });
     }

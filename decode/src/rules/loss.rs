@@ -530,7 +530,10 @@ fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     if (psns.len() as u64) < MANY_TIMEOUTS || timeouts < MANY_TIMEOUTS || percent < MUCH_WAITING {
         return None;
     }
-    let first = stream.requests.facts.resends.first.iter().find(|r| matches!(r.cause, Cause::Timeout(_)))?;
+    let resends = stream.requests.facts.resends.first.iter();
+    let after_timeouts: Vec<At> =
+        resends.filter(|r| matches!(r.cause, Cause::Timeout(_))).map(|r| r.at).collect();
+    let first = *after_timeouts.first()?;
     Some(Finding {
         text: format!(
             "idle {} % of the time in timeouts: {} of {} each; packets overflow somewhere, again and again, and the timer is not the cause",
@@ -542,7 +545,8 @@ fn timeout_bound(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         count: timeouts,
         // Before the findings about single timeouts.
         time: stream.first.time,
-        ..capture.of_stream(Diagnosis::TimeoutBound, Severity::Problem, stream, first.at)
+        packets: after_timeouts.iter().map(|at| capture.packet(*at)).collect(),
+        ..capture.of_stream(Diagnosis::TimeoutBound, Severity::Problem, stream, first)
     })
 }
 

@@ -23,7 +23,7 @@ pub struct Host {
 }
 
 /// Pauses of one priority by one address.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Paused {
     /// Source of the pause frames.
     pub by: Mac,
@@ -31,8 +31,8 @@ pub struct Paused {
     pub priority: Option<u8>,
     /// First pause frame.
     pub first: At,
-    /// Number of frames that pause.
-    pub frames: u64,
+    /// Frames that pause.
+    pub frames: Bounded<At>,
     /// Time of the pauses that were ended by a frame, or by the next, in nanoseconds.
     pub nanos: u64,
     /// Start of the current pause, and its quanta.
@@ -45,17 +45,17 @@ const LINK_SPEED: u64 = 100_000_000_000;
 impl Paused {
     /// Ends the current pause at `time`, or when its quanta had elapsed.
     fn end(&mut self, time: u64) {
-        if let Some((since, quanta)) = self.since.take() {
-            let most = PauseFrame::duration(quanta, LINK_SPEED).as_nanos() as u64;
-            self.nanos += time.saturating_sub(since).min(most);
-        }
+        self.nanos = self.total(time);
+        self.since = None;
     }
 
     /// Returns the paused time in nanoseconds until `end`.
     pub fn total(&self, end: u64) -> u64 {
-        let mut paused = *self;
-        paused.end(end);
-        paused.nanos
+        let current = self.since.map_or(0, |(since, quanta)| {
+            let most = PauseFrame::duration(quanta, LINK_SPEED).as_nanos() as u64;
+            end.saturating_sub(since).min(most)
+        });
+        self.nanos + current
     }
 }
 
@@ -106,7 +106,14 @@ impl Path {
                 Some(paused) => paused,
                 None if quanta == 0 => continue,
                 None => {
-                    self.paused.push(Paused { by, priority, first: at, frames: 0, nanos: 0, since: None });
+                    self.paused.push(Paused {
+                        by,
+                        priority,
+                        first: at,
+                        frames: Bounded::default(),
+                        nanos: 0,
+                        since: None,
+                    });
                     match self.paused.last_mut() {
                         Some(paused) => paused,
                         None => continue,
@@ -115,7 +122,7 @@ impl Path {
             };
             paused.end(at.time);
             if quanta > 0 {
-                paused.frames += 1;
+                paused.frames.push(at);
                 paused.since = Some((at.time, quanta));
             }
         }
