@@ -19,6 +19,7 @@ mod loaders;
 mod memcheck;
 mod nccl_calls;
 mod openmpi;
+mod page;
 mod perftest;
 mod personalities;
 mod programs;
