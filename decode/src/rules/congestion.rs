@@ -20,6 +20,9 @@ const LATE_ACK: u64 = 1_000_000;
 /// Number of acknowledgements from which their time is judged.
 const MANY_ACKS: u64 = 4;
 
+/// Share of late acknowledgements in percent from which a receiver is slow: any host is busy now and then.
+const MANY_LATE: u64 = 20;
+
 /// Number of acknowledgements without credits in succession that is a finding.
 const MANY_WITHOUT_CREDITS: u64 = 3;
 
@@ -96,7 +99,7 @@ fn slow_receiver(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     let latency = stream.requests.facts.latency;
     let average = latency.sum.checked_div(latency.count)?;
     let (late, late_sum, first_late) = latency.late;
-    if late >= MANY_ACKS {
+    if late >= MANY_ACKS && 100 * late >= MANY_LATE * latency.count {
         return Some(Finding {
             text: format!(
                 "slow receiver: {} acknowledges {late} of {} after {} on average, from packet {} on, and others after {} already",

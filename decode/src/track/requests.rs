@@ -289,8 +289,10 @@ impl Requests {
                 },
             };
             if let Cause::Timeout(waited) = cause {
+                // Only the time without other requests is lost.
+                let idle = self.last.map_or(waited, |(last, _)| at.time.saturating_sub(last.time));
                 self.facts.timeouts.0 += 1;
-                self.facts.timeouts.1 += waited;
+                self.facts.timeouts.1 += waited.min(idle);
                 self.infer_acknowledgement(psn);
             }
             let acknowledged_before =
