@@ -104,6 +104,9 @@ impl Decode {
                 return Err(CliError::Failed(format!("no packet of queue pair {qpn} is in the captures")));
             }
         }
+        if let Some(path) = &self.html {
+            self.write_page(path, &report)?;
+        }
         if self.json {
             json::print(&report)?;
         } else {
@@ -120,9 +123,6 @@ impl Decode {
                 return Err(CliError::Usage(text));
             }
             _ => {}
-        }
-        if let Some(path) = &self.html {
-            self.write_page(path, &report)?;
         }
         result(&report)
     }

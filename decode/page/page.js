@@ -210,7 +210,7 @@
     const x = { ...axis(null), size: 36, values: (u, splits) => splits.map(unit) };
     return {
       width: element('plots').clientWidth, height, legend: { show: false },
-      cursor: { sync: { key: 'time' }, drag: { x: true, y: false } },
+      cursor: { sync: { key: 'time' }, drag: { x: true, y: false, setScale: false } },
       scales: { x: { time: false } },
       axes: [x, axis(title)],
       series: [{}, ...series],
@@ -218,17 +218,21 @@
     };
   }
 
-  let settling = false;
   function showRange(min, max) {
-    if (settling) return;
-    settling = true;
     const b = bins(min, max);
     const data = [null, [b.time, ...b.rate], [b.time, b.flight], [b.time, b.cnp, b.ce]];
     plots.forEach((plot, index) => {
       if (index) plot.setData(data[index], false);
       plot.setScale('x', { min, max });
     });
-    settling = false;
+  }
+
+  // Zooms to what was selected by dragging.
+  function zoom(u) {
+    const { left, width } = u.select;
+    if (width < 2) return;
+    u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    showRange(u.posToVal(left, 'x'), u.posToVal(left + width, 'x'));
   }
 
   function show(next) {
@@ -241,7 +245,7 @@
     element('tracks').value = meta.tracks.indexOf(track);
     const nothing = { paths: () => null, points: { show: false } };
     const line = (name, more) => ({ stroke: color(name), width: 1.5, points: { show: false }, ...more });
-    const zoomed = { hooks: { setScale: [(u, key) => { if (key === 'x' && u.scales.x.max > u.scales.x.min) showRange(u.scales.x.min, u.scales.x.max); }] } };
+    const zoomed = { hooks: { setSelect: [zoom] } };
     const first = track.time[0], last = Math.max(track.time[track.n - 1], first + 1e-6);
     const empty = n => [[first, last], ...Array.from({ length: n }, () => [null, null])];
     // A double click resets each plot to its data; those below have only the visible part.

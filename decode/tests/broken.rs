@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use urxe_decode::{Capture, Report};
+use urxe_decode::{Capture, Finding, Report};
 
 #[derive(Deserialize)]
 struct Case {
@@ -34,9 +34,18 @@ fn check(corpus: &str, count: usize) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcaps").join(corpus);
     let cases: Vec<Case> =
         serde_json::from_slice(&std::fs::read(corpus.join("cases.json")).unwrap()).unwrap();
+    let readme = std::fs::read_to_string(corpus.join("README.md")).unwrap();
     let mut wrong = Vec::new();
     for case in &cases {
         let report = report(&corpus, case);
+        if corpus.ends_with("broken") {
+            let is_told = |finding: &Finding| readme.contains(&finding.text);
+            assert!(
+                report.findings.iter().all(is_told),
+                "README.md lacks findings of {}: record it",
+                case.name
+            );
+        }
         let is_right = match &case.diagnosis[..] {
             "none" => report.findings.is_empty(),
             diagnosis => report.findings.iter().filter(|f| name(f.diagnosis) == diagnosis).any(|f| {

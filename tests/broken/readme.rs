@@ -4,6 +4,8 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
+use urxe_decode::{Capture, Finding, Report};
+
 use super::Result;
 use super::corpus::{Case, Source};
 
@@ -22,7 +24,7 @@ them; and some in which nothing is wrong although it may seem so. All are in the
 `cases.json` has the truth: an array of objects with `name`, `files`, `diagnosis` (a name of the table below, or `none`), `packets` (those
 that show the fault: index of the file in `files`, from 0 on, and number of the packet, from 1 on, as Wireshark counts) and `text` (the
 fault, and how one sees it). At most twelve packets are listed for each trait. The sections below show some of these packets, and the ones
-before them, as tshark prints them.
+before them, as tshark prints them, and what `urxe decode` says.
 
 A file named NAME.client or NAME.server was recorded at this end: it has the packets that the end sent, whether or not they arrived, and those
 that reached it. Where a case has both, their difference is what the network did. Client and server are 10.77.0.1 and 10.77.0.2, or fd77::1 and
@@ -68,6 +70,16 @@ pub fn text(dir: &Path, cases: &[(&Case, Vec<(usize, usize)>)]) -> Result<String
                 writeln!(out, "\n`{name}`:\n\n{lines}")?;
             }
         }
+        let files = case.file_names();
+        let report = Report::read(files.iter().map(|name| Capture::open(&dir.join(name))));
+        let findings: Vec<String> = report.findings.iter().map(Finding::to_string).collect();
+        let text = match &findings[..] {
+            [] => "nothing wrong found".to_owned(),
+            findings => findings.join("\n"),
+        };
+        let text: String =
+            text.trim_end().lines().map(|line| format!("    {line}").trim_end().to_owned() + "\n").collect();
+        write!(out, "\n`urxe decode {}`:\n\n{text}", files.join(" "))?;
     }
     while out.ends_with("\n\n") {
         out.pop();

@@ -155,18 +155,19 @@ fn page_shows_the_fields_of_a_packet_zooms_and_goes_to_the_packets_of_a_finding(
     assert_eq!(browser.run("return document.querySelectorAll('#findings button').length"), 1);
     assert_eq!(browser.run("return window.urxe.packets()"), 27);
 
-    // Packet 8 of the client is lost, and packet 17 is its retransmission.
+    // Packet 8 of the client is lost, and packet 20 is a retransmission.
     let tip = |packet| {
         browser.mouse(&[browser.place(packet)]);
         browser.wait_for("return !document.getElementById('tip').hidden");
         browser.run("return document.getElementById('tip').textContent").as_str().unwrap().to_owned()
     };
-    let (lost, again) = (tip(8), tip(17));
+    let (lost, again) = (tip(8), tip(20));
     assert!(lost.starts_with("packet 8, 50.4 µs\nRC RDMA WRITE Middle: request\n"), "{lost}");
     assert!(lost.contains("\nPSN +6, 0x61346d\n256 bytes of payload"), "{lost}");
     assert!(again.contains("RC RDMA WRITE Middle: retransmission\n"), "{again}");
 
     // A drag zooms to the times that it covers, and a double click shows all.
+    browser.run("window.urxe.fit()");
     let all = browser.range();
     let (from, to) = (browser.place(4), browser.place(16));
     browser.mouse(&[(from.0, from.1 - 30.0), (to.0 - 20.0, to.1), to]);

@@ -14,7 +14,7 @@ use urxe::wire::Opcode;
 
 use crate::capture::{Capture, CaptureError};
 use crate::finding::{Finding, PacketRef};
-use crate::report::Report;
+use crate::report::{CaptureReport, Report};
 use tracks::{Track, Tracks};
 
 /// The page, with the names of its parts between `%%`.
@@ -47,6 +47,14 @@ struct FindingMeta<'a> {
     remedy: &'a str,
     comments: &'a [String],
     packets: &'a [PacketRef],
+}
+
+fn describe(capture: &CaptureReport) -> String {
+    match &capture.error {
+        Some(error) if capture.packets == 0 => error.clone(),
+        Some(error) => format!("{capture}; {error}"),
+        None => capture.to_string(),
+    }
 }
 
 impl<'a> Page<'a> {
@@ -84,7 +92,7 @@ impl<'a> Page<'a> {
         };
         let name = |code: u8| (code, format!("{:?}", Opcode(code)));
         let meta = Meta {
-            captures: self.report.captures.iter().map(|capture| capture.to_string()).collect(),
+            captures: self.report.captures.iter().map(describe).collect(),
             tracks: &self.tracks.tracks,
             findings: self.report.findings.iter().map(finding).collect(),
             opcodes: self.tracks.opcodes.iter().copied().map(name).collect(),
