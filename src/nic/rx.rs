@@ -1,6 +1,7 @@
 //! Dispatch of received bursts: checks each packet, and passes it to its queue pair together with any packets
 //! for the same queue pair that immediately follow.
 
+use super::dropped::DropWatch;
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::burst::{PayloadRun, PayloadSource, RxBurst, TxQueue};
@@ -18,7 +19,7 @@ const RUN_OPCODES: [Opcode; 3] =
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
     pub burst: &'a RxBurst<'a>,
-    rest: &'a [u8],
+    pub(super) rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
     /// Whether the verifier has already checked a packet of the burst, and can continue from it.
@@ -188,9 +189,13 @@ impl Nic {
     ) {
         let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
+            let watch = self.observer.get().map(|_| DropWatch::new(&packets, &self.state.counters));
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
+            }
+            if let (Some(watch), Some(observer)) = (watch, self.observer.get()) {
+                watch.report(now, &burst.flow, &self.state.counters, &**observer);
             }
         }
         while let Some(qpn) = self.schedule.dirty.pop_front() {
@@ -258,7 +263,8 @@ impl Nic {
         env.payload = packets.source;
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
-        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
+        // An observer is told of each dropped packet.
+        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.get().is_none();
         let mut accepted = 1;
         // After a refused run, the packets are not searched for further ones: the search compares all packets
         // that are left.

@@ -1,0 +1,126 @@
+//! Observer of queue pairs: a program's event log is told of their events, as they happen.
+//!
+//! Without an observer, an event costs one comparison. Nothing else depends on the observer.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+
+use super::slow_event::EventKind;
+use super::{Completion, Instant, WcOpcode};
+use crate::memory::AccessError;
+use crate::wire::{Flow, NakCode, Operation, Psn, Qpn, RKey};
+
+/// Event of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub enum QpEvent<'a> {
+    /// A state change, timeout, NAK or retransmission, with the PSN that it concerns.
+    Slow(Psn, EventKind),
+    /// Requests are missing: first PSN, number.
+    Gap(Psn, u32),
+    /// A request asks for access to memory, before its check.
+    MemoryAccess {
+        /// PSN of the request.
+        psn: Psn,
+        /// Operation.
+        operation: Operation,
+        /// Virtual address.
+        va: u64,
+        /// Remote key.
+        rkey: RKey,
+        /// Length in bytes.
+        len: u32,
+    },
+    /// A check of a request failed.
+    CheckFailed {
+        /// PSN of the request.
+        psn: Psn,
+        /// Code of the NAK, if there is one.
+        code: Option<NakCode>,
+        /// Reason for which access to memory is denied, if that is the cause.
+        access: Option<AccessError>,
+    },
+    /// Congestion control has changed what may be sent.
+    Congestion(CongestionState),
+    /// A work request was posted.
+    Posted {
+        /// Whether it is a receive.
+        is_recv: bool,
+        /// Identifier.
+        wr_id: u64,
+        /// Kind of work request.
+        opcode: WcOpcode,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// A work request completed.
+    Completed(&'a Completion),
+}
+
+/// What congestion control lets a queue pair send.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct CongestionState {
+    /// Rate in bits per second; `None` if it is not limited.
+    pub rate: Option<f64>,
+    /// α of DCQCN; `None` for other algorithms.
+    pub alpha: Option<f64>,
+    /// Congestion window in flight cost: bytes with a part for each packet.
+    pub window: u64,
+}
+
+/// Queue pair of an event.
+#[derive(Clone, Copy, Debug)]
+pub struct ObservedQp {
+    /// Number of the queue pair.
+    pub qpn: Qpn,
+    /// Path to the peer; `None` before RTR and for unconnected services.
+    pub flow: Option<Flow>,
+    /// Number of the peer's queue pair, if there is a path.
+    pub dest_qpn: Qpn,
+}
+
+/// Receiver of the events of a NIC. It is called while the NIC is locked, so it must not call back into it.
+pub trait QpObserver: Send + Sync {
+    /// Takes an event of a queue pair. `at` is `None` where the caller has no clock: the event happens now.
+    fn on_qp_event(&self, at: Option<Instant>, qp: &ObservedQp, event: &QpEvent<'_>);
+
+    /// Takes a received packet, from BTH to ICRC, that the NIC has dropped. `reason` is the name of the counter
+    /// that counts it.
+    fn on_drop(&self, at: Instant, flow: &Flow, packet: &[u8], reason: &'static str);
+
+    /// Takes the time of what happens next.
+    fn on_time(&self, at: Instant);
+}
+
+/// Observer of a queue pair, if there is one.
+#[derive(Clone, Default)]
+pub struct Observer {
+    observer: Option<Arc<dyn QpObserver>>,
+    /// State of congestion control that was reported last.
+    congestion: Cell<Option<CongestionState>>,
+}
+
+impl Observer {
+    /// Returns the observer.
+    #[inline]
+    pub fn get(&self) -> Option<&Arc<dyn QpObserver>> {
+        self.observer.as_ref()
+    }
+
+    /// Reports whether this state of congestion control differs from the one that was reported last.
+    pub(super) fn is_new(&self, state: CongestionState) -> bool {
+        self.congestion.replace(Some(state)) != Some(state)
+    }
+}
+
+impl From<Option<Arc<dyn QpObserver>>> for Observer {
+    fn from(observer: Option<Arc<dyn QpObserver>>) -> Observer {
+        Observer { observer, congestion: Cell::new(None) }
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Observer({})", u8::from(self.observer.is_some()))
+    }
+}
