@@ -2,7 +2,8 @@
 //! something failed, with the packets that show it.
 //!
 //! A [`Capture`] is a pcap or pcapng file that is being read. A [`Report`] is the result of its analysis: queue
-//! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding.
+//! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding, and
+//! [`Events`] are what an event log of the NICs would contain.
 //!
 //! ```no_run
 //! use urxe_decode::{Capture, Report};
@@ -17,6 +18,7 @@ mod icrc;
 mod join;
 mod ladder;
 mod layers;
+mod qlog;
 mod report;
 mod rules;
 mod segments;
@@ -26,4 +28,5 @@ mod track;
 pub use capture::{Capture, CaptureError};
 pub use finding::{Diagnosis, Finding, PacketRef, Severity};
 pub use ladder::Ladder;
+pub use qlog::{Events, EventsError};
 pub use report::{CaptureReport, QueuePairs, Report};

@@ -176,13 +176,13 @@ impl Nic {
 
     /// Sets the observer of the queue pairs that are created from now on, and of dropped packets.
     pub fn set_observer(&mut self, observer: Arc<dyn QpObserver>) {
-        self.observer = Some(observer).into();
+        self.observer = Observer::new(observer);
     }
 
     /// Returns the observer.
     #[inline]
     pub fn observer(&self) -> Option<&Arc<dyn QpObserver>> {
-        self.observer.get()
+        self.observer.receiver()
     }
 
     /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.

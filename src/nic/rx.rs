@@ -189,12 +189,12 @@ impl Nic {
     ) {
         let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
-            let watch = self.observer.get().map(|_| DropWatch::new(&packets, &self.state.counters));
+            let watch = self.observer.receiver().map(|_| DropWatch::new(&packets, &self.state.counters));
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
             }
-            if let (Some(watch), Some(observer)) = (watch, self.observer.get()) {
+            if let (Some(watch), Some(observer)) = (watch, self.observer.receiver()) {
                 watch.report(now, &burst.flow, &self.state.counters, &**observer);
             }
         }
@@ -264,7 +264,7 @@ impl Nic {
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
         // An observer is told of each dropped packet.
-        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.get().is_none();
+        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.receiver().is_none();
         let mut accepted = 1;
         // After a refused run, the packets are not searched for further ones: the search compares all packets
         // that are left.

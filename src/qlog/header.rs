@@ -76,19 +76,22 @@ impl Header {
     }
 }
 
+/// Returns the lengths of a year's months.
+fn months(year: u64) -> [u64; 12] {
+    let is_leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    [31, 28 + u64::from(is_leap), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
+}
+
 /// Formats a number of seconds since 1970 as date and time (RFC 3339).
 pub fn rfc3339(seconds: u64) -> String {
     let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
+    while days >= months(year).iter().sum() {
+        days -= months(year).iter().sum::<u64>();
         year += 1;
     }
-    let february = 28 + u64::from(is_leap(year));
     let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+    for length in months(year) {
         if days < length {
             break;
         }
@@ -97,6 +100,19 @@ pub fn rfc3339(seconds: u64) -> String {
     }
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
     format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}.000Z", days + 1)
+}
+
+/// Returns the seconds since 1970 of a date and time as [`rfc3339`] formats it; `None` for another text.
+pub fn seconds_of(text: &str) -> Option<u64> {
+    let number = |at: std::ops::Range<usize>| text.get(at)?.parse::<u64>().ok();
+    let (year, month, day) = (number(0..4)?, number(5..7)?, number(8..10)?);
+    if !(1970..=9999).contains(&year) || !(1..=12).contains(&month) || day == 0 {
+        return None;
+    }
+    let of_years: u64 = (1970..year).flat_map(months).sum();
+    let of_months: u64 = months(year)[..month as usize - 1].iter().sum();
+    let days = of_years + of_months + day - 1;
+    Some(days * 86_400 + number(11..13)? * 3600 + number(14..16)? * 60 + number(17..19)?)
 }
 
 #[cfg(test)]
@@ -113,7 +129,8 @@ mod tests {
             (1_796_083_200, "2026-12-01T00:00:00.000Z"),
         ];
         for (seconds, text) in cases {
-            assert_eq!(rfc3339(seconds), text);
+            assert_eq!((rfc3339(seconds).as_str(), seconds_of(text)), (text, Some(seconds)));
         }
+        assert_eq!([seconds_of("unknown"), seconds_of("2024-13-01T00:00:00Z")], [None, None]);
     }
 }

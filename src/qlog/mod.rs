@@ -15,7 +15,7 @@ pub use event::{
     PacketDropped, QpStateChange, Raw, Resend, Response, RnrNak, Side, Timer, WorkRequest, group, millis,
     nak_name,
 };
-pub use header::{EVENT_SCHEMA, Header, Reference, Trace, VantagePoint, rfc3339};
+pub use header::{EVENT_SCHEMA, Header, Reference, Trace, VantagePoint, rfc3339, seconds_of};
 pub use packet::{dropped, observed};
 
 use serde::Serialize;

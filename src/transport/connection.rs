@@ -69,7 +69,7 @@ impl Connection {
     pub fn observe<'e>(&self, at: Option<Instant>, event: impl FnOnce() -> QpEvent<'e>) {
         if let Some(observer) = self.observer.get() {
             let qp = ObservedQp { qpn: self.qpn, flow: self.flow, dest_qpn: self.attr.dest_qpn };
-            observer.on_qp_event(at, &qp, &event());
+            observer.receiver().on_qp_event(at, &qp, &event());
         }
     }
 
@@ -99,7 +99,7 @@ impl Connection {
     /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
         let (init, op_counters) = (self.made_with, std::mem::take(&mut self.op_counters));
-        let observer = std::mem::take(&mut self.observer);
+        let observer = self.observer.restarted();
         *self = Connection { op_counters, observer, ..Connection::new(&init, self.qpn) };
     }
 

@@ -94,33 +94,65 @@ pub trait QpObserver: Send + Sync {
 
 /// Observer of a queue pair, if there is one.
 #[derive(Clone, Default)]
-pub struct Observer {
-    observer: Option<Arc<dyn QpObserver>>,
-    /// State of congestion control that was reported last.
+pub struct Observer(Option<Observation>);
+
+/// Observer of a queue pair, and what it was told last.
+#[derive(Clone)]
+pub struct Observation {
+    observer: Arc<dyn QpObserver>,
     congestion: Cell<Option<CongestionState>>,
+    /// PSN behind the newest request of the peer.
+    next_request: Cell<Option<Psn>>,
 }
 
 impl Observer {
-    /// Returns the observer.
-    #[inline]
-    pub fn get(&self) -> Option<&Arc<dyn QpObserver>> {
-        self.observer.as_ref()
+    /// Returns an observer that calls `observer`.
+    pub fn new(observer: Arc<dyn QpObserver>) -> Observer {
+        Observer(Some(Observation { observer, congestion: Cell::new(None), next_request: Cell::new(None) }))
     }
 
-    /// Reports whether this state of congestion control differs from the one that was reported last.
-    pub(super) fn is_new(&self, state: CongestionState) -> bool {
-        self.congestion.replace(Some(state)) != Some(state)
+    /// Returns the observer and what it was told.
+    #[inline]
+    pub(super) fn get(&self) -> Option<&Observation> {
+        self.0.as_ref()
+    }
+
+    /// Returns the receiver of the events.
+    #[inline]
+    pub fn receiver(&self) -> Option<&Arc<dyn QpObserver>> {
+        self.0.as_ref().map(|observation| &observation.observer)
+    }
+
+    /// Returns the observer of another connection.
+    pub fn restarted(&self) -> Observer {
+        self.receiver().cloned().map(Observer::new).unwrap_or_default()
     }
 }
 
-impl From<Option<Arc<dyn QpObserver>>> for Observer {
-    fn from(observer: Option<Arc<dyn QpObserver>>) -> Observer {
-        Observer { observer, congestion: Cell::new(None) }
+impl Observation {
+    /// Returns the receiver of the events.
+    pub fn receiver(&self) -> &dyn QpObserver {
+        &*self.observer
+    }
+
+    /// Reports whether this state of congestion control differs from the one that was reported last.
+    pub fn is_new(&self, state: CongestionState) -> bool {
+        self.congestion.replace(Some(state)) != Some(state)
+    }
+
+    /// Takes a request of the peer that occupies `span` PSNs. Returns the number of PSNs missing between it and the
+    /// newest one; `expected` is the PSN that the responder expects.
+    pub fn note_request(&self, expected: Psn, psn: Psn, span: u32) -> u32 {
+        let known = self.next_request.get().filter(|next| next.is_after(expected));
+        let next = known.unwrap_or(expected);
+        let end = psn + span;
+        self.next_request.set(Some(if end.is_after(next) { end } else { next }));
+        psn.since(next).max(0) as u32
     }
 }
 
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Observer({})", u8::from(self.observer.is_some()))
+        write!(f, "Observer({})", u8::from(self.0.is_some()))
     }
 }

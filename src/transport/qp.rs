@@ -573,14 +573,14 @@ impl QueuePair {
     /// Tells the observer what congestion control allows, if that has changed.
     #[inline]
     fn observe_congestion(&self, rate: Option<Rate>, env: &Env<'_>) {
-        if self.conn.observer.get().is_some() {
+        if let Some(observation) = self.conn.observer.get() {
             let congestion = &self.requester.congestion;
             let state = CongestionState {
                 rate: rate.map(Rate::bits_per_second),
                 alpha: congestion.alpha(),
                 window: congestion.window(env.window as u64),
             };
-            if self.conn.observer.is_new(state) {
+            if observation.is_new(state) {
                 self.conn.observe(Some(env.now), || QpEvent::Congestion(state));
             }
         }

@@ -18,6 +18,7 @@ pub(super) struct Located {
     pub(super) time: u64,
     pub(super) link: DataLink,
     pub(super) comment: Option<String>,
+    pub(super) is_outbound: Option<bool>,
 }
 
 /// Parser of one of the two formats.
@@ -68,6 +69,7 @@ impl Format {
                     // The upper bits tell the length of a frame check sequence.
                     link: DataLink::from(u32::from(header.datalink) & 0xffff),
                     comment: None,
+                    is_outbound: None,
                 };
                 Ok((bytes.len() - rest.len(), Some(located)))
             }
@@ -100,6 +102,7 @@ fn packet_of(
         time: interface.time(timestamp),
         link: interface.link,
         comment: None,
+        is_outbound: None,
     };
     Ok(match block {
         Block::SectionHeader(_) => {
@@ -116,10 +119,20 @@ fn packet_of(
             let interface = interface(block.interface_id)?;
             let mut packet = located(interface, &block.data, timestamp);
             for option in &block.options {
-                if let EnhancedPacketOption::Comment(text) = option {
-                    let all = packet.comment.get_or_insert_default();
-                    all.push_str(if all.is_empty() { "" } else { "; " });
-                    all.push_str(text);
+                match option {
+                    EnhancedPacketOption::Comment(text) => {
+                        let all = packet.comment.get_or_insert_default();
+                        all.push_str(if all.is_empty() { "" } else { "; " });
+                        all.push_str(text);
+                    }
+                    EnhancedPacketOption::Flags(flags) => {
+                        packet.is_outbound = match flags & 3 {
+                            1 => Some(false),
+                            2 => Some(true),
+                            _ => None,
+                        };
+                    }
+                    _ => {}
                 }
             }
             Some(packet)

@@ -77,6 +77,8 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// Comment, where the file has one.
     pub comment: Option<String>,
+    /// Whether the host of the capture sent the packet (`true`) or received it, where the file tells that.
+    pub is_outbound: Option<bool>,
 }
 
 /// A capture that is being read.
@@ -177,6 +179,7 @@ impl Capture {
             link: located.link,
             bytes: self.buffer.consumed(located.data),
             comment: located.comment,
+            is_outbound: located.is_outbound,
         }))
     }
 }

@@ -34,10 +34,6 @@ impl Responder {
         if let Some(kind) = kind {
             conn.record(env.now, psn, None, kind);
         }
-        if nak_reason == NakReason::OutOfSequence {
-            let missing = packet.bth().psn.since(psn).max(0) as u32;
-            conn.observe(Some(env.now), || QpEvent::Gap(psn, missing));
-        }
         let code = if let Some(EventKind::NakSent(code)) = kind { Some(code) } else { None };
         let Some(fatal) = row.fatal else { return };
         let access = match nak_reason {
