@@ -9,13 +9,16 @@ use std::sync::Arc;
 use super::slow_event::EventKind;
 use super::{Completion, Instant, WcOpcode};
 use crate::memory::AccessError;
-use crate::wire::{Flow, NakCode, Operation, Psn, Qpn, RKey};
+use crate::wire::{Flow, NakCode, Operation, Psn, Qpn, RKey, Syndrome};
 
 /// Event of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub enum QpEvent<'a> {
-    /// A state change, timeout, NAK or retransmission, with the PSN that it concerns.
+    /// A state change, timeout, NAK or retransmission, with the PSN that it concerns. NAKs that are received are
+    /// also [`NakReceived`](Self::NakReceived), which comes before their consequences.
     Slow(Psn, EventKind),
+    /// A NAK or RNR NAK for a PSN in flight was received.
+    NakReceived(Psn, Syndrome),
     /// Requests are missing: first PSN, number.
     Gap(Psn, u32),
     /// A request asks for access to memory, before its check.

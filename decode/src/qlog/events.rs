@@ -4,7 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use urxe::qlog::{
-    Check, EventData, Memory, Nak, RnrNak, Side, WorkRequest, dropped, group, millis, nak_name, observed,
+    Check, EventData, Gap, GapOf, Memory, Nak, RnrNak, Side, WorkRequest, dropped, group, millis, nak_name,
+    observed,
 };
 use urxe::wire::{Flow, NakCode, Operation, Packet, Syndrome, Transport};
 
@@ -66,9 +67,9 @@ impl CaptureEvents {
 fn lossy_fault(comment: &str) -> Option<String> {
     comment.split("; ").find_map(|part| {
         let (rule, _) = part.strip_prefix("fault ")?.rsplit_once(", packet ")?;
-        let action = rule.trim_start_matches("tx:").trim_start_matches("rx:");
-        let action = action.rsplit(':').next().unwrap_or(action);
-        let is_loss = ["drop", "nak", "rnr", "reject"].iter().any(|name| action.starts_with(name));
+        let losses = ["drop=", "nak=", "rnr=", "reject"];
+        let is_loss =
+            rule.split([':', ',', ' ']).any(|word| losses.iter().any(|loss| word.starts_with(loss)));
         is_loss.then(|| rule.to_owned())
     })
 }
@@ -140,7 +141,19 @@ impl Collector {
 
     /// Adds what the first reading has found at a packet.
     fn losses(&mut self, seen: &Seen<'_>, side: Side) {
-        for loss in self.losses.events.remove(&seen.at.packet).unwrap_or_default() {
+        let messages = seen.stream.and_then(|id| self.messages.get(&id));
+        let missing = |psn| messages.is_some_and(|messages| messages.misses(psn));
+        let mut losses = self.losses.events.remove(&seen.at.packet).unwrap_or_default();
+        // The tracker takes what no NAK explains for a timeout.
+        losses.retain_mut(|loss| match &mut loss.data {
+            EventData::Timeout(timer) | EventData::Probe(timer) => !missing(timer.psn),
+            EventData::Retransmission(resend) if missing(resend.psn) => {
+                resend.trigger = "missing_response".into();
+                true
+            }
+            _ => true,
+        });
+        for loss in losses {
             let is_source_local = (loss.key.src == seen.roce.flow.src) == (side == Side::Send);
             if self.has_directions && loss.is_of_requester != is_source_local {
                 continue;
@@ -185,6 +198,18 @@ impl Collector {
         }
         if let Some(message) = over {
             self.completed(stream.key, &message, time, side == Side::Send);
+        }
+    }
+
+    /// Adds the gap in responses that a response shows; `id` is the stream of the requests.
+    fn response(&mut self, tracker: &Tracker, seen: &Seen<'_>, id: usize, side: Side) {
+        let stream = &tracker.streams[id];
+        let messages = self.messages.entry(id).or_default();
+        if let Some(psn) = messages.response(seen.packet, &stream.requests)
+            && (side == Side::Receive || !self.has_directions)
+        {
+            let gap = Gap { of: GapOf::Responses, psn: psn.get(), count: None };
+            self.push(seen.at.time, self.sender(stream.key), EventData::Gap(gap));
         }
     }
 
@@ -327,6 +352,9 @@ impl Tap for Collector {
                 self.request(tracker, seen, id, side);
             }
             _ => {}
+        }
+        if let Some(peer) = tracker.streams[id].peer.filter(|_| !row.operation.is_request()) {
+            self.response(tracker, seen, peer, side);
         }
         for touched in tracker.touched() {
             let is_source = tracker.streams[touched].key.src == flow.src;

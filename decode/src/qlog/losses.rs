@@ -65,10 +65,7 @@ impl Losses {
         let timeout = ack_timeout(tracker, id);
         let Stream { key, requests, .. } = &mut tracker.streams[id];
         let (key, facts) = (*key, &mut requests.facts);
-        if [facts.gaps.first.len(), facts.response_gaps.first.len(), facts.resends.first.len()]
-            .iter()
-            .all(|len| *len <= keep)
-        {
+        if [facts.gaps.first.len(), facts.resends.first.len()].iter().all(|len| *len <= keep) {
             return;
         }
         let mut add = |packet, is_of_requester, data| {
@@ -77,10 +74,6 @@ impl Losses {
         for gap in facts.gaps.take_oldest(keep) {
             let missing = Gap { of: GapOf::Requests, psn: gap.psn.get(), count: Some(gap.len) };
             add(gap.at.packet, false, EventData::Gap(missing));
-        }
-        for gap in facts.response_gaps.take_oldest(keep) {
-            let missing = Gap { of: GapOf::Responses, psn: gap.psn.get(), count: Some(gap.len) };
-            add(gap.at.packet, true, EventData::Gap(missing));
         }
         for resent in facts.resends.take_oldest(keep) {
             let psn = resent.psn.get();

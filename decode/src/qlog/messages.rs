@@ -20,6 +20,25 @@ struct End {
     has_immediate: bool,
     /// Length of a READ or atomic in bytes, otherwise of the last packet's payload.
     length: u32,
+    /// PSN of the next response packet of a READ or atomic; `None` for other operations, which an
+    /// acknowledgement completes.
+    next_response: Option<Psn>,
+}
+
+impl End {
+    /// Returns the PSN behind the message.
+    fn next(&self, requests: &Requests) -> Psn {
+        let span = match (self.operation, requests.mtu) {
+            (Operation::ReadRequest, Some(mtu)) => mtu.packets(self.length),
+            _ => 1,
+        };
+        self.psn + span
+    }
+
+    /// Reports whether a response is still missing.
+    fn awaits_response(&self, requests: &Requests) -> bool {
+        self.next_response.is_some_and(|next| next.is_before(self.next(requests)))
+    }
 }
 
 /// An acknowledged message.
@@ -44,6 +63,8 @@ pub struct Messages {
     reads: VecDeque<(Psn, u32)>,
     /// First PSN of the oldest message.
     next: Option<Psn>,
+    /// First response that is known to be missing, until it is asked for again.
+    missing: Option<Psn>,
 }
 
 impl Messages {
@@ -62,6 +83,8 @@ impl Messages {
             self.starts.clear();
         }
         self.next.get_or_insert(psn);
+        // The requester asks again.
+        self.missing.take_if(|missing| *missing == psn);
         let is_acknowledged = self.next.is_some_and(|next| psn.is_before(next));
         if row.position.ends() && !is_repeated && !is_acknowledged {
             let target = packet.reth().map(|reth| reth.dma_len);
@@ -71,7 +94,8 @@ impl Messages {
                 _ => packet.payload().len() as u32,
             };
             let has_immediate = row.headers.contains(HeaderSet::IMMDT);
-            let end = End { psn, operation: row.operation, has_immediate, length };
+            let next_response = row.operation.takes_read_resource().then_some(psn);
+            let end = End { psn, operation: row.operation, has_immediate, length, next_response };
             let at = self.ends.partition_point(|known| known.psn.is_before(psn));
             if self.ends.get(at).is_none_or(|known| known.psn != psn) {
                 self.ends.insert(at, end);
@@ -83,6 +107,11 @@ impl Messages {
         is_start
     }
 
+    /// Reports whether a request with this PSN asks for a response that is known to be missing.
+    pub fn misses(&self, psn: u32) -> bool {
+        self.missing.is_some_and(|missing| missing.get() == psn)
+    }
+
     /// Reports whether a PSN is that of a response to an earlier READ, but not the first.
     fn is_within_read(&self, psn: Psn, requests: &Requests) -> bool {
         let is_within = |(start, length): &(Psn, u32)| {
@@ -92,11 +121,26 @@ impl Messages {
         self.reads.iter().any(is_within)
     }
 
+    /// Takes a response. Returns the first missing PSN if the response shows that earlier ones are missing, which was
+    /// not known.
+    pub fn response(&mut self, packet: &Packet<'_>, requests: &Requests) -> Option<Psn> {
+        let psn = packet.bth().psn;
+        let waiting = self.ends.iter_mut().find(|end| end.awaits_response(requests))?;
+        let next = waiting.next_response.filter(|next| !psn.is_before(*next))?;
+        let answers = packet.row().operation != Operation::Acknowledge;
+        // A NAK for the request itself is no loss.
+        if psn == next {
+            waiting.next_response = if answers { Some(psn.next()) } else { Some(next) };
+            return None;
+        }
+        (self.missing.replace(next) != Some(next)).then_some(next)
+    }
+
     /// Removes the oldest message if it is acknowledged, and returns it.
     pub fn acknowledged(&mut self, requests: &Requests) -> Option<Message> {
         let end = self.ends.front()?;
         let (_, acked) = requests.acknowledged?;
-        if acked.is_before(end.psn) || requests.window.get(end.psn).is_some() {
+        if acked.is_before(end.psn) || end.awaits_response(requests) {
             return None;
         }
         self.pop(requests)
@@ -108,11 +152,7 @@ impl Messages {
         let psn = self.next.unwrap_or(end.psn);
         let before = end.psn.since(psn).max(0) as u64;
         let mtu = requests.mtu.map_or(0, |mtu| mtu.bytes() as u64);
-        let span = match (end.operation, requests.mtu) {
-            (Operation::ReadRequest, Some(mtu)) => mtu.packets(end.length),
-            _ => 1,
-        };
-        self.next = Some(end.psn + span);
+        self.next = Some(end.next(requests));
         let length = before * mtu + u64::from(end.length);
         Some(Message { psn, operation: end.operation, has_immediate: end.has_immediate, length })
     }

@@ -97,11 +97,6 @@ impl Window {
         }
     }
 
-    /// Returns the request that `psn` belongs to, to read it.
-    pub fn get(&self, psn: Psn) -> Option<&Request> {
-        self.position(psn).ok().map(|at| &self.requests[at])
-    }
-
     /// Returns the request that `psn` belongs to.
     pub fn find(&mut self, psn: Psn) -> Option<&mut Request> {
         self.position(psn).ok().map(|at| &mut self.requests[at])

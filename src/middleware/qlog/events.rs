@@ -7,7 +7,7 @@ use crate::qlog::{
     WorkRequest, millis, nak_name,
 };
 use crate::transport::{EventKind, ObservedQp, QpEvent, WcOpcode, WcStatus};
-use crate::wire::{NakCode, Psn};
+use crate::wire::{NakCode, Psn, Syndrome};
 
 fn millis_of(duration: Duration) -> f64 {
     millis(duration.as_nanos() as u64)
@@ -18,6 +18,13 @@ pub(super) fn of(qp: &ObservedQp, event: &QpEvent<'_>) -> [Option<EventData>; 2]
     let one = |data| [Some(data), None];
     match *event {
         QpEvent::Slow(psn, kind) => slow(qp, psn, kind),
+        QpEvent::NakReceived(psn, Syndrome::Nak(code)) => {
+            one(EventData::NakReceived(Nak { psn: psn.get(), code: nak_name(code) }))
+        }
+        QpEvent::NakReceived(psn, Syndrome::RnrNak(timer)) => {
+            one(EventData::RnrNakReceived(RnrNak { psn: psn.get(), wait: millis_of(timer.duration()) }))
+        }
+        QpEvent::NakReceived(..) => [None, None],
         QpEvent::Gap(psn, count) => {
             one(EventData::Gap(Gap { of: GapOf::Requests, psn: psn.get(), count: Some(count) }))
         }
@@ -77,12 +84,9 @@ fn slow(qp: &ObservedQp, psn: Psn, kind: EventKind) -> [Option<EventData>; 2] {
         EventKind::Probe => {
             return [Some(EventData::Probe(Timer { psn: number, after: None })), Some(resend("probe"))];
         }
-        EventKind::SequenceNak => EventData::NakReceived(nak(NakCode::PsnSequenceError)),
-        EventKind::Nak(code) => EventData::NakReceived(nak(code)),
+        // Logged as they arrive.
+        EventKind::SequenceNak | EventKind::Nak(_) | EventKind::RnrNak { .. } => return [None, None],
         EventKind::MissingResponse => EventData::Gap(Gap { of: GapOf::Responses, psn: number, count: None }),
-        EventKind::RnrNak { wait, .. } => {
-            EventData::RnrNakReceived(RnrNak { psn: number, wait: millis_of(wait) })
-        }
         EventKind::Resent { cause, .. } => resend(match cause {
             "sequence error NAK" => "nak",
             "RNR NAK" => "rnr_nak",
