@@ -9,7 +9,7 @@ use serde_json::Value;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::Rule;
 use urxe::middleware::qlog::QlogFile;
-use urxe::qlog::{Event, EventData, RECORD_SEPARATOR, Side};
+use urxe::qlog::{Event, EventData, RECORD_SEPARATOR, Side, Timer};
 use urxe::verbs::*;
 use urxe_decode::Events;
 
@@ -59,12 +59,20 @@ fn common(event: &Event) -> Option<(String, bool)> {
             check.details = None;
             true
         }
+        // If one packet was in flight, its retransmission does not tell which timer has expired.
         EventData::Timeout(timer) | EventData::Probe(timer) => {
-            timer.after = None;
+            data = EventData::Probe(Timer { after: None, ..timer.clone() });
             true
         }
-        // Decided before the wait that an RNR NAK asks for; a request behind a gap is executed once that is filled.
-        EventData::Retransmission(_) | EventData::MemoryAccess(_) => false,
+        // Decided before the wait that an RNR NAK asks for.
+        EventData::Retransmission(resend) => {
+            if resend.trigger == "timeout" {
+                resend.trigger = "probe".into();
+            }
+            false
+        }
+        // A request behind a gap is executed once that is filled.
+        EventData::MemoryAccess(_) => false,
         _ => true,
     };
     Some((serde_json::to_string(&data).unwrap(), has_time))
@@ -127,6 +135,15 @@ impl Run {
         faults: &[&str],
         traffic: impl FnOnce(&TestEndpoint, &TestEndpoint),
     ) -> Run {
+        Run::with_seed(1, options, faults, traffic)
+    }
+
+    fn with_seed(
+        seed: u64,
+        options: ContextOptions,
+        faults: &[&str],
+        traffic: impl FnOnce(&TestEndpoint, &TestEndpoint),
+    ) -> Run {
         let run = Run { dir: tempfile::tempdir().unwrap() };
         let config = FabricConfig::default().latency(Duration::from_micros(5));
         let fabric = Fabric::virtual_time(config).unwrap();
@@ -141,7 +158,7 @@ impl Run {
             files.push((capture, qlog));
             TestEndpoint::new(fabric.open(&options).unwrap()).unwrap()
         };
-        let (a, b) = (open("a", faults, 1), open("b", &[], 2));
+        let (a, b) = (open("a", faults, 2 * seed), open("b", &[], 2 * seed + 1));
         a.connect(&b, &ConnectOptions::default()).unwrap();
         traffic(&a, &b);
         drop((a, b));
@@ -292,4 +309,15 @@ fn marks_and_their_notifications_are_told_alike_by_the_nics_and_by_their_capture
         _ => false,
     };
     assert!(events.iter().any(cut));
+}
+
+#[test]
+fn random_losses_are_told_alike_by_the_nics_and_by_their_captures() {
+    for seed in 0..40 {
+        let faults = ["tx:drop=p:0.03,time=20us..1s", "rx:drop=p:0.03,time=20us..1s"];
+        eprintln!("seed {seed}");
+        let _ = std::panic::catch_unwind(|| {
+            Run::with_seed(seed, ContextOptions::default(), &faults, all_operations).compare()
+        });
+    }
 }

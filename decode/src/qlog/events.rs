@@ -11,7 +11,7 @@ use urxe::wire::{Flow, NakCode, Operation, Packet, Syndrome, Transport};
 
 use super::losses::Losses;
 use super::messages::{Message, Messages};
-use crate::capture::{Capture, CaptureError};
+use crate::capture::{Capture, CaptureError, Frame};
 use crate::icrc::Verdict;
 use crate::track::stream::Key;
 use crate::track::{Seen, Tap, Tracker};
@@ -56,15 +56,23 @@ impl CaptureEvents {
             let frame = frame?;
             self.collector.is_outbound = frame.is_outbound;
             self.collector.has_directions |= frame.is_outbound.is_some();
-            self.collector.fault = frame.comment.as_deref().and_then(lossy_fault);
-            self.tracker.frame_for(&frame, &mut self.collector);
+            self.collector.fault = lossy_fault(&frame);
+            match (&self.collector.fault, frame.is_outbound) {
+                // It never reached the NIC, so the tracker must not see it.
+                (Some(_), Some(false)) => Tracker::default().frame_for(&frame, &mut self.collector),
+                _ => self.tracker.frame_for(&frame, &mut self.collector),
+            }
         }
         Ok(self.collector.queue.pop_front())
     }
 }
 
-/// Returns the rule in a comment of urxe, if it has dropped the packet.
-fn lossy_fault(comment: &str) -> Option<String> {
+/// Returns the fault rule in a packet's comment, as urxe writes it, if it has dropped the packet.
+pub fn lossy_fault(frame: &Frame<'_>) -> Option<String> {
+    frame.comment.as_deref().and_then(lossy_rule)
+}
+
+fn lossy_rule(comment: &str) -> Option<String> {
     comment.split("; ").find_map(|part| {
         let (rule, _) = part.strip_prefix("fault ")?.rsplit_once(", packet ")?;
         let losses = ["drop=", "nak=", "rnr=", "reject"];
@@ -343,6 +351,8 @@ impl Tap for Collector {
         self.nak(time, side, &group_id, packet);
         self.losses(seen, side);
         let row = packet.row();
+        let is_response =
+            matches!(row.transport, Transport::Rc | Transport::Xrc) && !row.operation.is_request();
         let Some(id) = seen.stream else {
             return;
         };
@@ -353,7 +363,7 @@ impl Tap for Collector {
             }
             _ => {}
         }
-        if let Some(peer) = tracker.streams[id].peer.filter(|_| !row.operation.is_request()) {
+        if let Some(peer) = tracker.streams[id].peer.filter(|_| is_response) {
             self.response(tracker, seen, peer, side);
         }
         for touched in tracker.touched() {
@@ -375,7 +385,7 @@ mod tests {
 
     #[test]
     fn only_faults_that_lose_the_packet_are_drops() {
-        let rule = |text| lossy_fault(text).unwrap_or_default();
+        let rule = |text| lossy_rule(text).unwrap_or_default();
         assert_eq!(rule("fault drop=3, packet 3"), "drop=3");
         assert_eq!(rule("fault rx:drop=every:10, packet 20"), "rx:drop=every:10");
         assert_eq!(rule("fault delay=1,by=2ms, packet 1; fault rnr=2, packet 2"), "rnr=2");

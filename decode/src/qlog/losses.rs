@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use urxe::qlog::{EventData, Gap, GapOf, Resend, Timer, millis};
 use urxe::wire::{AckTimeout, Qpn};
 
+use super::events::lossy_fault;
 use crate::capture::{Capture, CaptureError};
 use crate::track::Tracker;
 use crate::track::facts::{Cause, Resend as Resent};
@@ -40,7 +41,12 @@ pub struct Losses {
 pub fn read(mut capture: Capture) -> Result<Losses, CaptureError> {
     let (mut tracker, mut losses) = (Tracker::default(), Losses::default());
     while let Some(frame) = capture.next_frame() {
-        tracker.frame(&frame?);
+        let frame = frame?;
+        // It never reached the NIC.
+        if frame.is_outbound == Some(false) && lossy_fault(&frame).is_some() {
+            continue;
+        }
+        tracker.frame(&frame);
         let touched: Vec<usize> = tracker.touched().collect();
         for id in touched {
             losses.take(&mut tracker, id, KEPT);

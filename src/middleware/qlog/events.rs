@@ -87,11 +87,14 @@ fn slow(qp: &ObservedQp, psn: Psn, kind: EventKind) -> [Option<EventData>; 2] {
         // Logged as they arrive.
         EventKind::SequenceNak | EventKind::Nak(_) | EventKind::RnrNak { .. } => return [None, None],
         EventKind::MissingResponse => EventData::Gap(Gap { of: GapOf::Responses, psn: number, count: None }),
+        // All in flight is sent again in place of one packet.
+        EventKind::Resent { cause: "probe timeout", .. } => {
+            return [Some(EventData::Probe(Timer { psn: number, after: None })), Some(resend("probe"))];
+        }
         EventKind::Resent { cause, .. } => resend(match cause {
             "sequence error NAK" => "nak",
             "RNR NAK" => "rnr_nak",
             "missing response" => "missing_response",
-            "probe timeout" => "probe",
             "new path" => "new_path",
             _ => "timeout",
         }),
