@@ -313,11 +313,8 @@ fn marks_and_their_notifications_are_told_alike_by_the_nics_and_by_their_capture
 
 #[test]
 fn random_losses_are_told_alike_by_the_nics_and_by_their_captures() {
-    for seed in 0..40 {
+    for seed in 0..100 {
         let faults = ["tx:drop=p:0.03,time=20us..1s", "rx:drop=p:0.03,time=20us..1s"];
-        eprintln!("seed {seed}");
-        let _ = std::panic::catch_unwind(|| {
-            Run::with_seed(seed, ContextOptions::default(), &faults, all_operations).compare()
-        });
+        Run::with_seed(seed, ContextOptions::default(), &faults, all_operations).compare();
     }
 }

@@ -63,8 +63,10 @@ pub struct Messages {
     reads: VecDeque<(Psn, u32)>,
     /// First PSN of the oldest message.
     next: Option<Psn>,
-    /// First response that is known to be missing, until it is asked for again.
+    /// First response that is known to be missing; a requester reacts once to its loss.
     missing: Option<Psn>,
+    /// Whether the requester has asked for that response again.
+    is_asked_again: bool,
 }
 
 impl Messages {
@@ -83,8 +85,7 @@ impl Messages {
             self.starts.clear();
         }
         self.next.get_or_insert(psn);
-        // The requester asks again.
-        self.missing.take_if(|missing| *missing == psn);
+        self.is_asked_again |= self.missing == Some(psn);
         let is_acknowledged = self.next.is_some_and(|next| psn.is_before(next));
         if row.position.ends() && !is_repeated && !is_acknowledged {
             let target = packet.reth().map(|reth| reth.dma_len);
@@ -107,9 +108,9 @@ impl Messages {
         is_start
     }
 
-    /// Reports whether a request with this PSN asks for a response that is known to be missing.
+    /// Reports whether a request with this PSN would ask for the first time for a response that is known to be missing.
     pub fn misses(&self, psn: u32) -> bool {
-        self.missing.is_some_and(|missing| missing.get() == psn)
+        !self.is_asked_again && self.missing.is_some_and(|missing| missing.get() == psn)
     }
 
     /// Reports whether a PSN is that of a response to an earlier READ, but not the first.
@@ -133,7 +134,9 @@ impl Messages {
             waiting.next_response = if answers { Some(psn.next()) } else { Some(next) };
             return None;
         }
-        (self.missing.replace(next) != Some(next)).then_some(next)
+        let is_new = self.missing.replace(next) != Some(next);
+        self.is_asked_again &= !is_new;
+        is_new.then_some(next)
     }
 
     /// Removes the oldest message if it is acknowledged, and returns it.
