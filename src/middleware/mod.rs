@@ -9,6 +9,9 @@ mod packets;
 pub mod qlog;
 pub mod trace;
 
+#[cfg(feature = "qlog")]
+use std::sync::Arc;
+
 use crate::link::Link;
 use capture::CaptureFile;
 use faults::{FaultCounters, FaultSeeds, Faults, Rule};
@@ -43,8 +46,11 @@ impl Middleware {
             }
         };
         #[cfg(feature = "qlog")]
-        let recorder =
-            self.qlog.as_ref().zip(links.first()).map(|(file, link)| file.recorder(name, link.info()));
+        let recorder = self
+            .qlog
+            .as_ref()
+            .zip(links.first())
+            .map(|(file, link)| Arc::new(qlog::QlogRecorder::new(file, name, link.info())));
         let mut counters = Vec::new();
         let mut inject = |link: Box<dyn Link>| -> Box<dyn Link> {
             if self.faults.is_empty() {
@@ -79,7 +85,7 @@ impl Middleware {
 
 /// Wraps a link so that its packets are logged, if there is a log.
 #[cfg(feature = "qlog")]
-fn log(link: Box<dyn Link>, recorder: Option<&std::sync::Arc<qlog::QlogRecorder>>) -> Box<dyn Link> {
+fn log(link: Box<dyn Link>, recorder: Option<&Arc<qlog::QlogRecorder>>) -> Box<dyn Link> {
     match recorder {
         Some(recorder) => Box::new(qlog::Qlog::new(link, recorder.clone())),
         None => link,

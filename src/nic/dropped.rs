@@ -1,6 +1,5 @@
 //! Dropped packets for an observer: packet by packet, which counter of drops has risen.
 
-use super::rx::BurstPackets;
 use crate::transport::{Counters, Instant, QpObserver};
 use crate::wire::Flow;
 
@@ -30,11 +29,10 @@ pub(super) struct DropWatch<'a> {
 }
 
 impl<'a> DropWatch<'a> {
-    /// Remembers the counters, and the packet that comes next.
+    /// Remembers the counters, and the packet that is processed next.
     #[cold]
-    pub fn new(packets: &BurstPackets<'a>, counters: &Counters) -> DropWatch<'a> {
-        let len = packets.rest.len().min(packets.burst.segment.max(1));
-        DropWatch { packet: &packets.rest[..len], before: DROPS.map(|(get, _)| get(counters)) }
+    pub fn new(packet: &'a [u8], counters: &Counters) -> DropWatch<'a> {
+        DropWatch { packet, before: DROPS.map(|(get, _)| get(counters)) }
     }
 
     /// Reports the packet to the observer if a counter has risen.

@@ -19,7 +19,7 @@ const RUN_OPCODES: [Opcode; 3] =
 /// Cursor over the packets of a received burst that are still to be processed.
 pub(super) struct BurstPackets<'a> {
     pub burst: &'a RxBurst<'a>,
-    pub(super) rest: &'a [u8],
+    rest: &'a [u8],
     /// Index of the next packet.
     index: u16,
     /// Whether the verifier has already checked a packet of the burst, and can continue from it.
@@ -77,11 +77,16 @@ impl<'a> BurstPackets<'a> {
         c.rcvd_bytes += taken.len() as u64;
     }
 
+    /// Returns the bytes of the next packet; none if there is none.
+    fn peek(&self) -> &'a [u8] {
+        &self.rest[..self.rest.len().min(self.burst.segment.max(1))]
+    }
+
     /// Takes the next packet. Returns it if it is well-formed and its ICRC is valid; otherwise counts it as
     /// dropped.
     #[inline]
     fn next(&mut self, verifier: &mut Verifier, c: &mut Counters) -> Option<Packet<'a>> {
-        let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
+        let (bytes, rest) = self.rest.split_at(self.peek().len());
         let index = self.index;
         (self.rest, self.index) = (rest, index.wrapping_add(1));
         if let Some(payloads) = self.burst.payloads {
@@ -189,7 +194,8 @@ impl Nic {
     ) {
         let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
-            let watch = self.observer.receiver().map(|_| DropWatch::new(&packets, &self.state.counters));
+            let watch =
+                self.observer.receiver().map(|_| DropWatch::new(packets.peek(), &self.state.counters));
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);

@@ -169,9 +169,9 @@ pub struct PacketData {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
-    /// Of this end: sent, or of the send queue.
+    /// This end: sent, or of the send queue.
     Send,
-    /// Of the other end: received, or of the receive queue.
+    /// The other end: received, or of the receive queue.
     Receive,
 }
 
@@ -241,7 +241,7 @@ pub struct Cm {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkRequest {
-    /// Its queue.
+    /// Queue of the work request.
     pub queue: Side,
     /// Kind, such as `RDMA_WRITE`, as in `enum ibv_wc_opcode`.
     pub opcode: Text,

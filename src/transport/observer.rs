@@ -60,7 +60,7 @@ pub enum QpEvent<'a> {
     Completed(&'a Completion),
 }
 
-/// What congestion control lets a queue pair send.
+/// Limits that congestion control sets to a queue pair.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct CongestionState {
     /// Rate in bits per second; `None` if it is not limited.

@@ -9,9 +9,10 @@ use urxe::qlog::{
 };
 use urxe::wire::{Flow, NakCode, Operation, Packet, Syndrome, Transport};
 
+use super::faults::lossy_fault;
 use super::losses::Losses;
 use super::messages::{Message, Messages};
-use crate::capture::{Capture, CaptureError, Frame};
+use crate::capture::{Capture, CaptureError};
 use crate::icrc::Verdict;
 use crate::track::stream::Key;
 use crate::track::{Seen, Tap, Tracker};
@@ -65,21 +66,6 @@ impl CaptureEvents {
         }
         Ok(self.collector.queue.pop_front())
     }
-}
-
-/// Returns the fault rule in a packet's comment, as urxe writes it, if it has dropped the packet.
-pub fn lossy_fault(frame: &Frame<'_>) -> Option<String> {
-    frame.comment.as_deref().and_then(lossy_rule)
-}
-
-fn lossy_rule(comment: &str) -> Option<String> {
-    comment.split("; ").find_map(|part| {
-        let (rule, _) = part.strip_prefix("fault ")?.rsplit_once(", packet ")?;
-        let losses = ["drop=", "nak=", "rnr=", "reject"];
-        let is_loss =
-            rule.split([':', ',', ' ']).any(|word| losses.iter().any(|loss| word.starts_with(loss)));
-        is_loss.then(|| rule.to_owned())
-    })
 }
 
 /// Collects the events of packets.
@@ -376,20 +362,5 @@ impl Tap for Collector {
         {
             self.failed(tracker, peer, code, time);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_faults_that_lose_the_packet_are_drops() {
-        let rule = |text| lossy_rule(text).unwrap_or_default();
-        assert_eq!(rule("fault drop=3, packet 3"), "drop=3");
-        assert_eq!(rule("fault rx:drop=every:10, packet 20"), "rx:drop=every:10");
-        assert_eq!(rule("fault delay=1,by=2ms, packet 1; fault rnr=2, packet 2"), "rnr=2");
-        assert_eq!(rule("fault mark=1, packet 1"), "");
-        assert_eq!(rule("drop"), "");
     }
 }

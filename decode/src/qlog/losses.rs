@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use urxe::qlog::{EventData, Gap, GapOf, Resend, Timer, millis};
 use urxe::wire::{AckTimeout, Qpn};
 
-use super::events::lossy_fault;
+use super::faults::lossy_fault;
 use crate::capture::{Capture, CaptureError};
 use crate::track::Tracker;
 use crate::track::facts::{Cause, Resend as Resent};

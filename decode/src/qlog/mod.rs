@@ -4,6 +4,7 @@
 //! stream and the extent of each retransmission ([`losses`]), then for the events ([`events`]).
 
 mod events;
+mod faults;
 mod losses;
 mod messages;
 mod perfetto;

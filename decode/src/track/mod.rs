@@ -73,9 +73,9 @@ pub struct Seen<'a> {
     pub packet: &'a Packet<'a>,
     /// Result of the verification of its ICRC.
     pub verdict: Verdict,
-    /// Its position.
+    /// Position of the packet.
     pub at: At,
-    /// Its stream; `None` for packets to QP1 and those with a wrong ICRC.
+    /// Stream of the packet; `None` for packets to QP1 and those with a wrong ICRC.
     pub stream: Option<usize>,
 }
 

@@ -10,8 +10,6 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
-use super::QlogRecorder;
-use crate::link::LinkInfo;
 use crate::middleware::capture::Timestamps;
 use crate::middleware::output::{self, Output};
 use crate::qlog::{Event, EventData, Header, Reference, VantagePoint, append, millis};
@@ -152,12 +150,6 @@ impl QlogFile {
         self.0.lock().listener = Some(Box::new(listener));
     }
 
-    /// Returns a recorder for a NIC called `name`, whose first link has the given properties.
-    pub fn recorder(&self, name: &str, link: &LinkInfo) -> Arc<QlogRecorder> {
-        self.0.lock().begin(name);
-        Arc::new(QlogRecorder::new(self.clone(), link))
-    }
-
     /// Starts a thread that writes out buffered events periodically as long as the file exists, for programs
     /// that may exit without flushing.
     ///
@@ -188,6 +180,11 @@ impl QlogFile {
         }
     }
 
+    /// Writes the header, which names the first NIC, unless that has been done.
+    pub(super) fn begin(&self, name: &str) {
+        self.0.lock().begin(name);
+    }
+
     /// Sets the time of events without one, in simulations.
     pub(super) fn set_time(&self, at: Instant) {
         self.0.lock().last = at;
@@ -212,7 +209,6 @@ impl QlogFile {
 }
 
 impl Inner {
-    /// Writes the header, unless that has been done.
     fn begin(&mut self, name: &str) {
         if !std::mem::replace(&mut self.has_header, true) {
             let reference = match self.timestamps {

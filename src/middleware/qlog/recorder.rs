@@ -41,8 +41,10 @@ impl fmt::Debug for QlogRecorder {
 }
 
 impl QlogRecorder {
-    pub(super) fn new(file: QlogFile, link: &LinkInfo) -> QlogRecorder {
-        QlogRecorder { file, main: link.addresses.first().copied(), known: Mutex::default() }
+    /// Creates a recorder for a NIC called `name`, whose first link has the given properties.
+    pub fn new(file: &QlogFile, name: &str, link: &LinkInfo) -> QlogRecorder {
+        file.begin(name);
+        QlogRecorder { file: file.clone(), main: link.addresses.first().copied(), known: Mutex::default() }
     }
 
     /// Logs a packet from BTH to ICRC, unless it cannot be parsed; the NIC tells why it drops such a packet.
