@@ -294,9 +294,7 @@ impl LinkArgs {
             opened.capture = Some(create_capture(path, timestamps)?);
         }
         if let (Some(path), None) = (&self.nic.capture.qlog, &opened.qlog) {
-            let file = QlogFile::create(path, timestamps).map_err(failed)?;
-            file.on_failure(|e| eprintln!("urxe: {e}"));
-            opened.qlog = Some(file);
+            opened.qlog = Some(create_qlog(path, timestamps)?);
         }
         Ok(())
     }
@@ -375,6 +373,13 @@ fn bind_alone(link: &LinkSpec, shards: usize, offload: bool) -> Result<Vec<Box<d
 /// Converts the error of an event log, which states its file.
 fn failed(error: QlogError) -> CliError {
     CliError::Failed(error.to_string())
+}
+
+/// Creates the `--qlog` file. The first write error is printed when it occurs.
+pub(super) fn create_qlog(path: &Path, timestamps: Timestamps) -> Result<QlogFile, CliError> {
+    let file = QlogFile::create(path, timestamps).map_err(failed)?;
+    file.on_failure(|e| eprintln!("urxe: {e}"));
+    Ok(file)
 }
 
 /// Creates the `--capture` file. The first write error is printed when it occurs.

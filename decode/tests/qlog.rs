@@ -318,3 +318,51 @@ fn random_losses_are_told_alike_by_the_nics_and_by_their_captures() {
         Run::with_seed(seed, ContextOptions::default(), &faults, all_operations).compare();
     }
 }
+
+#[test]
+fn trace_has_a_track_for_each_queue_pair_and_no_slices_that_overlap_on_one() {
+    let run = Run::new(ContextOptions::default(), &["tx:drop=every:13"], all_operations);
+    for inputs in [["a.qlog", "b.qlog"], ["a.pcapng", "b.pcapng"], ["a.qlog", "b.pcapng"]] {
+        let mut trace = Vec::new();
+        Events::open(&inputs.map(|name| run.path(name))).unwrap().write_trace(&mut trace).unwrap();
+        let trace: Value = serde_json::from_slice(&trace).unwrap();
+        let entries = trace["traceEvents"].as_array().unwrap();
+        let of_kind = |kind: &'static str| entries.iter().filter(move |entry| entry["ph"] == kind);
+        let names = |what: &'static str| {
+            of_kind("M")
+                .filter(move |e| e["name"] == what)
+                .map(|e| e["args"]["name"].as_str().unwrap().to_owned())
+        };
+        let processes: Vec<String> = names("process_name").collect();
+        assert_eq!(processes.len(), 2, "{inputs:?}: {processes:?}");
+        assert_eq!(names("thread_name").filter(|name| !name.contains('(')).count(), 2);
+        // All work requests of the first NIC; the second one posts only receives.
+        assert_eq!(of_kind("X").count(), 30, "{inputs:?}");
+        let mut ends: BTreeMap<(u64, u64), f64> = BTreeMap::new();
+        let mut slices: Vec<&Value> = of_kind("X").collect();
+        slices.sort_by(|a, b| a["ts"].as_f64().unwrap().total_cmp(&b["ts"].as_f64().unwrap()));
+        for slice in slices {
+            let track = (slice["pid"].as_u64().unwrap(), slice["tid"].as_u64().unwrap());
+            let (start, length) = (slice["ts"].as_f64().unwrap(), slice["dur"].as_f64().unwrap());
+            let end = ends.entry(track).or_default();
+            assert!(start >= *end - 1e-6, "{slice} begins before {end}");
+            *end = start + length;
+        }
+        assert!(of_kind("i").any(|entry| entry["name"] == "retransmission"));
+        assert_eq!(of_kind("C").count() > 0, inputs[0].ends_with("qlog"));
+    }
+}
+
+#[test]
+fn log_of_another_protocol_is_rejected_with_the_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("quic.qlog");
+    let header = "\u{1e}{\"trace\":{\"common_fields\":{\"reference_time\":{\"epoch\":\"1970-01-01T00:00:00.000Z\"}}}}\n";
+    std::fs::write(
+        &path,
+        format!("{header}\u{1e}{{\"time\":1,\"name\":\"quic:packet_sent\",\"data\":{{}}}}\n"),
+    )
+    .unwrap();
+    let error = Events::open(&[path]).err().unwrap().to_string();
+    assert!(error.contains("record 2") && error.contains("quic:packet_sent"), "{error}");
+}

@@ -250,3 +250,44 @@ impl Drop for Inner {
         self.write_out();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qlog::{Gap, GapOf};
+
+    /// A disk that is full after the given number of bytes.
+    struct Disk(usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.checked_sub(bytes.len()) {
+                Some(left) => {
+                    self.0 = left;
+                    Ok(bytes.len())
+                }
+                None => Err(io::ErrorKind::StorageFull.into()),
+            }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn full_disk_is_reported_once_and_the_events_are_counted() {
+        let file = QlogFile::to_writer(Disk(2 * FLUSH_THRESHOLD), Timestamps::Wall);
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let list = reports.clone();
+        file.on_failure(move |error| list.lock().push(error.to_string()));
+        file.begin("nic");
+        for psn in 0..50_000 {
+            file.write(None, None, EventData::Gap(Gap { of: GapOf::Requests, psn, count: Some(1) }));
+        }
+        let error = file.flush().unwrap_err().to_string();
+        assert_eq!(reports.lock().len(), 1, "{:?}", reports.lock());
+        assert!(error.contains("events are missing from the event log"), "{error}");
+        file.flush().unwrap();
+    }
+}
