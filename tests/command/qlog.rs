@@ -70,7 +70,7 @@ fn logs_of_perf_over_udp_agree_with_those_of_its_captures() {
         let (live, captured) = (story(&live), story(&captured));
         let accesses = live.iter().filter(|line| line.contains("rdma:memory_access")).count();
         assert!(
-            live.len() > 200 && (accesses >= 50) == (end == "server"),
+            live.len() >= 150 && (accesses >= 50) == (end == "server"),
             "{end}: {accesses} of {}",
             live.len()
         );
