@@ -11,6 +11,7 @@
 //! | [`link`] | packet transmission: UDP, packet sockets, frames |
 //! | [`fabric`] | links in memory: a switch between NICs of one process |
 //! | [`middleware`] | links around a link: packet capture, fault injection, traces |
+//! | `qlog` | records of event logs (feature `qlog`) |
 //! | [`broker`] | sharing of an address between processes, each with a part of the queue pair numbers |
 //! | [`verbs`] | the verbs API: contexts, regions, completion queues, queue pairs, connection manager |
 //!
@@ -59,6 +60,8 @@ pub mod middleware;
 #[cfg(test)]
 #[path = "../tests/support/netns.rs"]
 mod netns;
+#[cfg(feature = "qlog")]
+pub mod qlog;
 pub mod verbs;
 pub mod wire;
 

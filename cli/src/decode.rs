@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use urxe::wire::Qpn;
-use urxe_decode::{Capture, Finding, Ladder, Message, Page, Report, Severity};
+use urxe_decode::{Capture, Events, EventsError, Finding, Ladder, Message, Page, Report, Severity};
 
 use super::{CliError, json};
 
@@ -29,6 +29,8 @@ Examples:
   urxe decode --qp 0x11 capture.pcap.gz
   urxe decode --bytes 4711 capture.pcapng
   tcpdump -i eth0 -w - udp port 4791 | urxe decode --live -
+  urxe decode --qlog client.qlog client.pcapng
+  urxe decode --perfetto trace.json client.pcapng server.qlog
   urxe decode --json capture.pcap | jq '.findings[].text'";
 
 /// Say what is wrong in captures, and why
@@ -59,6 +61,15 @@ pub struct Decode {
     /// Print one JSON document
     #[arg(long, conflicts_with_all = ["why", "around"])]
     json: bool,
+    /// Write the events of the captures to this qlog file, in place of a report
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["why", "qp", "json"])]
+    qlog: Option<PathBuf>,
+    /// Write a trace for Perfetto to this file, in place of a report: a track per queue pair
+    ///
+    /// The inputs may be captures and qlog files, also those that --qlog of other commands has written. Open the file
+    /// in https://ui.perfetto.dev.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, conflicts_with_all = ["why", "qp", "json"])]
+    perfetto: Option<PathBuf>,
 }
 
 fn parse_qpn(text: &str) -> Result<Qpn, String> {
@@ -96,6 +107,9 @@ impl Decode {
                 Some(packet) => print_message(file, packet),
                 None => live::run(file),
             };
+        }
+        if self.qlog.is_some() || self.perfetto.is_some() {
+            return self.write_events();
         }
         let mut report = Report::read(self.files.iter().map(|file| Capture::open(file)));
         if let Some(qpn) = self.qp {
@@ -138,6 +152,28 @@ impl Decode {
         });
         written.map_err(failed)
     }
+
+    /// Writes the events of the inputs to the files of `--qlog` and `--perfetto`.
+    fn write_events(&self) -> Result<(), CliError> {
+        if self.files.iter().any(|file| file.as_os_str() == "-") {
+            let text = "--qlog and --perfetto read captures twice: write standard input to a file first";
+            return Err(CliError::Usage(text.into()));
+        }
+        let failed = |error: EventsError| CliError::Failed(error.to_string());
+        let create = |file: &PathBuf| {
+            File::create(file).map(BufWriter::new).map_err(CliError::io(file.display().to_string()))
+        };
+        if let Some(file) = &self.qlog {
+            let events = Events::open(&self.files).map_err(failed)?;
+            events.write_qlog(&mut create(file)?).map_err(failed)?;
+        }
+        if let Some(file) = &self.perfetto {
+            let events = Events::open(&self.files).map_err(failed)?;
+            events.write_trace(&mut create(file)?).map_err(failed)?;
+        }
+        Ok(())
+    }
+
     /// Prints the packets around a finding. Reads the captures again.
     fn print_ladder(&self, report: &Report, finding: &Finding) -> Result<(), CliError> {
         let captures = self.files.iter().map(|file| Capture::open(file));

@@ -10,13 +10,14 @@ use anstyle::{AnsiColor, Style};
 use clap::Args;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::link::create_capture;
+use super::link::{create_capture, create_qlog};
 use super::nic_args::CaptureArgs;
 use super::{CliError, packet_text};
 use urxe::fabric::{Fabric, FabricConfig, FabricPort};
 use urxe::link::Link;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::{Direction, Faults, Rule};
+use urxe::middleware::qlog::QlogFile;
 use urxe::middleware::trace::{Trace, TracedPacket};
 use urxe::transport::Instant;
 use urxe::verbs::errors::WaitError;
@@ -79,8 +80,14 @@ impl Demo {
             false => Some(create_capture(path, Timestamps::Virtual)?),
         };
         let out = anstream::AutoStream::auto(std::io::stdout());
-        let mut session = Session::new(self.seed, capture.as_ref(), Box::new(out))?;
+        let qlog =
+            self.capture.qlog.as_deref().map(|path| create_qlog(path, Timestamps::Virtual)).transpose()?;
+        let files = Files { capture: capture.as_ref(), qlog: qlog.as_ref() };
+        let mut session = Session::new(self.seed, files, Box::new(out))?;
         session.run_operations()?;
+        if let Some(file) = qlog {
+            file.flush().map_err(|e| CliError::Failed(e.to_string()))?;
+        }
         if let Some(file) = capture {
             file.flush()?;
             if self.capture.is_to_standard_output() {
@@ -93,9 +100,20 @@ impl Demo {
     }
 }
 
+/// Files for the packets of NIC A, and for the events of both.
+#[derive(Clone, Copy)]
+struct Files<'a> {
+    capture: Option<&'a CaptureFile>,
+    qlog: Option<&'a QlogFile>,
+}
+
 /// Returns the options of NIC `n`: 0 is A, 1 is B.
-fn context_options(seed: u64, n: u64) -> ContextOptions {
-    ContextOptions::default().seed(seed.wrapping_mul(2) + n)
+fn context_options(seed: u64, n: u64, files: Files<'_>) -> ContextOptions {
+    let options = ContextOptions::default().seed(seed.wrapping_mul(2) + n);
+    match files.qlog {
+        Some(file) => options.qlog(file, "A and B"),
+        None => options,
+    }
 }
 
 /// Opens NIC A with a fault rule, a trace and a capture on its port. The trace sends the packets to the first
@@ -103,12 +121,12 @@ fn context_options(seed: u64, n: u64) -> ContextOptions {
 fn open_traced(
     port: FabricPort,
     (trace, drops): (Sender<TracedPacket>, Sender<Psn>),
-    capture: Option<&CaptureFile>,
+    files: Files<'_>,
     seed: u64,
 ) -> Result<Context, CliError> {
     let loss: Rule = LOSS.parse()?;
-    Ok(Context::on_port(port, &context_options(seed, 0), |port| {
-        let interface = capture.map(|file| file.interface("A", &port.info().name));
+    Ok(Context::on_port(port, &context_options(seed, 0, files), |port| {
+        let interface = files.capture.map(|file| file.interface("A", &port.info().name));
         let commented = interface.clone();
         let faults = Faults::new(port, vec![loss], seed).with_observer(move |event| {
             if let Some(interface) = &commented {
@@ -157,16 +175,16 @@ struct Printed {
 type Expected = (WcOpcode, u32, Option<u32>);
 
 impl Session {
-    fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Session, CliError> {
+    fn new(seed: u64, files: Files<'_>, out: Box<dyn Write>) -> Result<Session, CliError> {
         let fabric = Fabric::virtual_time(
             FabricConfig::default().latency(Duration::from_micros(2)).bandwidth(10_000_000_000).mtu(1500),
         )?;
         let (trace, traced) = unbounded();
         let (drops, dropped) = unbounded();
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
-        let a = open_traced(port, (trace, drops), capture, seed)?;
+        let a = open_traced(port, (trace, drops), files, seed)?;
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 2])])?;
-        let b = Context::on_port(port, &context_options(seed, 1), |port| Box::new(port))?;
+        let b = Context::on_port(port, &context_options(seed, 1, files), |port| Box::new(port))?;
         let (a, b) = (TestEndpoint::new(a)?, TestEndpoint::new(b)?);
         let connect = ConnectOptions::default().access(Access::ALL | Access::FLUSH_GLOBAL).mtu(MTU);
         a.qp.connect(&b.qp.endpoint(), &connect)?;

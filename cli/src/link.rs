@@ -23,6 +23,7 @@ use urxe::link::{BindError, Link};
 use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureFile, Timestamps};
 use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds};
+use urxe::middleware::qlog::{QlogError, QlogFile};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
@@ -61,6 +62,7 @@ const MAX_PORT_WAIT: Duration = Duration::from_secs(1);
 struct Opened {
     nics: u64,
     capture: Option<CaptureFile>,
+    qlog: Option<QlogFile>,
     faults: Vec<FaultCounters>,
     /// Seeds of random faults.
     seeds: Option<FaultSeeds>,
@@ -150,7 +152,7 @@ impl LinkArgs {
         }
         self.check_options()?;
         let shared_memory = self.nic.shared_memory()?;
-        self.create_capture(Timestamps::Wall)?;
+        self.create_files(Timestamps::Wall)?;
         let links = match shared_memory {
             SharedMemory::Off => bind_alone(&link, shards, offload)?,
             when => sharing(when, self.nic.any_user)?.bind(&link, shards, offload)?,
@@ -166,7 +168,7 @@ impl LinkArgs {
     /// [`CliError`].
     pub fn open_on(&self, fabric: &Fabric, name: &str) -> Result<Context, CliError> {
         self.check_options()?;
-        self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
+        self.create_files(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
         let wrap = |port| self.wrap_all(vec![Box::new(port)], name).pop().expect("one link per port");
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
@@ -226,15 +228,16 @@ impl LinkArgs {
         }
     }
 
-    /// Flushes the capture, and returns any error from writing the file. Call this at the end of a command.
+    /// Flushes the capture and the event log, and returns any error from writing them. Call this at the end of a command.
     ///
     /// # Errors
     /// [`CliError::Call`].
     pub fn finish(&self) -> Result<(), CliError> {
-        match &self.opened.lock().capture {
-            Some(file) => Ok(file.flush()?),
-            None => Ok(()),
-        }
+        let opened = self.opened.lock();
+        let captured = opened.capture.as_ref().map_or(Ok(()), CaptureFile::flush);
+        let logged = opened.qlog.as_ref().map_or(Ok(()), QlogFile::flush);
+        captured?;
+        logged.map_err(failed)
     }
 
     /// Ends a command with this result: prints the fault report, except to the JSON document, and flushes the
@@ -284,10 +287,14 @@ impl LinkArgs {
         sum
     }
 
-    fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
+    /// Creates the files for packets and events, unless they exist.
+    fn create_files(&self, timestamps: Timestamps) -> Result<(), CliError> {
         let mut opened = self.opened.lock();
         if let (Some(path), None) = (&self.nic.capture.capture, &opened.capture) {
             opened.capture = Some(create_capture(path, timestamps)?);
+        }
+        if let (Some(path), None) = (&self.nic.capture.qlog, &opened.qlog) {
+            opened.qlog = Some(create_qlog(path, timestamps)?);
         }
         Ok(())
     }
@@ -314,10 +321,11 @@ impl LinkArgs {
     /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
         let mut opened = self.opened.lock();
-        let (capture, faults) = (opened.capture.clone(), Fault::packet_rules(self.nic.faults()));
+        let (capture, qlog) = (opened.capture.clone(), opened.qlog.clone());
+        let faults = Fault::packet_rules(self.nic.faults());
         let seeds = opened.fault_seeds(self.nic.seed).clone();
         let (links, counters) =
-            Middleware { capture, captures_at_nic: false, faults, seeds }.wrap(links, name);
+            Middleware { capture, captures_at_nic: false, qlog, faults, seeds }.wrap(links, name);
         opened.faults.extend(counters);
         links
     }
@@ -360,6 +368,18 @@ fn bind_alone(link: &LinkSpec, shards: usize, offload: bool) -> Result<Vec<Box<d
             bound => return bound,
         }
     }
+}
+
+/// Converts the error of an event log, which states its file.
+fn failed(error: QlogError) -> CliError {
+    CliError::Failed(error.to_string())
+}
+
+/// Creates the `--qlog` file. The first write error is printed when it occurs.
+pub(super) fn create_qlog(path: &Path, timestamps: Timestamps) -> Result<QlogFile, CliError> {
+    let file = QlogFile::create(path, timestamps).map_err(failed)?;
+    file.on_failure(|e| eprintln!("urxe: {e}"));
+    Ok(file)
 }
 
 /// Creates the `--capture` file. The first write error is printed when it occurs.

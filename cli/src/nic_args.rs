@@ -1,4 +1,4 @@
-//! Options of all commands that open a NIC: link and address, sharing, faults, capture, explanation,
+//! Options of all commands that open a NIC: link and address, sharing, faults, capture, event log, explanation,
 //! timeouts, congestion control and class of device.
 
 use std::env;
@@ -56,7 +56,7 @@ pub struct AddressArgs {
     ip: Option<IpAddr>,
 }
 
-/// File for the packets of a command.
+/// Files for the packets and the events of a command.
 #[derive(Args, Clone, Default)]
 pub struct CaptureArgs {
     /// Write the packets to this pcapng file; `-` for standard output
@@ -67,6 +67,12 @@ pub struct CaptureArgs {
     /// process only.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub capture: Option<PathBuf>,
+    /// Write the events of the NIC and its queue pairs to this qlog file
+    ///
+    /// Packets, work requests, NAKs, timeouts, retransmissions, rates, states: docs/guide/qlog.md lists them. Under
+    /// `urxe run`, each process has a file, as with --capture. `urxe decode --perfetto` draws such a file.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub qlog: Option<PathBuf>,
 }
 
 /// Options of all commands that open a NIC for traffic.

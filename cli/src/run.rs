@@ -33,6 +33,7 @@ use super::CliError;
 use super::nic_args::{NicArgs, SHARED_MEMORY};
 use urxe::link::LinkSpec;
 use urxe::middleware::capture::CaptureFile;
+use urxe::middleware::qlog::QlogFile;
 use urxe::verbs::faults::Fault;
 use urxe::verbs::{Adapter, DeviceNames, Personality};
 
@@ -182,6 +183,7 @@ pub struct Variable {
 /// Files that a program needs.
 struct Files {
     capture: Option<PathBuf>,
+    qlog: Option<PathBuf>,
     sysfs: PathBuf,
 }
 
@@ -207,6 +209,7 @@ variables! {
     };
     "URXE_SEED" = "N", "seed": |args, _| args.nic.seed.map(|seed| seed.to_string().into());
     "URXE_CAPTURE" = "FILE", "capture": |_, files| files.capture.clone().map(Into::into);
+    "URXE_QLOG" = "FILE", "qlog": |_, files| files.qlog.clone().map(Into::into);
     "URXE_EXPLAIN" = "1", "explain": |args, _| args.nic.explain.then(|| "1".into());
     "URXE_MIN_ACK_TIMEOUT" = "SECONDS", "min_ack_timeout":
         |args, _| args.nic.min_ack_timeout().map(|time| time.as_secs_f64().to_string().into());
@@ -257,12 +260,17 @@ impl DeviceArgs {
         let capture = capture.map_err(CliError::io("--capture"))?;
         if let Some(file) = &capture
             && !self.nic.capture.is_to_standard_output()
-            && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
+            && !has_pid(file)
         {
             CaptureFile::clear(file)?;
         }
         let shared_memory = self.nic.shared_memory.map(|when| when.name().into());
-        let files = Files { capture, sysfs };
+        let qlog = self.nic.capture.qlog.as_deref().map(std::path::absolute).transpose();
+        let qlog = qlog.map_err(CliError::io("--qlog"))?;
+        if let Some(file) = qlog.as_ref().filter(|file| !has_pid(file)) {
+            QlogFile::clear(file).map_err(|e| CliError::Failed(e.to_string()))?;
+        }
+        let files = Files { capture, qlog, sysfs };
         let mut variables = vec![
             ("LD_PRELOAD", Some(ld_preload(&library)?)),
             ("ASAN_OPTIONS", Some(asan_options())),
@@ -273,6 +281,11 @@ impl DeviceArgs {
         warn_of_ignored(&variables);
         Ok(variables)
     }
+}
+
+/// Reports whether each process puts its PID into a file name.
+fn has_pid(file: &Path) -> bool {
+    file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
 }
 
 /// Warns of variables in the environment that are ignored, because only options set them. Those of an

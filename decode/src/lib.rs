@@ -4,6 +4,7 @@
 //! A [`Capture`] is a pcap or pcapng file that is being read. A [`Report`] is the result of its analysis: queue
 //! pairs and [`Finding`]s. A [`Ladder`] shows the packets around a finding, a [`Message`] the payload of a message.
 //! A [`Page`] shows everything in a browser, and [`Live`] analyses a capture that grows.
+//! [`Events`] are what an event log of the NICs would contain.
 //!
 //! ```no_run
 //! use urxe_decode::{Capture, Report};
@@ -21,6 +22,7 @@ mod layers;
 mod live;
 mod message;
 mod page;
+mod qlog;
 mod report;
 mod rules;
 mod segments;
@@ -33,4 +35,5 @@ pub use ladder::Ladder;
 pub use live::Live;
 pub use message::{Message, MessageError};
 pub use page::Page;
+pub use qlog::{Events, EventsError};
 pub use report::{CaptureReport, QueuePairs, Report};

@@ -14,6 +14,7 @@ use urxe::link::BindError;
 use urxe::middleware::Middleware;
 use urxe::middleware::capture::{CaptureError, CaptureFile};
 use urxe::middleware::faults::FaultCounters;
+use urxe::middleware::qlog::{QlogError, QlogFile};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaults, Fault, FaultCount};
@@ -92,6 +93,10 @@ pub(crate) enum OpenDeviceError {
     #[error(transparent)]
     Capture(#[from] CaptureError),
     #[error(transparent)]
+    Qlog(#[from] QlogError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
     Open(#[from] OpenError),
 }
 
@@ -105,7 +110,11 @@ impl OpenDeviceError {
                 | CaptureError::Write(source)
                 | CaptureError::Incomplete { source, .. },
             ) => source.raw_os_error().unwrap_or(libc::EIO),
-            OpenDeviceError::Capture(_) => libc::EIO,
+            OpenDeviceError::Qlog(
+                QlogError::Create { source, .. } | QlogError::Incomplete { source, .. },
+            )
+            | OpenDeviceError::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
+            OpenDeviceError::Capture(_) | OpenDeviceError::Qlog(_) => libc::EIO,
             OpenDeviceError::Open(e) => e.errno(),
         }
     }
@@ -146,6 +155,30 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     Ok(Some(file))
 }
 
+/// Event log shared by all devices, and the PID of the process that created it.
+static QLOG: Mutex<Option<(u32, QlogFile)>> = Mutex::new(None);
+
+/// Returns this process's event log, like [`capture`].
+fn qlog(settings: &Settings) -> Result<Option<QlogFile>, OpenDeviceError> {
+    let Some(name) = &settings.qlog else { return Ok(None) };
+    let (mut qlog, process) = (QLOG.lock(), std::process::id());
+    if let Some((of, file)) = &*qlog
+        && *of == process
+    {
+        return Ok(Some(file.clone()));
+    }
+    let configured_path = PathBuf::from(name.replace("%p", &process.to_string()));
+    let (file, path) = QlogFile::create_own(&configured_path)?;
+    if path != configured_path {
+        warn(&format!("process {process} writes its event log to {}", path.display()));
+    }
+    file.on_failure(|e| warn(&e.to_string()));
+    file.flush_every(FLUSH_INTERVAL)?;
+    // As with the capture, a forked child leaks the inherited handle.
+    std::mem::forget(qlog.replace((process, file.clone())));
+    Ok(Some(file))
+}
+
 /// Registers a function to run at process exit, because programs seldom close their devices. The function
 /// acknowledges received packets, as hardware would already have done, flushes the capture, and reports the
 /// effect of the fault rules. A forked child inherits the registration.
@@ -172,7 +205,7 @@ extern "C" fn exit() {
         }
     }
     report_faults();
-    end_capture();
+    end_files();
 }
 
 /// Reports the effect of each fault in this process: of packet rules if the process has opened a device.
@@ -213,9 +246,9 @@ fn report_faults() {
 /// Maximum wait at process exit for a thread that holds a NIC's lock.
 const EXIT_LOCK_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// Flushes the capture if this process created it. In a forked child, the locks may be held by a thread that
+/// Flushes the capture and the event log if this process created them. In a forked child, the locks may be held by a thread that
 /// does not exist there.
-fn end_capture() {
+fn end_files() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
@@ -223,9 +256,16 @@ fn end_capture() {
     {
         warn(&e.to_string());
     }
+    if let Some(qlog) = QLOG.try_lock()
+        && let Some((process, file)) = &*qlog
+        && *process == std::process::id()
+        && let Err(e) = file.flush()
+    {
+        warn(&e.to_string());
+    }
 }
 
-/// Interval between flushes of the capture.
+/// Interval between flushes of the capture and of the event log.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Maximum number of retries, one per millisecond, while the UDP port is still held by a NIC that another
@@ -328,9 +368,10 @@ impl Device {
             Some(sharing) => sharing.bind(link, settings.shards, settings.offload)?,
         };
         prepare_for_exit();
-        let (capture, faults) = (capture(settings)?, Fault::packet_rules(&settings.faults));
+        let (capture, qlog) = (capture(settings)?, qlog(settings)?);
+        let faults = Fault::packet_rules(&settings.faults);
         let seeds = call_faults::seeds().clone();
-        let middleware = Middleware { capture, captures_at_nic: false, faults, seeds };
+        let middleware = Middleware { capture, captures_at_nic: false, qlog, faults, seeds };
         let (links, counters) = middleware.wrap(links, &link.to_string());
         let mut fault_stats = self.fault_stats.lock();
         if fault_stats.process != std::process::id() {

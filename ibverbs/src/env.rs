@@ -38,6 +38,8 @@ pub(crate) struct Settings {
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
     /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
+    /// `URXE_QLOG`: name of the event log, of which the same is true.
+    pub qlog: Option<String>,
     /// `URXE_FAULTS`: faults, or `@FILE` for those in a file, separated by semicolons.
     pub faults: Vec<Fault>,
     /// `URXE_OFFLOAD`: whether segmentation offload is used, which exchanges batches of packets with the
@@ -85,6 +87,7 @@ impl Settings {
             congestion: parse_variable("URXE_CONGESTION")?.unwrap_or_default(),
             seed: seed()?,
             capture: variable("URXE_CAPTURE")?,
+            qlog: variable("URXE_QLOG")?,
             faults: faults()?,
             offload: flag("URXE_OFFLOAD")?.unwrap_or(true),
             min_ack_timeout: parse_with("URXE_MIN_ACK_TIMEOUT", "a number of seconds above 0", |text| {

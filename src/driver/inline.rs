@@ -21,6 +21,9 @@ impl Shard {
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic) -> R) -> R {
         let now = self.clock.now();
         let mut state = self.lock();
+        if let Some(observer) = state.nic.observer() {
+            observer.on_time(now);
+        }
         let result = f(&mut state.nic);
         state.deliver(now);
         if self.policy == Policy::Adaptive && state.nic.qp(qpn).is_some_and(|qp| qp.may_batch()) {

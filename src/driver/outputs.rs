@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{CompletionQueue, Events, Pushed};
 use crate::nic::{CqHandle, Nic, NicOutput};
-use crate::transport::{AsyncEvent, CqId, Instant};
+use crate::transport::{AsyncEvent, CqId, Instant, ObservedQp, QpEvent};
 
 /// Destinations of the outputs of one shard's NIC.
 pub(crate) struct Outputs {
@@ -28,6 +28,11 @@ impl Outputs {
         while let Some(output) = nic.poll_output() {
             match output {
                 NicOutput::Completion { cq, completion } => {
+                    if let Some(observer) = nic.observer() {
+                        // The completion names its queue pair; the observer knows the path from its states.
+                        let qp = ObservedQp { qpn: completion.qpn, flow: None, dest_qpn: completion.src_qpn };
+                        observer.on_qp_event(Some(now), &qp, &QpEvent::Completed(&completion));
+                    }
                     let Some(queue) = self.queues.get(cq) else {
                         debug_assert!(false, "{completion:?} for {cq:?}, which is not in use");
                         continue;

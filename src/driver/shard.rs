@@ -134,7 +134,7 @@ impl Drop for ShardGuard<'_> {
 
 impl Shard {
     pub fn new(
-        nic: Nic,
+        mut nic: Nic,
         mut link: Box<dyn Link>,
         mailbox: ShardMailbox,
         memory: Arc<Table>,
@@ -159,6 +159,9 @@ impl Shard {
         tx.flush_icrc_twice = nic.config().personality.quirks.flush_icrc_twice;
         if let Some(observer) = link.nic_observer() {
             observer.on_nic_event(clock.now(), &NicEvent::Opened);
+            if let Some(observer) = observer.qp_observer() {
+                nic.set_observer(observer);
+            }
         }
         Ok(Shard {
             state: Mutex::new(ShardState {

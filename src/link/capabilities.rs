@@ -4,11 +4,12 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::counters::LinkCounters;
 use crate::fault_rules::{AppliedRule, FailedPackets};
 use crate::host::membership::JoinError;
-use crate::transport::{EgressRoom, Instant};
+use crate::transport::{EgressRoom, Instant, QpObserver};
 use crate::wire::Qpn;
 
 /// Multicast groups of a link ([`Link::multicast`](super::Link::multicast)). All links of this crate
@@ -83,5 +84,11 @@ pub trait NicObserver {
     /// Only fault injection has any.
     fn applied_rules(&mut self, _failed: &FailedPackets) -> Vec<AppliedRule> {
         Vec::new()
+    }
+
+    /// Returns the observer of the NIC's queue pairs; it is asked for once, when the NIC is opened. Only event
+    /// logs have one.
+    fn qp_observer(&mut self) -> Option<Arc<dyn QpObserver>> {
+        None
     }
 }

@@ -74,7 +74,9 @@ pub use crate::burst::{BurstLimits, PeerPath, RxBurst, TxBurst, TxQueue};
 pub use crate::host::membership::JoinError;
 pub use crate::nic::QpnPartition;
 use crate::sys::setters::setters;
-pub use crate::transport::{EgressRoom, Instant, LastAcks, PeerChange, PeerWindow};
+pub use crate::transport::{
+    CongestionState, EgressRoom, Instant, LastAcks, ObservedQp, PeerChange, PeerWindow, QpEvent, QpObserver,
+};
 pub use capabilities::{Multicast, NicEvent, NicObserver, PortState};
 pub use counters::LinkCounters;
 pub(crate) use delegate_link_methods;

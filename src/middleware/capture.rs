@@ -3,8 +3,6 @@
 //! Packets are IP packets (link type RAW), each with its direction and, if a fault was applied to it, a
 //! comment. Several links can share a [`CaptureFile`], in which each is a separate interface.
 
-mod output;
-
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
@@ -24,13 +22,13 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Direction, FaultEvent};
+use super::output::{self, Output};
 use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
 use crate::transport::Instant;
 use crate::wire::{BTH_LEN, Bth, Flow, IpIdent, frame};
-use output::Output;
 
 /// Clock that timestamps are taken from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,7 +13,8 @@ impl Nic {
     pub fn create_gsi(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
         // The sends of QP1 are unsignaled, so no polled completion would ever free a slot.
         let quirks = Quirks { send_slots_until_polled: false, ..init.quirks };
-        let qp = QueuePair::new(Qpn::GSI, &QpInit { quirks, ..*init });
+        let mut qp = QueuePair::new(Qpn::GSI, &QpInit { quirks, ..*init });
+        qp.set_observer(self.observer.clone());
         let entry = Entry::new(qp, send_cq, recv_cq, init.srq);
         let made = self.table.insert_gsi(entry);
         self.schedule.reserve(self.table.slots());

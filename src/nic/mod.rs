@@ -34,6 +34,7 @@
 
 mod cnp;
 mod cq_handle;
+mod dropped;
 mod egress;
 mod gsi;
 mod inject;
@@ -64,14 +65,16 @@ pub use qpn_partition::QpnPartition;
 pub use shard_id::ShardId;
 
 use std::borrow::Borrow;
+use std::sync::Arc;
 
 use crate::burst::TxQueue;
 use crate::memory::{PdId, Table};
 use crate::transport::state::check_ranges;
 use crate::transport::{
     AsyncEvent, AttachCounterError, CompCounter, Congestion, CountedOps, Counters, FailureCause, Instant,
-    LastAcks, ModifyError, Output, PeerChange, PostError, PostListError, QpAttr, QpInit, QpState, QueuePair,
-    RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning, XrcdId,
+    LastAcks, ModifyError, Observer, Output, PeerChange, PostError, PostListError, QpAttr, QpInit,
+    QpObserver, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives, SrqId, TimerDeferral, Tuning,
+    XrcdId,
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
@@ -119,6 +122,7 @@ pub struct Nic {
     port_speed: PortSpeed,
     /// Whether the device has failed, because its link is permanently gone.
     failed: bool,
+    observer: Observer,
 }
 
 /// Error for a queue pair number that is not in use.
@@ -166,7 +170,19 @@ impl Nic {
             port_speed: config.personality.port_speed,
             config,
             failed: false,
+            observer: Observer::default(),
         }
+    }
+
+    /// Sets the observer of the queue pairs that are created from now on, and of dropped packets.
+    pub fn set_observer(&mut self, observer: Arc<dyn QpObserver>) {
+        self.observer = Observer::new(observer);
+    }
+
+    /// Returns the observer.
+    #[inline]
+    pub fn observer(&self) -> Option<&Arc<dyn QpObserver>> {
+        self.observer.receiver()
     }
 
     /// Raises an event for the NIC as a whole. Only the first shard does so, to report the event once.
@@ -233,7 +249,12 @@ impl Nic {
     /// Creates a queue pair in RESET, with completions going to `send_cq` and `recv_cq`. Returns `None` if
     /// the NIC has the maximum number of queue pairs.
     pub fn create_qp(&mut self, init: &QpInit, send_cq: CqHandle, recv_cq: CqHandle) -> Option<Qpn> {
-        let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
+        let observer = &self.observer;
+        let make = |qpn| {
+            let mut qp = QueuePair::new(qpn, init);
+            qp.set_observer(observer.clone());
+            Entry::new(qp, send_cq, recv_cq, init.srq)
+        };
         let qpn = self.table.insert(make)?;
         self.schedule.reserve(self.table.slots());
         Some(qpn)

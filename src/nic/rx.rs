@@ -1,6 +1,7 @@
 //! Dispatch of received bursts: checks each packet, and passes it to its queue pair together with any packets
 //! for the same queue pair that immediately follow.
 
+use super::dropped::DropWatch;
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::burst::{PayloadRun, PayloadSource, RxBurst, TxQueue};
@@ -76,11 +77,16 @@ impl<'a> BurstPackets<'a> {
         c.rcvd_bytes += taken.len() as u64;
     }
 
+    /// Returns the bytes of the next packet; none if there is none.
+    fn peek(&self) -> &'a [u8] {
+        &self.rest[..self.rest.len().min(self.burst.segment.max(1))]
+    }
+
     /// Takes the next packet. Returns it if it is well-formed and its ICRC is valid; otherwise counts it as
     /// dropped.
     #[inline]
     fn next(&mut self, verifier: &mut Verifier, c: &mut Counters) -> Option<Packet<'a>> {
-        let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
+        let (bytes, rest) = self.rest.split_at(self.peek().len());
         let index = self.index;
         (self.rest, self.index) = (rest, index.wrapping_add(1));
         if let Some(payloads) = self.burst.payloads {
@@ -188,9 +194,14 @@ impl Nic {
     ) {
         let (mut packets, mut behind) = (BurstPackets::new(burst, first), None);
         while behind.is_some() || !packets.rest.is_empty() {
+            let watch =
+                self.observer.receiver().map(|_| DropWatch::new(packets.peek(), &self.state.counters));
             let packet = behind.take().or_else(|| packets.next(&mut self.verifier, &mut self.state.counters));
             if let Some(packet) = packet {
                 behind = self.handle_packet(now, &packet, &mut packets, memory, tx);
+            }
+            if let (Some(watch), Some(observer)) = (watch, self.observer.receiver()) {
+                watch.report(now, &burst.flow, &self.state.counters, &**observer);
             }
         }
         while let Some(qpn) = self.schedule.dirty.pop_front() {
@@ -258,7 +269,8 @@ impl Nic {
         env.payload = packets.source;
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
-        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
+        // An observer is told of each dropped packet.
+        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.receiver().is_none();
         let mut accepted = 1;
         // After a refused run, the packets are not searched for further ones: the search compares all packets
         // that are left.

@@ -2,6 +2,7 @@
 
 use super::comp_counter::OpCounters;
 use super::history::History;
+use super::observer::{ObservedQp, Observer, QpEvent};
 use super::slow_event::EventKind;
 use super::state::KeptAttrs;
 use super::{
@@ -25,6 +26,8 @@ pub(super) struct Connection {
     made_with: QpInit,
     /// Slow events, and the record of the last failure.
     pub history: History,
+    /// Observer of the queue pair, which stays until it is destroyed.
+    pub observer: Observer,
     /// Completion counters, which stay attached until the queue pair is destroyed.
     pub op_counters: OpCounters,
     pub attr: KeptAttrs,
@@ -47,10 +50,26 @@ impl Connection {
             let (qpn, from) = (self.qpn, self.state);
             trace_event!(DEBUG, "urxe::qp", "state change", qpn = %qpn, from = %from, to = %state, cause = cause);
             self.state = state;
-            self.history.record(now, Psn::default(), None, EventKind::StateChange { from, to: state, cause });
+            self.record(now, Psn::default(), None, EventKind::StateChange { from, to: state, cause });
             if state == QpState::Rts {
                 self.history.forget_failure();
             }
+        }
+    }
+
+    /// Records a slow event in the history, and tells the observer.
+    #[cold]
+    pub fn record(&self, at: Instant, psn: Psn, sent: Option<Instant>, kind: EventKind) {
+        self.history.record(at, psn, sent, kind);
+        self.observe(Some(at), || QpEvent::Slow(psn, kind));
+    }
+
+    /// Tells the observer of an event, if there is one; `at` is `None` where no clock is at hand.
+    #[inline]
+    pub fn observe<'e>(&self, at: Option<Instant>, event: impl FnOnce() -> QpEvent<'e>) {
+        if let Some(observer) = self.observer.get() {
+            let qp = ObservedQp { qpn: self.qpn, flow: self.flow, dest_qpn: self.attr.dest_qpn };
+            observer.receiver().on_qp_event(at, &qp, &event());
         }
     }
 
@@ -64,6 +83,7 @@ impl Connection {
             signal_all: init.signal_all,
             made_with: *init,
             history: History::default(),
+            observer: Observer::default(),
             op_counters: OpCounters::default(),
             attr: KeptAttrs { mtu, ..KeptAttrs::default() },
             pkey: PKey::DEFAULT,
@@ -79,7 +99,8 @@ impl Connection {
     /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
         let (init, op_counters) = (self.made_with, std::mem::take(&mut self.op_counters));
-        *self = Connection { op_counters, ..Connection::new(&init, self.qpn) };
+        let observer = self.observer.restarted();
+        *self = Connection { op_counters, observer, ..Connection::new(&init, self.qpn) };
     }
 
     /// Returns a SEND completion with the given status and no data, as a template for other completions.

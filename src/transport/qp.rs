@@ -2,6 +2,7 @@
 
 use super::congestion::{QpController, Rate};
 use super::connection::{Alternate, Connection, Fatal, PathMatch};
+use super::observer::{CongestionState, Observer, QpEvent};
 use super::pacer::{self, Pacer};
 use super::requester::Requester;
 use super::responder::{Responder, is_receiving};
@@ -58,6 +59,11 @@ impl QueuePair {
             established: false,
             drain_notify: false,
         }
+    }
+
+    /// Sets the observer of the queue pair.
+    pub fn set_observer(&mut self, observer: Observer) {
+        self.conn.observer = observer;
     }
 
     /// Returns the queue pair number (QPN).
@@ -272,7 +278,7 @@ impl QueuePair {
         port: &PortAddresses,
         out: &mut Vec<Output>,
     ) -> Result<(), PostError> {
-        match self.conn.state {
+        let result = match self.conn.state {
             QpState::Rts | QpState::Sqd => self.enqueue(wr, port),
             QpState::Err | QpState::Sqe => {
                 self.conn.op_counters.failed(CountedOps::of(&wr.op));
@@ -283,7 +289,12 @@ impl QueuePair {
                 Ok(())
             }
             state => self.post_early(state, wr, port),
+        };
+        if result.is_ok() {
+            let (wr_id, opcode) = (wr.wr_id, wr.op.completion_opcode());
+            self.conn.observe(None, || QpEvent::Posted { is_recv: false, wr_id, opcode, len: wr.data.len() });
         }
+        result
     }
 
     /// Handles a send work request posted before RTS: queues or rejects it, depending on the device class
@@ -377,7 +388,13 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            _ => self.responder.receives.post(wr),
+            _ => {
+                self.responder.receives.post(wr)?;
+                let len = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+                let (wr_id, opcode) = (wr.wr_id, WcOpcode::Recv);
+                self.conn.observe(None, || QpEvent::Posted { is_recv: true, wr_id, opcode, len });
+                Ok(())
+            }
         }
     }
 
@@ -522,6 +539,7 @@ impl QueuePair {
             (Some(limit), Some(congestion)) => Some(limit.min(congestion)),
             (limit, congestion) => limit.or(congestion),
         };
+        self.observe_congestion(congestion, env);
         let allowed = budget.min(self.allowed(rate, env));
         if allowed == 0 {
             return false;
@@ -548,6 +566,22 @@ impl QueuePair {
             Err(fatal) => {
                 self.settle(Err(fatal), "failed send", env);
                 false
+            }
+        }
+    }
+
+    /// Tells the observer what congestion control allows, if that has changed.
+    #[inline]
+    fn observe_congestion(&self, rate: Option<Rate>, env: &Env<'_>) {
+        if let Some(observation) = self.conn.observer.get() {
+            let congestion = &self.requester.congestion;
+            let state = CongestionState {
+                rate: rate.map(Rate::bits_per_second),
+                alpha: congestion.alpha(),
+                window: congestion.window(env.window as u64),
+            };
+            if observation.is_new(state) {
+                self.conn.observe(Some(env.now), || QpEvent::Congestion(state));
             }
         }
     }

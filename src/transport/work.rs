@@ -223,6 +223,14 @@ impl<'a> WrData<'a> {
         }
     }
 
+    /// Returns the number of bytes.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            WrData::Sges(sges) => sges.iter().map(|sge| u64::from(sge.length)).sum(),
+            _ => self.inline().iter().map(|piece| piece.len() as u64).sum(),
+        }
+    }
+
     /// Reports whether there are neither scatter/gather elements nor inline bytes.
     pub fn is_empty(&self) -> bool {
         match self {

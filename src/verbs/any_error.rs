@@ -15,6 +15,8 @@ use crate::link::udp::UdpLinkError;
 use crate::link::{BindError, FramesError, PacketError, SpecError};
 use crate::middleware::capture::CaptureError;
 use crate::middleware::faults::{RuleError, RulesError};
+#[cfg(feature = "qlog")]
+use crate::middleware::qlog::QlogError;
 
 /// Error of any call that a test or program makes: each error type of the verbs API, of links, fabrics and
 /// middleware converts to it with `?`. The message and the source are those of the original error.
@@ -104,4 +106,13 @@ pub enum Error {
     Capture(#[from] CaptureError),
     /// A call of the system failed.
     Io(#[from] io::Error),
+}
+
+#[cfg(feature = "qlog")]
+impl From<QlogError> for Error {
+    /// Converts the error of an event log to [`Error::Io`].
+    fn from(error: QlogError) -> Error {
+        let (QlogError::Create { source, .. } | QlogError::Incomplete { source, .. }) = &error;
+        Error::Io(io::Error::new(source.kind(), error.to_string()))
+    }
 }

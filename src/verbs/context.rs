@@ -23,6 +23,8 @@ use crate::memory::Table;
 use crate::middleware::Middleware;
 use crate::middleware::capture::CaptureFile;
 use crate::middleware::faults::FaultSeeds;
+#[cfg(feature = "qlog")]
+use crate::middleware::qlog::QlogFile;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::rng::splitmix64;
 use crate::sys::setters::setters;
@@ -65,6 +67,9 @@ pub struct ContextOptions {
     /// File for the packets, as the NIC sends and receives them, and the name of their interface in the
     /// file. Each packet to which a fault is applied carries a comment.
     pub capture: Option<(CaptureFile, String)>,
+    /// File for the events of the NIC, and the NIC's name in its header if it is the first one in the file.
+    #[cfg(feature = "qlog")]
+    pub qlog: Option<(QlogFile, String)>,
 }
 
 setters!(ContextOptions { personality: Personality, elide_icrcs: bool, congestion: Congestion } optional { seed: u64, window: usize, min_ack_timeout: Duration });
@@ -103,6 +108,14 @@ impl ContextOptions {
         self.capture = Some((file.clone(), name.into()));
         self
     }
+
+    /// Sets the file for the events, and the name of the NIC: see [`qlog`](Self#structfield.qlog).
+    #[cfg(feature = "qlog")]
+    #[must_use]
+    pub fn qlog(mut self, file: &QlogFile, name: &str) -> ContextOptions {
+        self.qlog = Some((file.clone(), name.into()));
+        self
+    }
 }
 
 impl Default for ContextOptions {
@@ -117,6 +130,8 @@ impl Default for ContextOptions {
             congestion: Congestion::default(),
             faults: Vec::new(),
             capture: None,
+            #[cfg(feature = "qlog")]
+            qlog: None,
         }
     }
 }
@@ -300,8 +315,18 @@ impl Context {
         let calls = Injector::new(CallFaults::new(Fault::call_faults(&options.faults), seed), &clock);
         calls.inject(Call::ibv_open_device).map_err(OpenError::Injected)?;
         let (capture, name) = options.capture.clone().unzip();
+        #[cfg(feature = "qlog")]
+        let (qlog, name) =
+            options.qlog.clone().map_or((None, name.clone()), |(file, of)| (Some(file), name.or(Some(of))));
         let (faults, seeds) = (Fault::packet_rules(&options.faults), FaultSeeds::new(Some(seed)));
-        let middleware = Middleware { capture, captures_at_nic: true, faults, seeds };
+        let middleware = Middleware {
+            capture,
+            captures_at_nic: true,
+            faults,
+            seeds,
+            #[cfg(feature = "qlog")]
+            qlog,
+        };
         let (mut links, packet_counters) = middleware.wrap(links, &name.unwrap_or_default());
         if options.elide_icrcs {
             let paths = links.iter_mut().filter_map(|link| link.host_memory());

@@ -61,6 +61,7 @@ fn commands_that_open_a_nic_have_the_same_options_for_it() {
             "--shared-memory",
             "--fault",
             "--capture",
+            "--qlog",
             "--explain",
             "--patient",
             "--congestion",

@@ -8,6 +8,7 @@ mod connection_manager;
 mod decode;
 mod doctor;
 mod preload;
+mod qlog;
 mod shards;
 mod shareable_processes;
 mod shareable_regions;

@@ -19,6 +19,7 @@ pub(super) struct Located {
     pub(super) link: DataLink,
     pub(super) interface: u32,
     pub(super) comment: Option<String>,
+    pub(super) is_outbound: Option<bool>,
 }
 
 /// Parser of one of the two formats.
@@ -70,6 +71,7 @@ impl Format {
                     link: DataLink::from(u32::from(header.datalink) & 0xffff),
                     interface: 0,
                     comment: None,
+                    is_outbound: None,
                 };
                 Ok((bytes.len() - rest.len(), Some(located)))
             }
@@ -104,6 +106,7 @@ fn packet_of(
             link: interface.link,
             interface: id,
             comment: None,
+            is_outbound: None,
         })
     };
     Ok(match block {
@@ -120,10 +123,20 @@ fn packet_of(
             let timestamp = block.timestamp.as_nanos() as u64;
             let mut packet = located(block.interface_id, &block.data, timestamp)?;
             for option in &block.options {
-                if let EnhancedPacketOption::Comment(text) = option {
-                    let all = packet.comment.get_or_insert_default();
-                    all.push_str(if all.is_empty() { "" } else { "; " });
-                    all.push_str(text);
+                match option {
+                    EnhancedPacketOption::Comment(text) => {
+                        let all = packet.comment.get_or_insert_default();
+                        all.push_str(if all.is_empty() { "" } else { "; " });
+                        all.push_str(text);
+                    }
+                    EnhancedPacketOption::Flags(flags) => {
+                        packet.is_outbound = match flags & 3 {
+                            1 => Some(false),
+                            2 => Some(true),
+                            _ => None,
+                        };
+                    }
+                    _ => {}
                 }
             }
             Some(packet)

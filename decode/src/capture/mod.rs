@@ -79,6 +79,8 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// Comment, where the file has one.
     pub comment: Option<String>,
+    /// Whether the host of the capture sent the packet (`true`) or received it, where the file tells that.
+    pub is_outbound: Option<bool>,
 }
 
 /// A capture that is being read.
@@ -194,6 +196,7 @@ impl Capture {
             interface: interface(located.link, located.interface, self.buffer.consumed(located.data.clone())),
             bytes: self.buffer.consumed(located.data),
             comment: located.comment,
+            is_outbound: located.is_outbound,
         }))
     }
 }

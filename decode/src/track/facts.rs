@@ -45,6 +45,13 @@ impl<T> Bounded<T> {
         }
     }
 
+    /// Removes the oldest elements until `keep` are left, and forgets that they were counted.
+    pub fn take_oldest(&mut self, keep: usize) -> impl Iterator<Item = T> {
+        let excess = self.first.len().saturating_sub(keep);
+        self.count -= excess as u64;
+        self.first.drain(..excess)
+    }
+
     /// Returns the newest element, unless it was only counted.
     pub fn newest(&mut self) -> Option<&mut T> {
         (self.count as usize == self.first.len()).then(|| self.first.last_mut()).flatten()

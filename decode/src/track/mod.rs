@@ -67,6 +67,30 @@ const MAX_ATTEMPTS: u32 = 4096;
 /// Comments that are remembered.
 const MAX_COMMENTS: usize = 1 << 14;
 
+/// A RoCE packet, after the tracker has taken it.
+pub struct Seen<'a> {
+    /// The packet's headers below the BTH.
+    pub roce: &'a Roce<'a>,
+    /// The packet.
+    pub packet: &'a Packet<'a>,
+    /// Result of the verification of its ICRC.
+    pub verdict: Verdict,
+    /// Position of the packet.
+    pub at: At,
+    /// Stream of the packet; `None` for packets to QP1 and those with a wrong ICRC.
+    pub stream: Option<usize>,
+}
+
+/// Receiver of the packets that a tracker takes.
+pub trait Tap {
+    /// Takes a packet.
+    fn packet(&mut self, tracker: &Tracker, seen: &Seen<'_>);
+}
+
+impl Tap for () {
+    fn packet(&mut self, _: &Tracker, _: &Seen<'_>) {}
+}
+
 /// State of the analysis of one capture.
 #[derive(Debug, Default)]
 pub struct Tracker {
@@ -102,6 +126,11 @@ pub struct Tracker {
 impl Tracker {
     /// Takes the next packet of the capture.
     pub fn frame(&mut self, frame: &Frame<'_>) {
+        self.frame_for(frame, &mut ());
+    }
+
+    /// Takes the next packet of the capture, and passes the RoCE packets in it to `tap`.
+    pub fn frame_for(&mut self, frame: &Frame<'_>, tap: &mut impl Tap) {
         let at = At { packet: frame.number, time: frame.time };
         let totals = &mut self.totals;
         if totals.frames == 0 {
@@ -116,7 +145,7 @@ impl Tracker {
             self.comments.insert(frame.number, comment.clone());
         }
         match dissect(frame.link, frame.bytes) {
-            Ok(Content::Roce(roce)) => self.datagram(&roce, at),
+            Ok(Content::Roce(roce)) => self.datagram(&roce, at, tap),
             Ok(Content::Unreadable(reason)) => self.unreadable(at, reason.to_owned()),
             Ok(Content::Icmp(error)) => self.path.icmp(error, at),
             Ok(Content::Solicit(from, ip)) => self.path.solicit(from, ip, at),
@@ -138,9 +167,9 @@ impl Tracker {
         self.unreadable.push((at, reason));
     }
 
-    fn datagram(&mut self, roce: &Roce<'_>, at: At) {
+    fn datagram(&mut self, roce: &Roce<'_>, at: At, tap: &mut impl Tap) {
         if is_too_long(roce) {
-            self.segments(roce, at);
+            self.segments(roce, at, tap);
             return;
         }
         // The packet borrows its bytes from the judge.
@@ -148,22 +177,22 @@ impl Tracker {
         match judge.judge(roce) {
             Ok((_, Verdict::Wrong)) if has_several(roce) => {
                 self.judge = Some(judge);
-                self.segments(roce, at);
+                self.segments(roce, at, tap);
                 return;
             }
-            Ok((packet, verdict)) => self.roce(roce, &packet, verdict, at),
+            Ok((packet, verdict)) => self.roce(roce, &packet, verdict, at, tap),
             Err(e) => self.wire_error(roce, e, at),
         }
         self.judge = Some(judge);
     }
 
     /// Takes the packets of a datagram that consists of several.
-    fn segments(&mut self, roce: &Roce<'_>, at: At) {
+    fn segments(&mut self, roce: &Roce<'_>, at: At, tap: &mut impl Tap) {
         self.totals.unsegmented += 1;
         let mut judge = self.judge.take().unwrap_or_default();
         for segment in segments(roce) {
             match judge.judge(&segment) {
-                Ok((packet, verdict)) => self.roce(&segment, &packet, verdict, at),
+                Ok((packet, verdict)) => self.roce(&segment, &packet, verdict, at, tap),
                 Err(e) => self.wire_error(&segment, e, at),
             }
         }
@@ -181,7 +210,13 @@ impl Tracker {
         self.totals.v1 += (roce.version == Version::V1) as u64;
     }
 
-    fn roce(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) {
+    fn roce(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At, tap: &mut impl Tap) {
+        let stream = self.packet(roce, packet, verdict, at);
+        tap.packet(self, &Seen { roce, packet, verdict, at, stream });
+    }
+
+    /// Takes a packet, and returns its stream.
+    fn packet(&mut self, roce: &Roce<'_>, packet: &Packet<'_>, verdict: Verdict, at: At) -> Option<usize> {
         self.count(roce);
         let bth = packet.bth();
         let key = Key { src: roce.flow.src, dst: roce.flow.dst, qpn: bth.dest_qp, vni: roce.vni };
@@ -192,25 +227,25 @@ impl Tracker {
             Verdict::Wrong => {
                 let wrong = || WrongIcrc { at, key, psn: bth.psn, cause: cause_of(roce) };
                 self.wrong_icrcs.push_with(wrong);
-                return;
+                return None;
             }
         }
         if bth.dest_qp == Qpn::GSI {
             let home = self.management_homes.entry((key.src, key.dst)).or_insert(self.interface);
             if *home != self.interface {
                 self.totals.seen_before += 1;
-                return;
+                return None;
             }
             self.path.managed(roce.flow.src, at);
             if self.management.datagram(&roce.flow, packet, verdict, at) {
                 self.retire_streams(key.src, key.dst);
             }
-            return;
+            return None;
         }
         let id = self.stream_of(key, packet, at);
         if self.streams[id].home.has_seen(self.interface, bth.psn) {
             self.totals.seen_before += 1;
-            return;
+            return None;
         }
         self.streams[id].packet(roce, packet, at);
         let ident = match roce.ident {
@@ -232,6 +267,13 @@ impl Tracker {
             }
             _ => {}
         }
+        Some(id)
+    }
+
+    /// Returns the stream of the last packet that had one, and the stream of the other direction.
+    pub fn touched(&self) -> impl Iterator<Item = usize> {
+        let stream = self.streams.get(self.previous);
+        stream.map(|_| self.previous).into_iter().chain(stream.and_then(|stream| stream.peer))
     }
 
     /// Ends the streams of earlier connections between two addresses that are connected again: further packets to the

@@ -15,6 +15,7 @@ mod seeds;
 mod tests;
 
 use std::io;
+use std::sync::Arc;
 
 pub use counters::{FaultCount, FaultCounters, FaultCounts};
 pub use event::{FaultEvent, Observer};
@@ -28,7 +29,7 @@ pub use crate::fault_rules::{
 use super::packets::{as_received, packets_of};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, NicEvent, NicObserver, delegate_link_methods, own_capabilities};
-use crate::transport::Instant;
+use crate::transport::{Instant, QpObserver};
 use crate::wire::IpIdent;
 use pipeline::Pipeline;
 
@@ -160,6 +161,10 @@ impl<L: Link> NicObserver for Faults<L> {
         let own = self.tx.applied_rules(failed).chain(self.rx.applied_rules(failed));
         let inner = self.inner.nic_observer().map(|inner| inner.applied_rules(failed));
         own.chain(inner.into_iter().flatten()).collect()
+    }
+
+    fn qp_observer(&mut self) -> Option<Arc<dyn QpObserver>> {
+        self.inner.nic_observer()?.qp_observer()
     }
 }
 

@@ -74,6 +74,11 @@ impl Dcqcn {
         (rate < config.line_rate.bits_per_second()).then(|| Rate::from_bits_per_second(rate))
     }
 
+    /// Returns α as of the last call; `None` before the first CNP.
+    pub fn alpha(&self) -> Option<f64> {
+        self.0.as_ref().map(|point| point.alpha)
+    }
+
     /// Returns the time of the next increase by the timer.
     pub fn deadline(&self) -> Option<Instant> {
         self.0.as_ref()?.increase_at

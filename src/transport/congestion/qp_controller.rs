@@ -103,6 +103,11 @@ impl QpController {
         if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.rate(now, config) } else { None }
     }
 
+    /// Returns α of DCQCN, the estimate of the share of marked packets; `None` for other algorithms.
+    pub fn alpha(&self) -> Option<f64> {
+        if let QpController::Dcqcn(_, dcqcn) = self { dcqcn.alpha() } else { None }
+    }
+
     /// Returns the time at which the rate will increase; packets that wait for the pacer may then be sent
     /// earlier.
     #[inline]

@@ -15,7 +15,7 @@ impl Requester {
     /// Records an event that concerns the packet `psn`, the oldest unacknowledged one.
     #[cold]
     pub(super) fn record(&self, psn: Psn, kind: EventKind, conn: &Connection, env: &Env<'_>) {
-        conn.history.record(env.now, psn, self.recovery.ack_timer_start(conn, env.tuning), kind);
+        conn.record(env.now, psn, self.recovery.ack_timer_start(conn, env.tuning), kind);
     }
 
     /// Records why the oldest work request fails with `status`, and how it was transmitted.

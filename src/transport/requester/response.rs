@@ -4,6 +4,7 @@ use super::{Cursor, Fatal, Requester};
 use crate::burst::{PayloadRun, ReceivedPayload};
 use crate::transport::connection::Connection;
 use crate::transport::credits::CreditLimit;
+use crate::transport::observer::QpEvent;
 use crate::transport::recovery::Action;
 use crate::transport::slow_event::EventKind;
 use crate::transport::{Completion, CountedOps, Env, Output, QpType, WcStatus, WrOp};
@@ -48,6 +49,7 @@ impl Requester {
                 if syndrome.is_nak() {
                     let qpn = conn.qpn;
                     trace_event!(DEBUG, "urxe::nak", "NAK received", qpn = %qpn, psn = %psn, syndrome = ?syndrome);
+                    conn.observe(Some(env.now), || QpEvent::NakReceived(psn, syndrome));
                 }
                 match syndrome {
                     Syndrome::Ack { .. } => {

@@ -2,6 +2,7 @@
 
 use super::{Fatal, Requester};
 use crate::transport::connection::Connection;
+use crate::transport::observer::QpEvent;
 use crate::transport::recovery::{Action, Flight, Loss, Probe, Timer};
 use crate::transport::slow_event::EventKind;
 use crate::transport::{Env, WcStatus};
@@ -66,7 +67,7 @@ impl Requester {
         let (qpn, psn, left) = (conn.qpn, self.snd_una, self.recovery.retries().0);
         trace_event!(DEBUG, "urxe::recovery", "retransmission", qpn = %qpn, cause = cause, psn = %psn, retries_left = left);
         env.counters.requester_retry += 1;
-        conn.history.record(env.now, psn, None, EventKind::Resent { cause, end, left });
+        conn.record(env.now, psn, None, EventKind::Resent { cause, end, left });
     }
 
     /// Retransmits all unacknowledged packets on the alternate path, with the retries restored.
@@ -87,17 +88,23 @@ impl Requester {
             match timer {
                 Timer::RnrWait => self.recovery.on_rnr_wait_over(&self.flight(), self.queue.start()),
                 Timer::ProbeTimeout | Timer::AckSilence => {
-                    let has_newest = self.position_of_probe(Probe::Newest).is_some();
-                    let action = self.recovery.on_probe_timer(timer, self.snd_una, has_newest);
+                    let newest = self.position_of_probe(Probe::Newest);
+                    let action = self.recovery.on_probe_timer(timer, self.snd_una, newest.is_some());
                     if action == Action::Continue && timer == Timer::ProbeTimeout {
-                        conn.history.record(env.now, self.snd_una, None, EventKind::Probe);
+                        conn.record(env.now, self.snd_una, None, EventKind::Probe);
+                    } else if let (Action::Continue, Some(newest)) = (action, newest) {
+                        let psn = self
+                            .queue
+                            .get(newest.wqe)
+                            .map_or(self.snd_una, |wqe| wqe.first_psn + newest.packet);
+                        conn.observe(Some(env.now), || QpEvent::Slow(psn, EventKind::Probe));
                     }
                     self.carry_out(action, "probe timeout", conn, env)?;
                 }
                 Timer::LocalAck => {
                     env.counters.local_ack_timeout_err += 1;
                     let after = self.recovery.ack_timeout(conn, env.tuning).unwrap_or_default();
-                    conn.history.record(env.now, self.snd_una, sent, EventKind::AckTimeout { after });
+                    conn.record(env.now, self.snd_una, sent, EventKind::AckTimeout { after });
                     let loss = self.recovery.on_ack_timeout();
                     self.recover(loss, "local ACK timeout", conn, env)?;
                 }

@@ -5,6 +5,7 @@ use super::nak_reason::NakReason;
 use super::{Message, Reply, Responder, accessor};
 use crate::memory::{Access, AccessError, HostSlice};
 use crate::transport::connection::Connection;
+use crate::transport::observer::QpEvent;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
 use crate::wire::{Operation, Packet, Position};
 
@@ -26,6 +27,7 @@ impl Responder {
         self.check_srq(packet, conn, env)?;
         self.check_resources(packet, conn, env)?;
         self.check_length(packet, conn, env)?;
+        observe_access(packet, conn, env);
         named_memory(packet, needed, conn, env).map_err(|_| NakReason::Access)
     }
 
@@ -113,6 +115,19 @@ impl Responder {
             _ => true,
         };
         is_valid.then_some(()).ok_or(NakReason::InvalidRequest)
+    }
+}
+
+/// Tells the observer which memory a request asks for.
+#[inline]
+fn observe_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) {
+    if conn.observer.get().is_none() {
+        return;
+    }
+    let target = packet.reth().map(|r| (r.va, r.rkey, r.dma_len));
+    if let Some((va, rkey, len)) = target.or_else(|| packet.atomic().map(|a| (a.va, a.rkey, 8))) {
+        let (psn, operation) = (packet.bth().psn, packet.row().operation);
+        conn.observe(Some(env.now), || QpEvent::MemoryAccess { psn, operation, va, rkey, len });
     }
 }
 

@@ -7,6 +7,7 @@ use crate::memory::{Access, AccessError};
 use crate::transport::Env;
 use crate::transport::connection::Connection;
 use crate::transport::failure::{FailureCause, Refusal};
+use crate::transport::observer::QpEvent;
 use crate::transport::slow_event::EventKind;
 use crate::wire::{Packet, Syndrome};
 
@@ -31,7 +32,7 @@ impl Responder {
             _ => None,
         };
         if let Some(kind) = kind {
-            conn.history.record(env.now, psn, None, kind);
+            conn.record(env.now, psn, None, kind);
         }
         let code = if let Some(EventKind::NakSent(code)) = kind { Some(code) } else { None };
         let Some(fatal) = row.fatal else { return };
@@ -40,6 +41,7 @@ impl Responder {
             NakReason::LocalProtection => self.receives.denied(conn, env),
             _ => None,
         };
+        conn.observe(Some(env.now), || QpEvent::CheckFailed { psn, code, access });
         let refusal = Refusal { psn, code, receive_status: fatal.receive_status, access };
         conn.history.set_failure(conn.failure(FailureCause::Refused(refusal), env.now));
     }

@@ -119,7 +119,7 @@ fn received(reader: &mut RingReader) -> Vec<Option<Vec<u8>>> {
 /// Passes offers and withdrawals to the reader, and its answers to the writer. Returns the numbers of the
 /// memory accepted, refused and withdrawn.
 fn exchange(writer: &mut RingWriter, reader: &mut RingReader) -> [Vec<u32>; 3] {
-    let mut numbers = [const { Vec::new() }; 3];
+    let mut numbers = [const { Vec::<u32>::new() }; 3];
     while let Some(change) = writer.next_change().unwrap() {
         match change {
             Change::Offer(memory) => {
@@ -255,7 +255,7 @@ fn freed_memory_is_withdrawn_once_the_reader_has_read_the_last_payload_in_it() {
     packets.write(&mut writer);
     let expected = packets.bytes();
     drop(memory);
-    assert_eq!(exchange(&mut writer, &mut reader), [const { Vec::new() }; 3]);
+    assert_eq!(exchange(&mut writer, &mut reader), [const { Vec::<u32>::new() }; 3]);
     let got = received(&mut reader);
     assert_eq!(got[0].as_ref(), Some(&expected[0]));
     assert!(got[1].is_none() || got[1].as_ref() == Some(&expected[0]));

@@ -1,4 +1,4 @@
-//! Capture output to a file or a stream, and the choice of a separate file for each process.
+//! Output of captures and event logs to a file or a stream, and the choice of a separate file for each process.
 
 use std::ffi::OsString;
 use std::fs::{File, FileType, TryLockError};
@@ -72,7 +72,7 @@ fn lock(file: &File, kind: FileType) -> io::Result<bool> {
 }
 
 fn file_in_use() -> io::Error {
-    io::Error::new(io::ErrorKind::ResourceBusy, "another process writes a capture to this file")
+    io::Error::new(io::ErrorKind::ResourceBusy, "another process writes to this file")
 }
 
 /// Creates a file, or truncates an existing one that no process writes to.
