@@ -3,8 +3,11 @@
 use crate::transport::{Counters, Instant, QpObserver};
 use crate::wire::Flow;
 
+/// A counter.
+type Counter = fn(&Counters) -> u64;
+
 /// Counters of drops, and the reasons that an observer is given.
-const DROPS: [(fn(&Counters) -> u64, &str); 15] = [
+const DROPS: [(Counter, &str); 15] = [
     (|c| c.rx_icrc_err, "icrc"),
     (|c| c.rx_truncated, "truncated"),
     (|c| c.rx_bad_pad, "bad_pad"),

@@ -19,6 +19,7 @@ pub(super) struct Located {
     pub(super) link: DataLink,
     pub(super) comment: Option<String>,
     pub(super) is_outbound: Option<bool>,
+    pub(super) interface: u32,
 }
 
 /// Parser of one of the two formats.
@@ -70,6 +71,7 @@ impl Format {
                     link: DataLink::from(u32::from(header.datalink) & 0xffff),
                     comment: None,
                     is_outbound: None,
+                    interface: 0,
                 };
                 Ok((bytes.len() - rest.len(), Some(located)))
             }
@@ -103,6 +105,7 @@ fn packet_of(
         link: interface.link,
         comment: None,
         is_outbound: None,
+        interface: 0,
     };
     Ok(match block {
         Block::SectionHeader(_) => {
@@ -118,6 +121,7 @@ fn packet_of(
             let timestamp = block.timestamp.as_nanos() as u64;
             let interface = interface(block.interface_id)?;
             let mut packet = located(interface, &block.data, timestamp);
+            packet.interface = block.interface_id;
             for option in &block.options {
                 match option {
                     EnhancedPacketOption::Comment(text) => {

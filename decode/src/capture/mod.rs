@@ -79,6 +79,8 @@ pub struct Frame<'a> {
     pub comment: Option<String>,
     /// Whether the host of the capture sent the packet (`true`) or received it, where the file tells that.
     pub is_outbound: Option<bool>,
+    /// Number of the interface in the file.
+    pub interface: u32,
 }
 
 /// A capture that is being read.
@@ -180,6 +182,7 @@ impl Capture {
             bytes: self.buffer.consumed(located.data),
             comment: located.comment,
             is_outbound: located.is_outbound,
+            interface: located.interface,
         }))
     }
 }
