@@ -48,7 +48,7 @@ fn common(event: &Event) -> Option<(String, bool)> {
         EventData::WorkRequestPosted(posted) if posted.queue == Side::Receive => return None,
         // Posted before its first packet is sent; acknowledged after it was received.
         EventData::WorkRequestPosted(wr) => {
-            (wr.wr_id, wr.psn, wr.length) = (None, None, None);
+            (wr.wr_id, wr.psn, wr.length, wr.signaled) = (None, None, None, None);
             false
         }
         EventData::WorkRequestCompleted(wr) => {
@@ -365,4 +365,30 @@ fn log_of_another_protocol_is_rejected_with_the_record() {
     .unwrap();
     let error = Events::open(&[path]).err().unwrap().to_string();
     assert!(error.contains("record 2") && error.contains("quic:packet_sent"), "{error}");
+}
+
+#[test]
+fn nics_that_share_a_log_and_a_capture_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let [capture, qlog, captured] =
+        ["both.pcapng", "both.qlog", "captured.qlog"].map(|name| dir.path().join(name));
+    let fabric =
+        Fabric::virtual_time(FabricConfig::default().latency(Duration::from_micros(5)).seed(5)).unwrap();
+    let capture_file = CaptureFile::create(&capture, Timestamps::Virtual).unwrap();
+    let qlog_file = QlogFile::create(&qlog, Timestamps::Virtual).unwrap();
+    let options = ContextOptions::default().capture(&capture_file, "both").qlog(&qlog_file, "both");
+    let [a, b] = ["tx:drop=every:13", "tx:drop=every:17"].map(|rule| {
+        let options = options.clone().faults([rule.parse::<Rule>().unwrap()]);
+        TestEndpoint::new(fabric.open(&options).unwrap()).unwrap()
+    });
+    a.connect(&b, &ConnectOptions::default()).unwrap();
+    all_operations(&a, &b);
+    drop((a, b));
+    capture_file.flush().unwrap();
+    qlog_file.flush().unwrap();
+    let mut out = std::fs::File::create(&captured).unwrap();
+    Events::open(&[capture]).unwrap().write_qlog(&mut out).unwrap();
+    let (live, captured) = (read(&qlog).1, read(&captured).1);
+    assert_same(&live, &captured);
+    assert!(names(&captured).contains("rdma:gap") && names(&captured).contains("rdma:memory_access"));
 }

@@ -251,6 +251,9 @@ pub struct WorkRequest {
     /// Length in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub length: Option<u64>,
+    /// Whether a posted send generates a completion on success, which captures do not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signaled: Option<bool>,
     /// Status, once it has completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Text>,

@@ -49,6 +49,8 @@ pub enum QpEvent<'a> {
     Posted {
         /// Whether it is a receive.
         is_recv: bool,
+        /// Whether it generates a completion on success.
+        signaled: bool,
         /// Identifier.
         wr_id: u64,
         /// Kind of work request.

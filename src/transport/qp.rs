@@ -292,7 +292,14 @@ impl QueuePair {
         };
         if result.is_ok() {
             let (wr_id, opcode) = (wr.wr_id, wr.op.completion_opcode());
-            self.conn.observe(None, || QpEvent::Posted { is_recv: false, wr_id, opcode, len: wr.data.len() });
+            let signaled = wr.flags.signaled || self.conn.signal_all;
+            self.conn.observe(None, || QpEvent::Posted {
+                is_recv: false,
+                signaled,
+                wr_id,
+                opcode,
+                len: wr.data.len(),
+            });
         }
         result
     }
@@ -392,7 +399,13 @@ impl QueuePair {
                 self.responder.receives.post(wr)?;
                 let len = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
                 let (wr_id, opcode) = (wr.wr_id, WcOpcode::Recv);
-                self.conn.observe(None, || QpEvent::Posted { is_recv: true, wr_id, opcode, len });
+                self.conn.observe(None, || QpEvent::Posted {
+                    is_recv: true,
+                    signaled: true,
+                    wr_id,
+                    opcode,
+                    len,
+                });
                 Ok(())
             }
         }

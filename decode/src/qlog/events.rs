@@ -10,7 +10,7 @@ use urxe::qlog::{
 use urxe::wire::{Flow, NakCode, Operation, Packet, Syndrome, Transport};
 
 use super::faults::lossy_fault;
-use super::losses::Losses;
+use super::losses::{Losses, nic_of};
 use super::messages::{Message, Messages};
 use crate::capture::{Capture, CaptureError};
 use crate::icrc::Verdict;
@@ -34,37 +34,52 @@ pub struct Timed {
 /// Events of a capture.
 pub struct CaptureEvents {
     capture: Capture,
-    tracker: Tracker,
-    collector: Collector,
+    losses: HashMap<u32, Losses>,
+    /// Interfaces whose packets have directions are NICs, each with events of its own.
+    interfaces: HashMap<u32, (Tracker, Collector)>,
+    queue: VecDeque<Timed>,
+    has_directions: bool,
 }
 
 impl CaptureEvents {
     /// Creates the events of a capture, with the result of the first reading.
-    pub fn new(capture: Capture, losses: Losses) -> CaptureEvents {
-        let collector = Collector { losses, ..Collector::default() };
-        CaptureEvents { capture, tracker: Tracker::default(), collector }
+    pub fn new(capture: Capture, losses: HashMap<u32, Losses>) -> CaptureEvents {
+        CaptureEvents {
+            capture,
+            losses,
+            interfaces: HashMap::new(),
+            queue: VecDeque::new(),
+            has_directions: false,
+        }
     }
 
     /// Reports whether the packets read so far tell who sent them: the host of the capture or another.
     pub fn has_directions(&self) -> bool {
-        self.collector.has_directions
+        self.has_directions
     }
 
     /// Returns the next event.
     pub fn next(&mut self) -> Result<Option<Timed>, CaptureError> {
-        while self.collector.queue.is_empty() {
+        while self.queue.is_empty() {
             let Some(frame) = self.capture.next_frame() else { return Ok(None) };
             let frame = frame?;
-            self.collector.is_outbound = frame.is_outbound;
-            self.collector.has_directions |= frame.is_outbound.is_some();
-            self.collector.fault = lossy_fault(&frame);
-            match (&self.collector.fault, frame.is_outbound) {
+            let id = nic_of(&frame);
+            let (tracker, collector) = self.interfaces.entry(id).or_insert_with(|| {
+                let losses = self.losses.remove(&id).unwrap_or_default();
+                (Tracker::default(), Collector { losses, ..Collector::default() })
+            });
+            collector.is_outbound = frame.is_outbound;
+            collector.has_directions |= frame.is_outbound.is_some();
+            self.has_directions |= collector.has_directions;
+            collector.fault = lossy_fault(&frame);
+            match (&collector.fault, frame.is_outbound) {
                 // It never reached the NIC, so the tracker must not see it.
-                (Some(_), Some(false)) => Tracker::default().frame_for(&frame, &mut self.collector),
-                _ => self.tracker.frame_for(&frame, &mut self.collector),
+                (Some(_), Some(false)) => Tracker::default().frame_for(&frame, collector),
+                _ => tracker.frame_for(&frame, collector),
             }
+            self.queue.append(&mut collector.queue);
         }
-        Ok(self.collector.queue.pop_front())
+        Ok(self.queue.pop_front())
     }
 }
 
@@ -177,6 +192,7 @@ impl Collector {
                 opcode: opcode(row.operation).into(),
                 wr_id: None,
                 length: target.or_else(|| row.position.ends().then_some(packet.payload().len() as u64)),
+                signaled: None,
                 status: None,
                 psn: Some(psn),
             };
@@ -214,6 +230,7 @@ impl Collector {
             opcode: opcode.into(),
             wr_id: None,
             length: Some(message.length),
+            signaled: None,
             status: Some("success".into()),
             psn: Some(message.psn.get()),
         };
@@ -260,6 +277,7 @@ impl Collector {
                 opcode: opcode(message.operation).into(),
                 wr_id: None,
                 length: None,
+                signaled: None,
                 status: Some(status.take().unwrap_or("work request flushed").into()),
                 psn: Some(message.psn.get()),
             };
@@ -279,6 +297,7 @@ impl Collector {
             opcode: opcode.into(),
             wr_id: None,
             length: Some(length),
+            signaled: None,
             status: None,
             psn: Some(psn),
         };

@@ -6,7 +6,7 @@ use urxe::qlog::{EventData, Gap, GapOf, Resend, Timer, millis};
 use urxe::wire::{AckTimeout, Qpn};
 
 use super::faults::lossy_fault;
-use crate::capture::{Capture, CaptureError};
+use crate::capture::{Capture, CaptureError, Frame};
 use crate::track::Tracker;
 use crate::track::facts::{Cause, Resend as Resent};
 use crate::track::stream::{Key, Stream};
@@ -34,38 +34,50 @@ pub struct Losses {
     pub events: HashMap<u64, Vec<Loss>>,
 }
 
-/// Reads a capture to its end.
+/// Returns the number of the NIC that a packet was captured at: its interface, if that tells the packet's direction;
+/// a host's interfaces may share the packets of a stream.
+pub fn nic_of(frame: &Frame<'_>) -> u32 {
+    frame.is_outbound.map_or(0, |_| frame.interface)
+}
+
+/// Reads a capture to its end. Returns the losses by the numbers of NICs.
 ///
 /// # Errors
 /// [`CaptureError`] if the capture cannot be read to its end.
-pub fn read(mut capture: Capture) -> Result<Losses, CaptureError> {
-    let (mut tracker, mut losses) = (Tracker::default(), Losses::default());
+pub fn read(mut capture: Capture) -> Result<HashMap<u32, Losses>, CaptureError> {
+    let mut nics: HashMap<u32, (Tracker, Losses)> = HashMap::new();
     while let Some(frame) = capture.next_frame() {
         let frame = frame?;
         // It never reached the NIC.
         if frame.is_outbound == Some(false) && lossy_fault(&frame).is_some() {
             continue;
         }
+        let (tracker, losses) = nics.entry(nic_of(&frame)).or_default();
         tracker.frame(&frame);
         let touched: Vec<usize> = tracker.touched().collect();
         for id in touched {
-            losses.take(&mut tracker, id, KEPT);
+            losses.take(tracker, id, KEPT);
         }
     }
-    for id in 0..tracker.streams.len() {
-        losses.take(&mut tracker, id, 0);
-    }
-    for stream in &tracker.streams {
-        let peer = stream.peer.map(|peer| tracker.streams[peer].key.qpn);
-        let known = peer.or_else(|| tracker.management.connection_to(stream.key).map(|c| c.2.qpn));
-        if let Some(sender) = known {
-            losses.senders.insert(stream.key, sender);
-        }
-    }
-    Ok(losses)
+    Ok(nics.into_iter().map(|(nic, (tracker, losses))| (nic, losses.completed(tracker))).collect())
 }
 
 impl Losses {
+    /// Takes what is left in the tracker at the end of the capture.
+    fn completed(mut self, mut tracker: Tracker) -> Losses {
+        for id in 0..tracker.streams.len() {
+            self.take(&mut tracker, id, 0);
+        }
+        for stream in &tracker.streams {
+            let peer = stream.peer.map(|peer| tracker.streams[peer].key.qpn);
+            let known = peer.or_else(|| tracker.management.connection_to(stream.key).map(|c| c.2.qpn));
+            if let Some(sender) = known {
+                self.senders.insert(stream.key, sender);
+            }
+        }
+        self
+    }
+
     /// Takes the losses of a stream from the tracker, except for the newest `keep` of each kind.
     fn take(&mut self, tracker: &mut Tracker, id: usize, keep: usize) {
         let timeout = ack_timeout(tracker, id);

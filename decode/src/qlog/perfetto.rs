@@ -24,7 +24,6 @@ struct Track {
 struct Open {
     time: u64,
     lane: usize,
-    wr_id: Option<u64>,
     posted: WorkRequest,
 }
 
@@ -152,7 +151,7 @@ impl<W: Write> TraceWriter<W> {
         let open = &mut track.open;
         let is_free = |lane: &usize| open.iter().all(|other| other.lane != *lane);
         let lane = (0..MAX_LANES).find(is_free).unwrap_or(MAX_LANES - 1);
-        open.push(Open { time, lane, wr_id: posted.wr_id, posted: posted.clone() });
+        open.push(Open { time, lane, posted: posted.clone() });
         self.name_lane(group, lane)
     }
 
@@ -163,9 +162,11 @@ impl<W: Write> TraceWriter<W> {
         }
         let Some(track) = self.tracks.get_mut(group) else { return Ok(()) };
         let open = &mut track.open;
-        let is_same = |other: &Open| match (done.wr_id, done.psn) {
-            (Some(id), _) => other.wr_id == Some(id),
-            (None, psn) => other.posted.psn == psn,
+        // Identifiers may repeat. A failed work request completes even if it is not signaled.
+        let is_failed = done.status.as_deref() != Some("success");
+        let is_same = |other: &Open| match done.psn {
+            Some(psn) => other.posted.psn == Some(psn),
+            None => is_failed || other.posted.signaled != Some(false),
         };
         let Some(at) = open.iter().position(is_same) else {
             return self.instant(time, group, &as_instant);

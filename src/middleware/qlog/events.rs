@@ -41,14 +41,17 @@ pub(super) fn of(qp: &ObservedQp, event: &QpEvent<'_>) -> [Option<EventData>; 2]
             alpha: state.alpha,
             window: state.window,
         })),
-        QpEvent::Posted { is_recv, wr_id, opcode, len } => one(EventData::WorkRequestPosted(WorkRequest {
-            queue: if is_recv { Side::Receive } else { Side::Send },
-            opcode: opcode.to_string().into(),
-            wr_id: Some(wr_id),
-            length: Some(len),
-            status: None,
-            psn: None,
-        })),
+        QpEvent::Posted { is_recv, signaled, wr_id, opcode, len } => {
+            one(EventData::WorkRequestPosted(WorkRequest {
+                queue: if is_recv { Side::Receive } else { Side::Send },
+                opcode: opcode.to_string().into(),
+                wr_id: Some(wr_id),
+                length: Some(len),
+                signaled: (!is_recv).then_some(signaled),
+                status: None,
+                psn: None,
+            }))
+        }
         QpEvent::Completed(completion) => {
             let is_recv = matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
             // Of a failed work request, the length is not valid.
@@ -58,6 +61,7 @@ pub(super) fn of(qp: &ObservedQp, event: &QpEvent<'_>) -> [Option<EventData>; 2]
                 opcode: completion.opcode.to_string().into(),
                 wr_id: Some(completion.wr_id),
                 length: is_success.then_some(completion.byte_len.into()),
+                signaled: None,
                 status: Some(completion.status.to_string().into()),
                 psn: None,
             }))
