@@ -79,7 +79,8 @@ impl Connection {
     /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
         let (init, op_counters) = (self.made_with, std::mem::take(&mut self.op_counters));
-        *self = Connection { op_counters, ..Connection::new(&init, self.qpn) };
+        let history = self.history.renewed();
+        *self = Connection { op_counters, history, ..Connection::new(&init, self.qpn) };
     }
 
     /// Returns a SEND completion with the given status and no data, as a template for other completions.

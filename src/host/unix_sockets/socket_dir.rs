@@ -86,6 +86,28 @@ pub fn remove_unused(own: &Path) {
     }
 }
 
+/// Returns the socket directories of this user for all network namespaces, and those of all users if this user is root, each with its
+/// owner.
+#[cfg(feature = "live")]
+pub fn all() -> Vec<(PathBuf, u32)> {
+    let own = nix::unistd::geteuid().as_raw();
+    let session = PathBuf::from(format!("/run/user/{own}"));
+    let mut directories = Vec::new();
+    for parent in [Path::new("/run"), Path::new("/tmp"), &session] {
+        for entry in fs::read_dir(parent).into_iter().flatten().take(MAX_ENTRIES).flatten() {
+            let Ok(user) = entry.metadata().map(|metadata| metadata.uid()) else { continue };
+            let path = entry.path();
+            if entry.file_name().to_str().is_some_and(is_directory_name)
+                && (own == 0 || user == own)
+                && is_private(&path, user, 0o077)
+            {
+                directories.push((path, user));
+            }
+        }
+    }
+    directories
+}
+
 /// Removes dead sockets, then the directory if only its lock file is left. A process waiting for the lock
 /// then finds that the directory is gone.
 fn remove_if_unused(directory: &Path, _lock: &DirLock) {
