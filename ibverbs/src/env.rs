@@ -53,6 +53,8 @@ pub(crate) struct Settings {
     pub dma_buf: bool,
     /// `URXE_LID_ROUTING`: whether the port has a LID, by which programs for InfiniBand address neighbours.
     pub lid_routing: bool,
+    /// `URXE_LIVE`: whether `urxe ps` and `urxe top` show the devices; true if unset.
+    pub live: bool,
     /// `URXE_EXPLAIN`: whether failed work requests are explained on standard error.
     pub explain: bool,
     /// Sharing of addresses with other processes, of any user if `URXE_ANY_USER` is 1, through the `urxe`
@@ -95,6 +97,7 @@ impl Settings {
             warnings: flag("URXE_WARNINGS")?.unwrap_or(false),
             dma_buf: flag("URXE_DMA_BUF")?.unwrap_or(false),
             lid_routing: flag("URXE_LID_ROUTING")?.unwrap_or(false),
+            live: flag("URXE_LIVE")?.unwrap_or(true),
             explain: flag("URXE_EXPLAIN")?.unwrap_or(false),
             sharing: sharing()?,
         })
