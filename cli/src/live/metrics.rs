@@ -107,7 +107,9 @@ pub fn text(view: &View) -> String {
     let mut out = String::new();
     for (name, (kind, samples)) in metrics.0 {
         let _ = writeln!(out, "# TYPE {name} {kind}");
-        samples.iter().for_each(|sample| drop(writeln!(out, "{sample}")));
+        for sample in samples {
+            let _ = writeln!(out, "{sample}");
+        }
     }
     out
 }

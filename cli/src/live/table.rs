@@ -80,7 +80,9 @@ pub fn text(view: &View) -> String {
     let widths = widths(all.iter().flatten());
     for (nic, rows) in view.nics.iter().zip(&all) {
         let _ = writeln!(out, "{}", nic_line(nic));
-        nic_notes(nic).iter().for_each(|note| drop(writeln!(out, "  {note}")));
+        for note in nic_notes(nic) {
+            let _ = writeln!(out, "  {note}");
+        }
         if !rows.is_empty() {
             let _ = writeln!(out, "  {}", line(&TITLES.map(String::from), &widths));
         }
@@ -89,6 +91,47 @@ pub fn text(view: &View) -> String {
         }
     }
     out
+}
+
+/// Returns the details of a queue pair, line by line.
+pub fn details(qp: &QpSnapshot) -> Vec<String> {
+    let c = &qp.counters;
+    let ago = |last: Option<u64>| last.map_or("never".into(), |ago| format!("{} ago", time(ago)));
+    let timeout = qp.ack_timeout.map_or("infinite".into(), time);
+    let rnr_limit = if qp.rnr_retry == 7 { "no limit".into() } else { format!("{} left of {}", qp.rnr_retries_left, qp.rnr_retry) };
+    let mut lines = vec![
+        format!("QP {:#08x}  {}  {}", qp.qpn, qp.service, qp.state),
+        qp.peer.as_ref().map_or("not connected".into(), |peer| format!("peer: QP {:#08x} at {}", peer.qpn, peer.address)),
+        format!("PSN: next {:#08x}, oldest unacknowledged {:#08x}, expected of the peer {:#08x}", qp.next_psn, qp.unacked_psn, qp.expected_psn),
+        format!(
+            "sends: {} not complete, of which {} outstanding with {} bytes, and {} not yet sent",
+            qp.posted_sends, qp.outstanding, qp.outstanding_bytes, qp.unsent
+        ),
+        format!(
+            "receives: {} {}{}",
+            qp.posted_receives,
+            if qp.shared_receives { "in the shared receive queue" } else { "posted" },
+            if qp.is_receiving { "; a message is arriving" } else if qp.has_incomplete_receive { "; one belongs to an incomplete message" } else { "" },
+        ),
+        format!("last packet: sent {}, received {}; last progress {}", ago(qp.last_sent), ago(qp.last_received), ago(qp.last_progress)),
+        format!("retries: {} left of {}, ACK timeout {timeout}; RNR retries: {rnr_limit}", qp.retries_left, qp.retry_cnt),
+        format!("sent: {} packets, {} bytes; received: {} packets, {} bytes", c.sent_pkts, c.sent_bytes, c.rcvd_pkts, c.rcvd_bytes),
+    ];
+    lines.extend(qp.rate_limit.map(|rate| format!("rate limit: {}", bits(rate / 8.0))));
+    lines.extend(qp.failure.as_ref().map(|failure| format!("failure: {failure}")));
+    lines.extend(counts(qp));
+    lines.extend((!qp.events.is_empty()).then(|| "events, newest last:".to_owned()));
+    lines.extend(qp.events.iter().map(|event| format!("  {event}")));
+    lines
+}
+
+/// Returns the other counters that are not 0.
+fn counts(qp: &QpSnapshot) -> Option<String> {
+    let Ok(serde_json::Value::Object(counters)) = serde_json::to_value(qp.counters) else { return None };
+    let is_shown = |name: &str| !matches!(name, "sent_pkts" | "sent_bytes" | "rcvd_pkts" | "rcvd_bytes");
+    let counts = counters.iter().filter(|(name, n)| n.as_u64() != Some(0) && is_shown(name));
+    let counts: Vec<String> = counts.map(|(name, n)| format!("{name} {n}")).collect();
+    (!counts.is_empty()).then(|| format!("counters: {}", counts.join(", ")))
 }
 
 /// Returns the widths of columns.
@@ -100,7 +143,7 @@ pub fn widths<'a>(rows: impl Iterator<Item = &'a [String; 13]>) -> [usize; 13] {
 }
 
 /// Returns a row with padding: texts to the right of it, numbers to the left.
-fn line(row: &[String; 13], widths: &[usize; 13]) -> String {
+pub fn line(row: &[String; 13], widths: &[usize; 13]) -> String {
     let cells = row.iter().zip(widths).enumerate().map(|(index, (cell, width))| match index {
         0..4 => format!("{cell:<width$}"),
         _ => format!("{cell:>width$}"),

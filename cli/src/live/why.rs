@@ -55,7 +55,9 @@ impl Situation<'_> {
 
     /// Returns the number of packets that the peer has sent and that have not arrived, after the last that has.
     fn missing_at_end(&self) -> u32 {
-        let Some(peer) = self.peer.filter(|_| self.qp.service == "UC") else { return 0 };
+        // Before RTS, the peer's next PSN has no meaning.
+        let is_sender = |peer: &&QpSnapshot| self.qp.service == "UC" && matches!(peer.state.as_str(), "RTS" | "SQD" | "SQE");
+        let Some(peer) = self.peer.filter(is_sender) else { return 0 };
         let ahead = peer.next_psn.wrapping_sub(self.qp.expected_psn) & 0xff_ffff;
         if ahead < 1 << 23 { ahead } else { 0 }
     }
@@ -131,14 +133,13 @@ fn unreliable_loss(situation: &Situation<'_>) -> Option<String> {
     if qp.service != "UC" || lost == 0 && !ended_incomplete {
         return None;
     }
-    let what = match lost {
-        0 => "the end of a message did not arrive".into(),
-        1 => "1 packet of the peer was lost".into(),
-        n => format!("{n} packets of the peer were lost"),
+    let (what, message) = match lost {
+        0 => ("the end of a message did not arrive".into(), "it"),
+        1 => ("1 packet of the peer was lost".into(), "its message"),
+        n => (format!("{n} packets of the peer were lost"), "their messages"),
     };
-    let message = if lost > 0 && !ended_incomplete { "their messages are" } else { "a message ended" };
     Some(format!(
-        "UC: {what} and UC does not resend: {message} incomplete; {}{}",
+        "UC: {what}; the transport does not resend, so {message} ended incomplete; {}{}",
         waiting(qp),
         since(qp.last_received)
     ))
@@ -150,7 +151,7 @@ fn peer_lost_datagrams(situation: &Situation<'_>) -> Option<String> {
     let reverse = Situation { nic: situation.nic, qp: peer, peer: Some(qp) };
     let lost = peer.counters.rx_missing + u64::from(reverse.missing_at_end());
     let is_lost = qp.service == "UC" && qp.posted_sends == 0 && lost > 0 && reverse.is_quiet();
-    is_lost.then(|| format!("UC: all sent, but {lost} of the packets did not reach the peer; UC does not resend{}", since(qp.last_sent)))
+    is_lost.then(|| format!("UC: all sent and complete, but {lost} of the packets did not reach the peer; the transport does not resend{}", since(qp.last_sent)))
 }
 
 fn refused_packets(situation: &Situation<'_>) -> Option<String> {
