@@ -8,6 +8,7 @@ mod devinfo;
 mod doctor;
 mod environment;
 mod error;
+mod fault_counts;
 pub mod interrupt;
 pub mod json;
 pub mod link;
@@ -91,6 +92,8 @@ enum Command {
     #[command(hide = true)]
     Broker(broker::Broker),
     #[command(hide = true)]
+    FaultCounts(fault_counts::FaultCounts),
+    #[command(hide = true)]
     PackageFiles(shell::PackageFiles),
     /// Links of NICs
     #[command(hide = true, disable_help_flag = true, help_template = "{about}", long_about = LINKS)]
@@ -128,6 +131,7 @@ pub fn main(libraries: Libraries) -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Top(top) => top.run(),
         Command::Broker(broker) => broker.run(),
+        Command::FaultCounts(counts) => counts.run(),
         Command::PackageFiles(files) => files.run(Cli::command()),
         Command::Links => Ok(io::Write::write_all(&mut io::stdout(), LINKS.as_bytes())?),
         Command::Faults => Ok(io::Write::write_all(&mut io::stdout(), FAULTS.as_bytes())?),

@@ -24,6 +24,7 @@ use crate::abi::ibv_device;
 use crate::call_faults;
 use crate::counters::Publisher;
 use crate::env::{Settings, variable};
+use crate::fault_watch;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 
@@ -175,6 +176,7 @@ extern "C" fn exit() {
         }
     }
     report_faults();
+    FaultCount::set_reported();
     end_capture();
 }
 
@@ -353,6 +355,9 @@ impl Device {
             Some(sharing) => sharing.bind(link, settings.shards, settings.offload)?,
         };
         prepare_for_exit();
+        if !settings.faults.is_empty() {
+            fault_watch::start();
+        }
         let (capture, faults) = (capture(settings)?, Fault::packet_rules(&settings.faults));
         let seeds = call_faults::seeds().clone();
         let middleware = Middleware { capture, captures_at_nic: false, faults, seeds };

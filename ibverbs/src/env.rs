@@ -120,7 +120,7 @@ pub(crate) fn seed() -> Result<Option<u64>, String> {
 
 /// Returns how addresses are shared, as specified by `URXE_PROGRAM`, `URXE_ANY_USER` and
 /// `URXE_SHARED_MEMORY`.
-fn sharing() -> Result<Option<Sharing>, String> {
+pub(crate) fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = flag("URXE_ANY_USER")?.unwrap_or(false);
