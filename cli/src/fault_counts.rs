@@ -37,7 +37,8 @@ impl FaultCounts {
             return Ok(());
         }
         let lines = counts.iter().map(|count| format!("urxe: {count}\n"));
-        let warnings = counts.iter().filter_map(FaultCount::warning).map(|warning| format!("urxe: {warning}\n"));
+        let warnings =
+            counts.iter().filter_map(FaultCount::warning).map(|warning| format!("urxe: {warning}\n"));
         let text: String = lines.chain(warnings).collect();
         let title = format!("urxe: process {} ended by a signal or _exit; its faults:\n", self.pid);
         // Nobody is left to report an error to.

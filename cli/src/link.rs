@@ -26,9 +26,7 @@ use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
 use urxe::verbs::live::LiveServer;
-use urxe::verbs::{
-    AckTimeout, ConnectOptions, Context, ContextOptions, DeviceNames, Gid, Mtu, Personality,
-};
+use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, DeviceNames, Gid, Mtu, Personality};
 
 /// Options of commands that open a NIC and connect its queue pairs.
 #[derive(Args, Clone)]

@@ -21,6 +21,9 @@ pub struct Ps {
     /// Show this process alone
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
+    /// Print all that is known of each queue pair: PSNs, retries, counters, recent events
+    #[arg(long)]
+    details: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -33,6 +36,7 @@ impl Ps {
         if self.json {
             return json::print(&view.to_json());
         }
-        Ok(io::stdout().write_all(table::text(&view).as_bytes())?)
+        let text = if self.details { table::detailed_text(&view) } else { table::text(&view) };
+        Ok(io::stdout().write_all(text.as_bytes())?)
     }
 }

@@ -303,7 +303,8 @@ impl Device {
 
     /// Returns the counts of the faults of the device's NICs, and of those on calls; none if they are locked.
     fn fault_counts(&self) -> Vec<FaultCount> {
-        let Some(stats) = self.fault_stats.try_lock().filter(|stats| stats.process == std::process::id()) else {
+        let Some(stats) = self.fault_stats.try_lock().filter(|stats| stats.process == std::process::id())
+        else {
             return Vec::new();
         };
         let objects = FaultCount::sum(stats.objects.iter().flat_map(|faults| faults.counts()));

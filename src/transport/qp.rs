@@ -9,8 +9,8 @@ use super::slow_event::EventKind;
 use super::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps, Counters,
     Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
-    PortAddresses, PostError, PostListError, QpAttr, QpCounters, QpInit, QpState, QpType, RecvWr, SendWr, Traffic, Tuning,
-    WcOpcode, WcStatus, earliest, state,
+    PortAddresses, PostError, PostListError, QpAttr, QpCounters, QpInit, QpState, QpType, RecvWr, SendWr,
+    Traffic, Tuning, WcOpcode, WcStatus, earliest, state,
 };
 use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};

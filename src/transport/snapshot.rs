@@ -112,9 +112,7 @@ impl QueuePair {
             qpn: conn.qpn.get(),
             service: service(conn.qp_type).into(),
             state: conn.state.to_string(),
-            peer: conn
-                .flow
-                .map(|flow| PeerSnapshot { address: flow.dst, qpn: conn.attr.dest_qpn.get() }),
+            peer: conn.flow.map(|flow| PeerSnapshot { address: flow.dst, qpn: conn.attr.dest_qpn.get() }),
             next_psn: self.requester.next_psn().get(),
             unacked_psn: self.requester.unacknowledged().get(),
             expected_psn: expected.get(),

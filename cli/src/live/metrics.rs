@@ -46,7 +46,8 @@ impl Metrics {
 
     fn add_nic(&mut self, pid: u32, nic: &NicSnapshot) {
         let device = label(&nic.device);
-        let labels = format!("device=\"{device}\",port=\"1\",pid=\"{pid}\",command=\"{}\"", label(&nic.command));
+        let labels =
+            format!("device=\"{device}\",port=\"1\",pid=\"{pid}\",command=\"{}\"", label(&nic.command));
         let files: BTreeMap<String, u64> = port_counter_files(|name| nic.counter(name)).into_iter().collect();
         for (metric, counter, unit) in PORT {
             let value = files.get(&format!("counters/{counter}")).copied().unwrap_or(0);
@@ -79,11 +80,17 @@ impl Metrics {
         self.add("urxe_qp_posted_receives", &labels, qp.posted_receives);
         for (name, time) in [("sent", qp.last_sent), ("received", qp.last_received)] {
             if let Some(time) = time {
-                self.add(&format!("urxe_qp_last_{name}_seconds"), &labels, Duration::from_nanos(time).as_secs_f64());
+                self.add(
+                    &format!("urxe_qp_last_{name}_seconds"),
+                    &labels,
+                    Duration::from_nanos(time).as_secs_f64(),
+                );
             }
         }
         if let Ok(Value::Object(counters)) = serde_json::to_value(qp.counters) {
-            counters.iter().for_each(|(name, value)| self.add(&format!("urxe_qp_{name}_total"), &labels, value));
+            counters
+                .iter()
+                .for_each(|(name, value)| self.add(&format!("urxe_qp_{name}_total"), &labels, value));
         }
     }
 }
@@ -117,7 +124,10 @@ pub fn text(view: &View) -> String {
 /// Parses `ADDRESS:PORT` or `PORT`, which stands for the loopback address.
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let on_loopback = || text.parse().ok().map(|port: u16| SocketAddr::from(([127, 0, 0, 1], port)));
-    text.parse().ok().or_else(on_loopback).ok_or_else(|| format!("'{text}' is not ADDRESS:PORT, such as 127.0.0.1:9515"))
+    text.parse()
+        .ok()
+        .or_else(on_loopback)
+        .ok_or_else(|| format!("'{text}' is not ADDRESS:PORT, such as 127.0.0.1:9515"))
 }
 
 /// Longest request that is read, in bytes.

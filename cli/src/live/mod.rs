@@ -59,7 +59,10 @@ impl View {
             Ok(state) => state
                 .qps
                 .iter()
-                .map(|qp| QpView { rates: before.rates(nic.pid, state, qp), why: why(state, qp, peers.of_qp(state, qp)) })
+                .map(|qp| QpView {
+                    rates: before.rates(nic.pid, state, qp),
+                    why: why(state, qp, peers.of_qp(state, qp)),
+                })
                 .collect(),
             Err(_) => Vec::new(),
         };
@@ -70,7 +73,11 @@ impl View {
 
     /// Returns the rates of a queue pair between this state and a later one of it.
     fn rates(&self, pid: u32, now: &NicSnapshot, qp: &QpSnapshot) -> Option<Rates> {
-        let states = self.nics.iter().filter(|nic| nic.found.pid == pid).filter_map(|nic| nic.found.state.as_ref().ok());
+        let states = self
+            .nics
+            .iter()
+            .filter(|nic| nic.found.pid == pid)
+            .filter_map(|nic| nic.found.state.as_ref().ok());
         let before = states.into_iter().find(|state| state.device == now.device && state.link == now.link)?;
         let old = before.qps.iter().find(|old| old.qpn == qp.qpn)?;
         let seconds = now.clock.checked_sub(before.clock).filter(|time| *time > 0)? as f64 * 1e-9;
@@ -129,7 +136,10 @@ impl<'a> Peers<'a> {
         let peer = qp.peer.as_ref()?;
         let is_mutual = |(of, other): &&(&NicSnapshot, &QpSnapshot)| {
             of.addresses.contains(&peer.address)
-                && other.peer.as_ref().is_some_and(|back| back.qpn == qp.qpn && state.addresses.contains(&back.address))
+                && other
+                    .peer
+                    .as_ref()
+                    .is_some_and(|back| back.qpn == qp.qpn && state.addresses.contains(&back.address))
         };
         self.0.get(&peer.qpn)?.iter().find(is_mutual).map(|(_, other)| *other)
     }

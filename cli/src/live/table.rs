@@ -94,15 +94,25 @@ pub fn text(view: &View) -> String {
 }
 
 /// Returns the details of a queue pair, line by line.
-pub fn details(qp: &QpSnapshot) -> Vec<String> {
+pub fn details(qp: &QpSnapshot, why: &str) -> Vec<String> {
     let c = &qp.counters;
     let ago = |last: Option<u64>| last.map_or("never".into(), |ago| format!("{} ago", time(ago)));
     let timeout = qp.ack_timeout.map_or("infinite".into(), time);
-    let rnr_limit = if qp.rnr_retry == 7 { "no limit".into() } else { format!("{} left of {}", qp.rnr_retries_left, qp.rnr_retry) };
+    let rnr_limit = if qp.rnr_retry == 7 {
+        "no limit".into()
+    } else {
+        format!("{} left of {}", qp.rnr_retries_left, qp.rnr_retry)
+    };
     let mut lines = vec![
         format!("QP {:#08x}  {}  {}", qp.qpn, qp.service, qp.state),
-        qp.peer.as_ref().map_or("not connected".into(), |peer| format!("peer: QP {:#08x} at {}", peer.qpn, peer.address)),
-        format!("PSN: next {:#08x}, oldest unacknowledged {:#08x}, expected of the peer {:#08x}", qp.next_psn, qp.unacked_psn, qp.expected_psn),
+        why.to_owned(),
+        qp.peer
+            .as_ref()
+            .map_or("not connected".into(), |peer| format!("peer: QP {:#08x} at {}", peer.qpn, peer.address)),
+        format!(
+            "PSN: next {:#08x}, oldest unacknowledged {:#08x}, expected of the peer {:#08x}",
+            qp.next_psn, qp.unacked_psn, qp.expected_psn
+        ),
         format!(
             "sends: {} not complete, of which {} outstanding with {} bytes, and {} not yet sent",
             qp.posted_sends, qp.outstanding, qp.outstanding_bytes, qp.unsent
@@ -111,11 +121,28 @@ pub fn details(qp: &QpSnapshot) -> Vec<String> {
             "receives: {} {}{}",
             qp.posted_receives,
             if qp.shared_receives { "in the shared receive queue" } else { "posted" },
-            if qp.is_receiving { "; a message is arriving" } else if qp.has_incomplete_receive { "; one belongs to an incomplete message" } else { "" },
+            if qp.is_receiving {
+                "; a message is arriving"
+            } else if qp.has_incomplete_receive {
+                "; one belongs to an incomplete message"
+            } else {
+                ""
+            },
         ),
-        format!("last packet: sent {}, received {}; last progress {}", ago(qp.last_sent), ago(qp.last_received), ago(qp.last_progress)),
-        format!("retries: {} left of {}, ACK timeout {timeout}; RNR retries: {rnr_limit}", qp.retries_left, qp.retry_cnt),
-        format!("sent: {} packets, {} bytes; received: {} packets, {} bytes", c.sent_pkts, c.sent_bytes, c.rcvd_pkts, c.rcvd_bytes),
+        format!(
+            "last packet: sent {}, received {}; last progress {}",
+            ago(qp.last_sent),
+            ago(qp.last_received),
+            ago(qp.last_progress)
+        ),
+        format!(
+            "retries: {} left of {}, ACK timeout {timeout}; RNR retries: {rnr_limit}",
+            qp.retries_left, qp.retry_cnt
+        ),
+        format!(
+            "sent: {} packets, {} bytes; received: {} packets, {} bytes",
+            c.sent_pkts, c.sent_bytes, c.rcvd_pkts, c.rcvd_bytes
+        ),
     ];
     lines.extend(qp.rate_limit.map(|rate| format!("rate limit: {}", bits(rate / 8.0))));
     lines.extend(qp.failure.as_ref().map(|failure| format!("failure: {failure}")));
@@ -132,6 +159,23 @@ fn counts(qp: &QpSnapshot) -> Option<String> {
     let counts = counters.iter().filter(|(name, n)| n.as_u64() != Some(0) && is_shown(name));
     let counts: Vec<String> = counts.map(|(name, n)| format!("{name} {n}")).collect();
     (!counts.is_empty()).then(|| format!("counters: {}", counts.join(", ")))
+}
+
+/// Returns the whole view as text, with the details of each queue pair.
+pub fn detailed_text(view: &View) -> String {
+    let mut out = String::new();
+    for nic in &view.nics {
+        let _ = writeln!(out, "{}", nic_line(nic));
+        for note in nic_notes(nic) {
+            let _ = writeln!(out, "  {note}");
+        }
+        for (qp, QpView { why, .. }) in nic.found.state.iter().flat_map(|state| &state.qps).zip(&nic.qps) {
+            for line in details(qp, why) {
+                let _ = writeln!(out, "  {}", printable(&line));
+            }
+        }
+    }
+    if out.is_empty() { text(view) } else { out }
 }
 
 /// Returns the widths of columns.

@@ -98,7 +98,8 @@ impl Screen {
     fn select(&mut self, step: isize) {
         let all = self.qps();
         let current = self.selected.and_then(|selected| all.iter().position(|qp| *qp == selected));
-        let next = current.map_or(0, |index| index.saturating_add_signed(step).min(all.len().saturating_sub(1)));
+        let next =
+            current.map_or(0, |index| index.saturating_add_signed(step).min(all.len().saturating_sub(1)));
         self.selected = all.get(next).copied();
     }
 
@@ -135,7 +136,8 @@ impl Screen {
                 frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), body);
             }
             selection => {
-                let reason = selection.map_or(String::new(), |(_, qp, why)| format!("QP {:#08x}: {}", qp.qpn, printable(why)));
+                let reason = selection
+                    .map_or(String::new(), |(_, qp, why)| format!("QP {:#08x}: {}", qp.qpn, printable(why)));
                 frame.render_widget(Paragraph::new(reason).wrap(Wrap { trim: true }), why);
                 self.draw_list(frame, body);
             }
@@ -147,11 +149,24 @@ impl Screen {
             return frame.render_widget(Paragraph::new(table::text(&self.view)), area);
         }
         let [header, list] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(area);
-        let cells: Vec<_> = self.view.nics.iter().flat_map(|nic| {
-            nic.found.state.iter().flat_map(|state| &state.qps).zip(&nic.qps).map(|(qp, view)| columns(qp, view))
-        }).collect();
+        let cells: Vec<_> = self
+            .view
+            .nics
+            .iter()
+            .flat_map(|nic| {
+                nic.found
+                    .state
+                    .iter()
+                    .flat_map(|state| &state.qps)
+                    .zip(&nic.qps)
+                    .map(|(qp, view)| columns(qp, view))
+            })
+            .collect();
         let widths = table::widths(cells.iter());
-        frame.render_widget(Line::from(format!("  {}", table::line(&TITLES.map(String::from), &widths))).reversed(), header);
+        frame.render_widget(
+            Line::from(format!("  {}", table::line(&TITLES.map(String::from), &widths))).reversed(),
+            header,
+        );
         let (mut rows, mut selected, mut cells) = (Vec::new(), None, cells.iter());
         for nic in &self.view.nics {
             rows.push(Row::new([nic_line(nic)]).style(Style::new().add_modifier(Modifier::BOLD)));
@@ -164,7 +179,8 @@ impl Screen {
             }
         }
         self.table.select(selected);
-        let table = Table::new(rows, [Constraint::Percentage(100)]).row_highlight_style(Style::new().reversed());
+        let table =
+            Table::new(rows, [Constraint::Percentage(100)]).row_highlight_style(Style::new().reversed());
         frame.render_stateful_widget(table, list, &mut self.table);
     }
 }
@@ -172,7 +188,6 @@ impl Screen {
 /// Returns the details of a queue pair, line by line.
 fn details<'a>(nic: &Nic, qp: &QpSnapshot, why: &str) -> Vec<Line<'a>> {
     let mut lines = vec![Line::from(nic_line(nic)).bold()];
-    lines.extend(table::details(qp).into_iter().map(|line| Line::from(printable(&line))));
-    lines.insert(1, Line::from(printable(why)));
+    lines.extend(table::details(qp, why).into_iter().map(|line| Line::from(printable(&line))));
     lines
 }

@@ -128,7 +128,8 @@ pub(super) struct RuleCounter {
 
 impl FaultCounters {
     pub(super) fn new(rules: &[Rule]) -> FaultCounters {
-        let counter = |rule: &Rule| RuleCounter { rule: rule.clone(), tally: Tally::new(&rule.to_string(), "packet") };
+        let counter =
+            |rule: &Rule| RuleCounter { rule: rule.clone(), tally: Tally::new(&rule.to_string(), "packet") };
         FaultCounters(rules.iter().map(counter).collect())
     }
 

@@ -72,9 +72,9 @@ fn sockets() -> Vec<(PathBuf, u32, u32)> {
     for (directory, user) in socket_dir::all() {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| {
-                name.strip_prefix(NAME)?.strip_prefix('-')?.split_once('-')?.0.parse().ok()
-            });
+            let pid = name
+                .to_str()
+                .and_then(|name| name.strip_prefix(NAME)?.strip_prefix('-')?.split_once('-')?.0.parse().ok());
             sockets.extend(pid.map(|pid| (entry.path(), pid, user)));
         }
     }

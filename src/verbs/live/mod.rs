@@ -19,8 +19,8 @@ pub use server::LiveServer;
 use super::WeakContext;
 use crate::link::LinkCounters;
 use crate::middleware::faults::FaultCount;
-pub use crate::transport::{PeerSnapshot, QpCounters, QpSnapshot};
 use crate::transport::Counters;
+pub use crate::transport::{PeerSnapshot, QpCounters, QpSnapshot};
 
 /// Name of a NIC's socket, before the process ID and the number of the NIC within the process.
 const NAME: &str = "urxe-nic";
@@ -35,7 +35,7 @@ pub struct NicSnapshot {
     pub command: String,
     /// Name of the device, such as `urxe0`.
     pub device: String,
-    /// Link, such as `udp:10.0.0.1`.
+    /// Link, such as `udp 10.0.0.1`.
     pub link: String,
     /// Addresses, which are the GIDs.
     pub addresses: Vec<IpAddr>,
