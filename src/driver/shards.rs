@@ -203,8 +203,9 @@ impl Shards {
     /// whether there were none of these.
     #[cfg(feature = "live")]
     pub fn for_each_within(&self, timeout: Duration, mut f: impl FnMut(&mut ShardState, Instant)) -> bool {
-        let mut run = |shard: &Arc<Shard>| shard.with_state_within(timeout, &mut f).is_some();
-        self.all.iter().fold(true, |all, shard| run(shard) && all)
+        let run = |shard: &Arc<Shard>| shard.with_state_within(timeout, &mut f).is_some();
+        let complete: Vec<bool> = self.all.iter().map(run).collect();
+        !complete.contains(&false)
     }
 
     /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer

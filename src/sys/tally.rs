@@ -68,7 +68,7 @@ impl Shared {
         let kind = KINDS.iter().position(|known| *known == kind)?;
         let all: &'static [AtomicU64] = self.words.as_ref();
         let record = all.chunks_exact(WORDS).nth(self.next).filter(|_| self.process.is_current())?;
-        let text = &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)];
+        let text = &text.as_bytes()[..text.len().min(MAX_TEXT)];
         for (word, bytes) in record[3..].iter().zip(text.chunks(size_of::<u64>())) {
             let mut padded = [0; size_of::<u64>()];
             padded[..bytes.len()].copy_from_slice(bytes);

@@ -29,11 +29,11 @@ pub struct Nic {
     pub qps: Vec<QpView>,
 }
 
-/// What is derived from a queue pair's state.
+/// Rates and an explanation, derived from a queue pair's state.
 pub struct QpView {
     /// Packets and bytes per second; `None` without an earlier state.
     pub rates: Option<Rates>,
-    /// What the queue pair waits for, or why it failed.
+    /// Sentence that says what the queue pair waits for, or why it failed.
     pub why: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a queue pair waits for, in a sentence: the first rule that applies.
+//! Sentence that says what a queue pair waits for: that of the first rule that applies.
 
 use urxe::verbs::live::{NicSnapshot, QpSnapshot};
 

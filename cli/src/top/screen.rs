@@ -19,7 +19,7 @@ use urxe::verbs::live::QpSnapshot;
 /// Longest wait for a key, so that a change of the terminal's size is shown soon.
 const KEY_WAIT: Duration = Duration::from_millis(200);
 
-/// What is shown.
+/// State of the terminal view.
 #[derive(Default)]
 struct Screen {
     view: View,
