@@ -79,10 +79,16 @@ pub fn remove_unused(own: &Path) {
         if path != own
             && entry.file_name().to_str().is_some_and(is_directory_name)
             && is_private(&path, user, 0o077)
-            && let Ok(Some(lock)) = DirLock::acquire(&path, FlockOperation::NonBlockingLockExclusive)
         {
-            remove_if_unused(&path, &lock);
+            try_remove(&path);
         }
+    }
+}
+
+/// Removes what killed processes have left in a directory, as [`remove_unused`] does, unless another process holds its lock.
+pub fn try_remove(directory: &Path) {
+    if let Ok(Some(lock)) = DirLock::acquire(directory, FlockOperation::NonBlockingLockExclusive) {
+        remove_if_unused(directory, &lock);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Search for the NICs of this host, and their state.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::getsockopt;
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, connect};
 
 use super::{NAME, NicSnapshot};
-use crate::host::unix_sockets::{socket_dir, stream_socket};
+use crate::host::unix_sockets::{is_own_user, socket_dir, stream_socket};
 
 /// Maximum length of a state in bytes: that of a hundred thousand queue pairs.
 const MAX_LEN: usize = 256 << 20;
@@ -52,7 +53,15 @@ pub enum Silence {
 /// all answers together.
 pub fn find(limit: Duration) -> Vec<FoundNic> {
     // All processes are asked before the first answer is read.
-    let asked: Vec<_> = sockets().into_iter().filter_map(ask).collect();
+    let (mut asked, mut dead) = (Vec::new(), BTreeSet::new());
+    for (path, pid, user) in sockets() {
+        match ask(&path, pid, user) {
+            Some(connection) => asked.push(connection),
+            None => dead.extend(path.parent().filter(|_| is_own_user(user)).map(Path::to_path_buf)),
+        }
+    }
+    // Killed processes and those that exit without closing a NIC leave their sockets.
+    dead.iter().for_each(|directory| socket_dir::try_remove(directory));
     let deadline = Instant::now() + limit;
     let mut found: Vec<_> = asked.into_iter().filter_map(|asked| asked.answer(deadline, limit)).collect();
     found.sort_by_key(|nic| nic.pid);
@@ -82,7 +91,7 @@ fn sockets() -> Vec<(PathBuf, u32, u32)> {
 }
 
 /// Connects to a socket. Returns `None` if no process has it open.
-fn ask((path, pid, user): (PathBuf, u32, u32)) -> Option<Asked> {
+fn ask(path: &Path, pid: u32, user: u32) -> Option<Asked> {
     let connection = stream_socket().and_then(|socket| {
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         Ok(socket)

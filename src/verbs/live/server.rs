@@ -14,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SendFlags, SocketFlags, accept_with, listen, send};
 
 use super::NAME;
-use crate::host::unix_sockets::{SocketNames, is_trusted, peer_user, stream_socket};
+use crate::host::unix_sockets::{SocketNames, is_trusted, peer_user, socket_dir, stream_socket};
 use crate::middleware::faults::FaultCount;
 use crate::sys::fork::{CloseOnForkFd, ForkGeneration};
 use crate::sys::thread::spawn_background;
@@ -81,6 +81,9 @@ impl Drop for LiveServer {
         // The write fails only when the counter is full, and then the thread ends anyway.
         let _ = self.end.write(1);
         let _ = thread.join();
+        if let SocketNames::Private(directory) = &self.names {
+            socket_dir::try_remove(directory);
+        }
     }
 }
 
