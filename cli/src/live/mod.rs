@@ -52,7 +52,8 @@ impl View {
         View::of(find(ANSWER_TIMEOUT), pid, before)
     }
 
-    fn of(found: Vec<FoundNic>, pid: Option<u32>, before: &View) -> View {
+    /// Derives the view from the NICs that were found.
+    pub fn of(found: Vec<FoundNic>, pid: Option<u32>, before: &View) -> View {
         let states: Vec<&NicSnapshot> = found.iter().filter_map(|nic| nic.state.as_ref().ok()).collect();
         let peers = Peers::of(&states);
         let qps = |nic: &FoundNic| match &nic.state {

@@ -191,3 +191,83 @@ fn details<'a>(nic: &Nic, qp: &QpSnapshot, why: &str) -> Vec<Line<'a>> {
     lines.extend(table::details(qp, why).into_iter().map(|line| Line::from(printable(&line))));
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use serde_json::json;
+    use urxe::verbs::live::{FoundNic, Silence};
+
+    use super::*;
+
+    /// Returns a view of two NICs, of which the first one has two queue pairs, and the second one is stopped.
+    fn view() -> View {
+        let qp = |qpn: u32| {
+            json!({
+                "qpn": qpn, "service": "RC", "state": "RTS", "peer": {"address": "10.0.0.2", "qpn": 99}, "next_psn": 5,
+                "unacked_psn": 4, "expected_psn": 3, "posted_sends": 1, "unsent": 0, "outstanding": 1,
+                "outstanding_bytes": 4096, "posted_receives": 0, "shared_receives": false, "is_receiving": false,
+                "has_incomplete_receive": false, "is_in_rnr_wait": false, "retries_left": 5, "retry_cnt": 7,
+                "rnr_retries_left": 7, "rnr_retry": 7, "ack_timeout": 67_000_000, "rate_limit": null, "last_sent": 1,
+                "last_received": 3_000_000_000u64, "last_progress": null, "failure": null, "events": ["an event"],
+                "counters": {"retransmitted_pkts": 2},
+            })
+        };
+        let state = json!({
+            "pid": 7, "command": "program\u{1b}[31m", "device": "urxe0", "link": "udp 10.0.0.1", "addresses": ["10.0.0.1"],
+            "is_up": true, "lost_link": null, "speed": 0, "clock": 0, "is_complete": true, "counters": {}, "faults": [],
+            "qps": [qp(17), qp(18)],
+        });
+        let state = serde_json::from_value(state).unwrap();
+        View::of(
+            vec![FoundNic::new(7, Ok(state)), FoundNic::new(8, Err(Silence::Stopped))],
+            None,
+            &View::default(),
+        )
+    }
+
+    /// Draws the screen and returns its text.
+    fn draw(screen: &mut Screen) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(120, 24)).unwrap();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn press(screen: &mut Screen, code: KeyCode) -> bool {
+        screen.on_key(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn keys_select_a_queue_pair_and_show_its_details() {
+        let mut screen = Screen { view: view(), ..Screen::default() };
+        let list = draw(&mut screen);
+        for text in [
+            "2 NICs, 2 QPs",
+            "process 7  program?[31m  urxe0",
+            "0x000011",
+            "0x000012",
+            "process 8  the process is stopped",
+        ] {
+            assert!(list.contains(text), "{text}\n{list}");
+        }
+        assert!(list.contains("QP 0x000011: the peer has been silent for 3.0 s, retry 2 of 7"), "{list}");
+        assert!(press(&mut screen, KeyCode::Down) && press(&mut screen, KeyCode::Down));
+        assert!(draw(&mut screen).contains("QP 0x000012: the peer"));
+        press(&mut screen, KeyCode::Enter);
+        let details = draw(&mut screen);
+        for text in
+            ["QP 0x000012  RC  RTS", "peer: QP 0x000063 at 10.0.0.2", "retransmitted_pkts 2", "an event"]
+        {
+            assert!(details.contains(text), "{text}\n{details}");
+        }
+        press(&mut screen, KeyCode::Esc);
+        press(&mut screen, KeyCode::Char('p'));
+        let list = draw(&mut screen);
+        assert!(list.contains("paused") && list.contains("0x000011"), "{list}");
+        // The selected queue pair is destroyed.
+        screen.view = View::default();
+        assert!(draw(&mut screen).contains("no process of this user has a NIC"));
+        assert!(!press(&mut screen, KeyCode::Char('q')));
+    }
+}

@@ -31,6 +31,14 @@ pub struct FoundNic {
     pub state: Result<NicSnapshot, Silence>,
 }
 
+impl FoundNic {
+    /// Returns a NIC with the given state, for tests of what shows it.
+    #[doc(hidden)]
+    pub fn new(pid: u32, state: Result<NicSnapshot, Silence>) -> FoundNic {
+        FoundNic { pid, user: 0, state }
+    }
+}
+
 /// Reason why a process does not report the state of its NIC.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
