@@ -50,7 +50,7 @@ pub enum Silence {
     #[error("the process did not answer within {0:?}")]
     Timeout(Duration),
     /// The process answered with something else.
-    #[error("the process sent no valid state: {0}")]
+    #[error("the process sent no valid state, perhaps because it runs another version of urxe: {0}")]
     Invalid(String),
     /// The process could not be asked.
     #[error("the process could not be asked: {0}")]

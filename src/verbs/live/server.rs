@@ -80,7 +80,10 @@ impl Drop for LiveServer {
         self.names.unbind(&self.name);
         // The write fails only when the counter is full, and then the thread ends anyway.
         let _ = self.end.write(1);
-        let _ = thread.join();
+        // `faults` may hold what the server is part of, so that this may be the thread itself.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
         if let SocketNames::Private(directory) = &self.names {
             socket_dir::try_remove(directory);
         }
