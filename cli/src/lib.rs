@@ -8,9 +8,11 @@ mod devinfo;
 mod doctor;
 mod environment;
 mod error;
+mod fault_counts;
 pub mod interrupt;
 pub mod json;
 pub mod link;
+mod live;
 mod log;
 mod nic_args;
 mod oob;
@@ -18,11 +20,13 @@ pub mod oob_handshake;
 mod packet_text;
 mod perf;
 mod pingpong;
+mod ps;
 mod run;
 mod serve;
 mod shell;
 mod size;
 mod spin;
+mod top;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
@@ -62,6 +66,7 @@ Examples:
   urxe pingpong --link udp:10.0.0.1  run a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     run an endpoint for READ, WRITE, SEND and atomics
   urxe run -- ib_write_bw            run a libibverbs program on urxe
+  urxe top                           watch the NICs of this host: what they do, and what they wait for
   urxe help serve                    describe a command and its options
   urxe help links                    describe --link; `urxe help faults` describes --fault
 
@@ -80,10 +85,14 @@ enum Command {
     Env(run::Env),
     Perf(perf::PerfArgs),
     Pingpong(pingpong::PingpongArgs),
+    Ps(ps::Ps),
     Run(run::Run),
     Serve(serve::Serve),
+    Top(top::Top),
     #[command(hide = true)]
     Broker(broker::Broker),
+    #[command(hide = true)]
+    FaultCounts(fault_counts::FaultCounts),
     #[command(hide = true)]
     PackageFiles(shell::PackageFiles),
     /// Links of NICs
@@ -118,8 +127,11 @@ pub fn main(libraries: Libraries) -> ExitCode {
             *interrupt = Interrupt::install()?;
             pingpong::run(&args, interrupt)
         }
+        Command::Ps(ps) => ps.run(),
         Command::Serve(serve) => serve.run(),
+        Command::Top(top) => top.run(),
         Command::Broker(broker) => broker.run(),
+        Command::FaultCounts(counts) => counts.run(),
         Command::PackageFiles(files) => files.run(Cli::command()),
         Command::Links => Ok(io::Write::write_all(&mut io::stdout(), LINKS.as_bytes())?),
         Command::Faults => Ok(io::Write::write_all(&mut io::stdout(), FAULTS.as_bytes())?),

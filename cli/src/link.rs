@@ -26,7 +26,8 @@ use urxe::middleware::faults::{Direction, FaultCounters, FaultCounts, FaultSeeds
 use urxe::middleware::qlog::{QlogError, QlogFile};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::faults::{Fault, FaultCount};
-use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
+use urxe::verbs::live::LiveServer;
+use urxe::verbs::{AckTimeout, ConnectOptions, Context, ContextOptions, DeviceNames, Gid, Mtu, Personality};
 
 /// Options of commands that open a NIC and connect its queue pairs.
 #[derive(Args, Clone)]
@@ -66,6 +67,8 @@ struct Opened {
     faults: Vec<FaultCounters>,
     /// Seeds of random faults.
     seeds: Option<FaultSeeds>,
+    /// Servers of the NICs' state for `urxe ps` and `urxe top`.
+    live: Vec<LiveServer>,
     /// NICs with fault rules, whose retransmission counters the fault report includes.
     faulty: Vec<Context>,
 }
@@ -158,7 +161,21 @@ impl LinkArgs {
             when => sharing(when, self.nic.any_user)?.bind(&link, shards, offload)?,
         };
         let links = self.wrap_all(links, &link.to_string());
-        self.checked(Context::open_shards(links, &self.context_options())?)
+        let context = self.checked(Context::open_shards(links, &self.context_options())?)?;
+        self.serve_live(&context);
+        Ok(context)
+    }
+
+    /// Serves the state of a NIC. The command works without that, if it is not possible.
+    fn serve_live(&self, context: &Context) {
+        let (opened, nic) = (Arc::downgrade(&self.opened), context.device_faults());
+        let faults = move || {
+            let packets = opened.upgrade().map(|opened| FaultCounters::sum(&opened.lock().faults));
+            packets.unwrap_or_default().into_iter().chain(nic.counts()).collect()
+        };
+        let mut opened = self.opened.lock();
+        let name = DeviceNames::default().name(opened.live.len());
+        opened.live.extend(LiveServer::start(context, &name, faults).ok());
     }
 
     /// Opens a NIC on a new port of a fabric, with the configured capture and fault rules. `name` is the

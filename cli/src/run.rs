@@ -88,6 +88,11 @@ pub struct DeviceArgs {
     /// Such as an infinite timeout; a warning of each kind is printed to standard error once.
     #[arg(long)]
     no_warnings: bool,
+    /// Do not show the program in `urxe ps` and `urxe top`
+    ///
+    /// The library then starts no thread that serves the state of the devices.
+    #[arg(long)]
+    no_live: bool,
     /// Give ports a LID, for programs for InfiniBand
     ///
     /// The LID is the last 16 bits of the address, and addresses devices whose addresses differ in these
@@ -218,6 +223,7 @@ variables! {
     "URXE_PERSONALITY" = "CLASS", "personality": |args, _| args.nic.personality.map(|class| class.name.into());
     "URXE_NAME" = "NAME", "name": |args, _| args.name.as_ref().map(|names| names.name(0).into());
     "URXE_WARNINGS" = "1", "no_warnings": |args, _| (!args.no_warnings).then(|| "1".into());
+    "URXE_LIVE" = "0", "no_live": |args, _| args.no_live.then(|| "0".into());
     "URXE_LID_ROUTING" = "1", "lid_routing": |args, _| args.lid_routing.then(|| "1".into());
     "URXE_DMA_BUF" = "1", "dma_buf": |args, _| args.dma_buf.then(|| "1".into());
     "URXE_PROGRAM" = "FILE", "The urxe executable, which shares addresses among programs.":

@@ -7,6 +7,7 @@ use urxe::middleware::faults::FaultSeeds;
 use urxe::verbs::faults::{Call, CallFaults, Fault, FaultCount};
 
 use crate::env::{faults, seed};
+use crate::fault_watch;
 
 /// Faults of the process, and the PID of the process that read them: a forked child does not report the
 /// counts of its parent.
@@ -16,6 +17,9 @@ fn active() -> Option<&'static (CallFaults, u32)> {
     let read = || {
         // A setting that cannot be read is reported when the devices are listed.
         let calls = Fault::call_faults(&faults().ok()?);
+        if !calls.is_empty() {
+            fault_watch::start();
+        }
         Some((CallFaults::new(calls, seeds().seed())?, std::process::id()))
     };
     FAULTS.get_or_init(read).as_ref()

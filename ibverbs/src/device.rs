@@ -18,12 +18,14 @@ use urxe::middleware::qlog::{QlogError, QlogFile};
 use urxe::verbs::Retransmissions;
 use urxe::verbs::errors::OpenError;
 use urxe::verbs::faults::{DeviceFaults, Fault, FaultCount};
+use urxe::verbs::live::LiveServer;
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, Personality, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::call_faults;
 use crate::counters::Publisher;
 use crate::env::{Settings, variable};
+use crate::fault_watch;
 use crate::log::warn;
 use crate::object::{FfiCell, FfiObject, ffi_object};
 
@@ -80,6 +82,8 @@ struct FaultStats {
 struct OpenNic {
     nic: WeakContext,
     publisher: Option<Publisher>,
+    /// Server of the NIC's state for `urxe ps` and `urxe top`.
+    live: Option<LiveServer>,
     process: u32,
 }
 
@@ -205,6 +209,7 @@ extern "C" fn exit() {
         }
     }
     report_faults();
+    FaultCount::set_reported();
     end_files();
 }
 
@@ -315,12 +320,35 @@ impl Device {
         // publisher inherited from the parent process is leaked, because its lock may be held by a thread
         // that does not exist here.
         match opened.take() {
-            Some(inherited) if inherited.process != process => std::mem::forget(inherited.publisher),
+            Some(inherited) if inherited.process != process => {
+                std::mem::forget((inherited.publisher, inherited.live));
+            }
             previous => drop(previous),
         }
         let publisher = Publisher::start(&sysfs(), &self.name, &nic);
-        *opened = Some(OpenNic { nic: nic.downgrade(), publisher, process });
+        let live = self.settings.live.then(|| self.serve_live(&nic)).flatten();
+        *opened = Some(OpenNic { nic: nic.downgrade(), publisher, live, process });
         Ok(nic)
+    }
+
+    /// Serves the state of the NIC. The device works without that, if it is not possible.
+    fn serve_live(&self, nic: &Nic) -> Option<LiveServer> {
+        let name = self.name.clone();
+        let faults = move || match all().iter().find(|device| device.name == name) {
+            Some(device) => device.fault_counts(),
+            None => Vec::new(),
+        };
+        LiveServer::start(nic, &self.name, faults).ok()
+    }
+
+    /// Returns the counts of the faults of the device's NICs, and of those on calls; none if they are locked.
+    fn fault_counts(&self) -> Vec<FaultCount> {
+        let Some(stats) = self.fault_stats.try_lock().filter(|stats| stats.process == std::process::id())
+        else {
+            return Vec::new();
+        };
+        let objects = FaultCount::sum(stats.objects.iter().flat_map(|faults| faults.counts()));
+        FaultCounters::sum(&stats.counters).into_iter().chain(call_faults::counts()).chain(objects).collect()
     }
 
     /// Calls `f` with the publisher of the NIC's counters, if this process has one.
@@ -338,7 +366,7 @@ impl Device {
             && opened.process == std::process::id()
             && !opened.nic.is_open()
         {
-            opened.publisher = None;
+            (opened.publisher, opened.live) = (None, None);
         }
     }
 
@@ -368,6 +396,9 @@ impl Device {
             Some(sharing) => sharing.bind(link, settings.shards, settings.offload)?,
         };
         prepare_for_exit();
+        if !settings.faults.is_empty() {
+            fault_watch::start();
+        }
         let (capture, qlog) = (capture(settings)?, qlog(settings)?);
         let faults = Fault::packet_rules(&settings.faults);
         let seeds = call_faults::seeds().clone();

@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     pub dma_buf: bool,
     /// `URXE_LID_ROUTING`: whether the port has a LID, by which programs for InfiniBand address neighbours.
     pub lid_routing: bool,
+    /// `URXE_LIVE`: whether `urxe ps` and `urxe top` show the devices; true if unset.
+    pub live: bool,
     /// `URXE_EXPLAIN`: whether failed work requests are explained on standard error.
     pub explain: bool,
     /// Sharing of addresses with other processes, of any user if `URXE_ANY_USER` is 1, through the `urxe`
@@ -98,6 +100,7 @@ impl Settings {
             warnings: flag("URXE_WARNINGS")?.unwrap_or(false),
             dma_buf: flag("URXE_DMA_BUF")?.unwrap_or(false),
             lid_routing: flag("URXE_LID_ROUTING")?.unwrap_or(false),
+            live: flag("URXE_LIVE")?.unwrap_or(true),
             explain: flag("URXE_EXPLAIN")?.unwrap_or(false),
             sharing: sharing()?,
         })
@@ -120,7 +123,7 @@ pub(crate) fn seed() -> Result<Option<u64>, String> {
 
 /// Returns how addresses are shared, as specified by `URXE_PROGRAM`, `URXE_ANY_USER` and
 /// `URXE_SHARED_MEMORY`.
-fn sharing() -> Result<Option<Sharing>, String> {
+pub(crate) fn sharing() -> Result<Option<Sharing>, String> {
     // Made absolute, as the broker (`urxe broker`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = flag("URXE_ANY_USER")?.unwrap_or(false);

@@ -43,6 +43,7 @@ mod errno;
 mod event;
 mod event_objects;
 mod explain;
+mod fault_watch;
 mod live_objects;
 mod log;
 mod mr;

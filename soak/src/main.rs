@@ -5,6 +5,7 @@
 mod connection;
 mod exchange;
 mod plan;
+mod progress;
 mod report;
 mod schedule;
 mod supervisor;

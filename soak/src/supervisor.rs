@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::progress::Progress;
 use super::report::{Incarnation, Ledger, Report, Totals};
 use super::schedule::{Disturbance, schedule};
 use super::usage::Monitor;
@@ -27,9 +28,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Interval between measurements of memory, threads and descriptors.
 const MEASURING_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Interval at which progress is shown on a terminal.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum wait for a report, which limits the delay of disturbances and in noticing Ctrl-C.
 const TICK: Duration = Duration::from_millis(10);
@@ -195,7 +193,7 @@ impl Supervisor {
     fn disturb(&mut self, begin: Instant, time: Duration, interrupt: &Interrupt) -> Result<(), String> {
         let mut schedule = schedule(self.summary.seed, self.workers.len() as u64).peekable();
         let (mut measured, mut shown) = (begin, begin);
-        let shows_progress = io::stderr().is_terminal();
+        let progress = Progress::new(time);
         while begin.elapsed() < time && !interrupt.is_set() {
             self.receive(TICK)?;
             if let Some((_, disturbance)) = schedule.next_if(|(at, _)| begin.elapsed() >= *at) {
@@ -206,16 +204,13 @@ impl Supervisor {
                 measured = Instant::now();
                 self.measure()?;
             }
-            if shows_progress && shown.elapsed() >= PROGRESS_INTERVAL {
+            if shown.elapsed() >= progress.interval() {
                 shown = Instant::now();
                 let messages: u64 = self.totals.values().map(|totals| totals.messages).sum();
-                let (now, end, kills) = (begin.elapsed().as_secs(), time.as_secs(), self.summary.kills);
-                eprint!("\r{now} of {end} s, {messages} messages, {kills} kills ");
+                progress.show(begin.elapsed(), messages, self.summary.kills);
             }
         }
-        if shows_progress {
-            eprintln!();
-        }
+        progress.end();
         Ok(())
     }
 

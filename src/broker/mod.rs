@@ -91,6 +91,8 @@ use std::path::PathBuf;
 
 use crate::link::udp::BindAddr;
 pub use crate::rings::SharedMemory;
+#[doc(hidden)]
+pub use client::start_detached;
 pub use client::{SharedUdpLink, SharingError};
 pub use server::{ServeError, serve};
 pub use status::{BrokerStatus, statuses};

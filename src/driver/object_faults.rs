@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::nic::PortSpeed;
+use crate::sys::tally::Tally;
 use crate::transport::{AsyncEvent, Counters, CqId, Instant};
 use crate::wire::{Gid, Qpn, RKey};
 
@@ -101,26 +102,26 @@ pub(super) enum Changed {
 #[derive(Debug)]
 pub(crate) struct ActiveObjectFault {
     pub fault: ObjectFault,
-    matched: AtomicU64,
-    struck: AtomicU64,
+    tally: Tally,
     /// Changes by the fault, with their times, from which the failure of a queue pair is explained.
     changes: Mutex<Vec<(Instant, Changed)>>,
 }
 
 impl ActiveObjectFault {
     pub fn new(fault: ObjectFault) -> ActiveObjectFault {
-        ActiveObjectFault { fault, matched: 0.into(), struck: 0.into(), changes: Mutex::default() }
+        let tally = Tally::new(&fault.text, "object");
+        ActiveObjectFault { fault, tally, changes: Mutex::default() }
     }
 
     /// Returns the number of objects found, and of those changed.
     pub fn counts(&self) -> (u64, u64) {
-        (self.matched.load(Ordering::Relaxed), self.struck.load(Ordering::Relaxed))
+        (self.tally.matched().load(Ordering::Relaxed), self.tally.struck().load(Ordering::Relaxed))
     }
 
     /// Counts an object that was found, and whether it was changed.
     pub fn count(&self, is_changed: bool) {
-        self.matched.fetch_add(1, Ordering::Relaxed);
-        self.struck.fetch_add(is_changed.into(), Ordering::Relaxed);
+        self.tally.matched().fetch_add(1, Ordering::Relaxed);
+        self.tally.struck().fetch_add(is_changed.into(), Ordering::Relaxed);
     }
 
     /// Records what the fault has changed.

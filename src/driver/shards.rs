@@ -20,6 +20,8 @@ use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
+#[cfg(feature = "live")]
+use crate::transport::Instant;
 use crate::transport::{Congestion, Counters};
 use crate::wire::{Gid, Qpn};
 
@@ -195,6 +197,15 @@ impl Shards {
                 sum
             })
         })
+    }
+
+    /// Runs `f` with each shard's NIC and link in turn, except those whose lock is held for longer than `timeout`. Returns
+    /// whether there were none of these.
+    #[cfg(feature = "live")]
+    pub fn for_each_within(&self, timeout: Duration, mut f: impl FnMut(&mut ShardState, Instant)) -> bool {
+        let run = |shard: &Arc<Shard>| shard.with_state_within(timeout, &mut f).is_some();
+        let complete: Vec<bool> = self.all.iter().map(run).collect();
+        !complete.contains(&false)
     }
 
     /// Replaces the congestion control of all shards. Returns false if any shard's lock is held for longer

@@ -58,6 +58,7 @@ impl NotificationPoints {
             CnpScope::AddressPair => self.is_pair_due((flow.dst, flow.src), now, interval),
         };
         if due {
+            entry.qp.count(|c| c.np_cnp_sent += 1);
             // Not ECN-capable: the lowest two bits are 0.
             let traffic_class = (congestion.get(CongestionParameter::CnpDscp) << 2) as u8;
             let vlan_priority = Some(congestion.get(CongestionParameter::Cnp8021pPrio) as u8);

@@ -336,6 +336,14 @@ impl Nic {
         entries.find(|e| e.qp.lacks_receives()).map(|e| e.qp.qpn())
     }
 
+    /// Returns the state of all queue pairs.
+    #[cfg(feature = "live")]
+    pub fn snapshots(&self, now: Instant) -> Vec<crate::transport::QpSnapshot> {
+        let receives = |id: SrqId| self.srqs.get(id).map_or(0, SharedReceives::len);
+        let snapshot = |e: &table::Entry| e.qp.snapshot(now, e.srq.map(receives), &self.config.tuning);
+        self.table.iter().map(snapshot).collect()
+    }
+
     /// Returns the state of a queue pair; `None` if there is no such queue pair.
     pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
         self.table.get(qpn).map(|e| e.qp.state())

@@ -160,10 +160,12 @@ fn find_qp<'t>(
     if entry.qp.qp_type().is_connected() {
         if entry.qp.flow().is_none() {
             c.rx_wrong_state += 1;
+            entry.qp.count(|c| c.rx_wrong_state += 1);
             return None;
         }
         let Some(known) = entry.qp.classify_path(flow) else {
             c.rx_wrong_source += 1;
+            entry.qp.count(|c| c.rx_wrong_source += 1);
             return None;
         };
         via = known;
@@ -172,6 +174,7 @@ fn find_qp<'t>(
     }
     if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
         c.rx_pkey_violation += 1;
+        entry.qp.count(|c| c.rx_pkey_violation += 1);
         return None;
     }
     Some((entry, via))
@@ -271,7 +274,7 @@ impl Nic {
         // itself.
         // An observer is told of each dropped packet.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.receiver().is_none();
-        let mut accepted = 1;
+        let (mut accepted, unread) = (1, packets.rest.len());
         // After a refused run, the packets are not searched for further ones: the search compares all packets
         // that are left.
         let mut accepts_runs = true;
@@ -297,8 +300,12 @@ impl Nic {
             }
         }
         entry.qp.end_packets(&mut env);
+        let others = behind.as_ref().map_or(0, Packet::wire_len);
+        let bytes = packet.wire_len() + unread - packets.rest.len() - others;
+        entry.qp.traffic.on_received(accepted, bytes, now);
         if flow.ecn() == Ecn::Ce {
             env.counters.np_ecn_marked_roce_packets += accepted;
+            entry.qp.count(|c| c.np_ecn_marked_roce_packets += accepted);
             if let Some(scope) = self.config.personality.quirks.cnp_scope {
                 let congestion = &self.config.tuning.congestion.control;
                 self.notifications.on_marked(now, flow, via, entry, scope, congestion);

@@ -42,7 +42,8 @@ impl Nic {
             && let Some((qpn, unblocked)) = self.next_turn()
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
-            let before = tx.packets();
+            let (before, bytes_before) = (tx.packets(), tx.bytes());
+            let retransmitted = self.state.counters.retransmitted_pkts;
             match unblocked {
                 true => entry.share.waits = false,
                 false => entry.queued = false,
@@ -56,6 +57,8 @@ impl Nic {
             }
             env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(turn, &mut env);
+            let retransmitted = self.state.counters.retransmitted_pkts - retransmitted;
+            entry.qp.traffic.on_sent(tx.packets() - before, tx.bytes() - bytes_before, retransmitted, now);
             self.peers.settle_turn(entry);
             self.outputs.add(&mut self.state, entry, &self.srqs);
             if more {

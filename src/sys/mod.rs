@@ -18,4 +18,5 @@ pub mod rng;
 pub(crate) mod setters;
 pub(crate) mod shared_words;
 pub mod signals;
+pub mod tally;
 pub mod thread;

@@ -99,8 +99,8 @@ impl Connection {
     /// Resets all attributes to their values at creation (transition to RESET).
     pub fn reset(&mut self) {
         let (init, op_counters) = (self.made_with, std::mem::take(&mut self.op_counters));
-        let observer = self.observer.restarted();
-        *self = Connection { op_counters, observer, ..Connection::new(&init, self.qpn) };
+        let (history, observer) = (self.history.renewed(), self.observer.restarted());
+        *self = Connection { op_counters, history, observer, ..Connection::new(&init, self.qpn) };
     }
 
     /// Returns a SEND completion with the given status and no data, as a template for other completions.

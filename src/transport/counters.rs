@@ -120,6 +120,63 @@ counters! {
     }
 }
 
+counters! {
+    /// Counters of a queue pair since it was created. A counter of [`Counters`] has the same name.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
+    QpCounters {
+        /// Packets sent.
+        sent_pkts,
+        /// Packets received for the queue pair.
+        rcvd_pkts,
+        /// Bytes sent, counted from the BTH through the ICRC.
+        sent_bytes,
+        /// Bytes received, counted from the BTH through the ICRC.
+        rcvd_bytes,
+        /// Packets retransmitted after a loss or a timeout.
+        retransmitted_pkts,
+        /// Tail loss probes sent.
+        ack_probe,
+        /// Local ACK timeouts.
+        local_ack_timeout_err,
+        /// Sequence error NAKs received.
+        rcvd_seq_err,
+        /// Missing responses (implied NAKs).
+        implied_nak_seq_err,
+        /// RNR NAKs received, without those that arrived during an RNR wait.
+        rcvd_rnr_err,
+        /// NAKs received that are fatal.
+        req_remote_err,
+        /// Sequence error NAKs sent: gaps in the requests of the peer.
+        sent_seq_err,
+        /// RNR NAKs sent.
+        send_rnr_err,
+        /// NAKs sent that are fatal to the peer's queue pair.
+        sent_nak_err,
+        /// Congestion notification packets (CNPs) received and handled by congestion control.
+        rp_cnp_handled,
+        /// CNPs received that congestion control ignores.
+        rp_cnp_ignored,
+        /// Congestion notification packets sent.
+        np_cnp_sent,
+        /// Packets received with the mark "congestion experienced".
+        np_ecn_marked_roce_packets,
+        /// Packets of a UC peer that did not arrive: the sum of the gaps in their PSNs.
+        rx_missing,
+        /// Packets of unreliable services dropped because no receive was posted or the next one was too short.
+        rx_no_receive,
+        /// Packets of unreliable services dropped because their message was incomplete or not permitted.
+        rx_dropped_message,
+        /// Packets dropped because the queue pair was not ready to receive.
+        rx_wrong_state,
+        /// Packets dropped because the source address is not the connected peer's.
+        rx_wrong_source,
+        /// Packets dropped because of a partition key mismatch.
+        rx_pkey_violation,
+        /// Packets dropped because of a queue key mismatch.
+        rx_qkey_violation,
+    }
+}
+
 impl Counters {
     /// Returns the number of malformed packets dropped: truncated, wrongly padded, of an unknown
     /// header version, or with an unassigned opcode.

@@ -8,10 +8,10 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::Instant;
 use super::failure::{Failure, LocalCheck, PastEvent};
 use super::slow_event::{EventKind, SlowEvent};
-use crate::wire::Psn;
+use super::{Instant, QpCounters};
+use crate::wire::{NakCode, Psn};
 
 /// Number of events that a queue pair remembers: more than a work request with 7 retries causes.
 const EVENTS: usize = 24;
@@ -31,6 +31,8 @@ struct Records {
     /// Index of the work request that failed a local check, and that check.
     failed_check: Option<(u64, LocalCheck)>,
     failure: Option<Box<Failure>>,
+    /// Counters of slow events and dropped packets.
+    counters: QpCounters,
 }
 
 impl History {
@@ -49,7 +51,8 @@ impl History {
     #[cold]
     pub fn record(&self, at: Instant, psn: Psn, sent: Option<Instant>, kind: EventKind) {
         let merges = !matches!(kind, EventKind::AckTimeout { .. });
-        self.with(|Records { events, .. }| {
+        self.with(|Records { events, counters, .. }| {
+            count(kind, counters);
             let recent = events.len().saturating_sub(RECENT);
             if let Some(same) = events.range_mut(recent..).find(|e| merges && e.kind == kind && e.psn == psn)
             {
@@ -61,6 +64,27 @@ impl History {
             }
             events.push_back(SlowEvent { at, psn, times: 1, sent, kind });
         });
+    }
+
+    /// Counts a slow event or a dropped packet.
+    #[cold]
+    pub fn count(&self, count: impl FnOnce(&mut QpCounters)) {
+        self.with(|records| count(&mut records.counters));
+    }
+
+    /// Returns the counters of slow events and dropped packets.
+    pub fn counters(&self) -> QpCounters {
+        self.with(|records| records.counters)
+    }
+
+    /// Returns an empty history, for a queue pair that is reset, with the counters of this one.
+    pub fn renewed(&self) -> History {
+        let history = History::default();
+        let counters = self.counters();
+        if counters != QpCounters::default() {
+            history.count(|new| *new = counters);
+        }
+        history
     }
 
     /// Returns the remembered events, oldest first, with times before a failure at `failed`.
@@ -104,6 +128,24 @@ impl History {
     pub fn forget_failure(&self) {
         self.with(|records| records.failure = None);
     }
+}
+
+/// Counts a slow event. Local ACK timeouts and NAKs are rare compared with packets, so that this costs nothing on the
+/// data path.
+fn count(kind: EventKind, counters: &mut QpCounters) {
+    let counter = match kind {
+        EventKind::StateChange { .. } | EventKind::Resent { .. } => return,
+        EventKind::AckTimeout { .. } => &mut counters.local_ack_timeout_err,
+        EventKind::Probe => &mut counters.ack_probe,
+        EventKind::SequenceNak => &mut counters.rcvd_seq_err,
+        EventKind::MissingResponse => &mut counters.implied_nak_seq_err,
+        EventKind::RnrNak { .. } => &mut counters.rcvd_rnr_err,
+        EventKind::Nak(_) => &mut counters.req_remote_err,
+        EventKind::NakSent(NakCode::PsnSequenceError) => &mut counters.sent_seq_err,
+        EventKind::NakSent(_) => &mut counters.sent_nak_err,
+        EventKind::RnrNakSent(_) => &mut counters.send_rnr_err,
+    };
+    *counter += 1;
 }
 
 impl fmt::Debug for History {

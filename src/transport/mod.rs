@@ -40,9 +40,12 @@ mod send_wr;
 pub mod service;
 mod sge_list;
 mod slow_event;
+#[cfg(feature = "live")]
+mod snapshot;
 mod srq;
 pub mod state;
 mod time;
+mod traffic;
 mod tuning;
 mod work;
 
@@ -59,7 +62,7 @@ pub use congestion::{
     Rate,
 };
 pub use connection::PathMatch;
-pub use counters::{Counters, Retransmissions};
+pub use counters::{Counters, QpCounters, Retransmissions};
 pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
@@ -81,6 +84,8 @@ pub use recovery::TimerDeferral;
 pub use send_slots::PolledSends;
 pub use send_wr::SendWr;
 pub use slow_event::EventKind;
+#[cfg(feature = "live")]
+pub use snapshot::{PeerSnapshot, QpSnapshot};
 pub use srq::SharedReceives;
 #[cfg(feature = "unstable-internals")]
 pub use state::AttrMask;
@@ -88,6 +93,7 @@ pub use state::{
     AddressError, AddressVector, AlternatePath, MigrationState, ModifyError, QpAttr, QpState, QpType,
 };
 pub use time::{Instant, earliest};
+pub use traffic::Traffic;
 pub use tuning::{PacingLimits, PeerWindow, Tuning};
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, PostListError, RecvWr, RemoteAddr,

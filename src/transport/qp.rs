@@ -10,8 +10,8 @@ use super::slow_event::EventKind;
 use super::{
     AddressVector, AsyncEvent, AttachCounterError, CompCounter, Completion, CountedOps, Counters,
     Destination, EarlySends, Env, Failure, FailureCause, Instant, ModifyError, Output, PolledSends,
-    PortAddresses, PostError, PostListError, QpAttr, QpInit, QpState, QpType, RecvWr, SendWr, Tuning,
-    WcOpcode, WcStatus, earliest, state,
+    PortAddresses, PostError, PostListError, QpAttr, QpCounters, QpInit, QpState, QpType, RecvWr, SendWr,
+    Traffic, Tuning, WcOpcode, WcStatus, earliest, state,
 };
 use crate::burst::{BurstLimits, PayloadRun, PeerPath};
 use crate::wire::{Flow, Operation, Packet, Qpn, Transport};
@@ -37,14 +37,16 @@ pub enum Pending {
 pub struct QueuePair {
     pub(super) conn: Connection,
     pub(super) requester: Requester,
-    responder: Responder,
-    pacer: Pacer,
+    pub(super) responder: Responder,
+    pub(super) pacer: Pacer,
     /// Whether the pacer lets requests precede READ responses, because responses were sent last.
     requests_first: bool,
     /// Whether a packet has arrived since the transition to RTR.
     established: bool,
     /// Whether the application asked to be notified when the send queue has drained.
     drain_notify: bool,
+    /// Packets sent and received, which the NIC counts.
+    pub traffic: Traffic,
 }
 
 impl QueuePair {
@@ -58,12 +60,19 @@ impl QueuePair {
             requests_first: false,
             established: false,
             drain_notify: false,
+            traffic: Traffic::default(),
         }
     }
 
     /// Sets the observer of the queue pair.
     pub fn set_observer(&mut self, observer: Observer) {
         self.conn.observer = observer;
+    }
+
+    /// Counts a slow event or a dropped packet.
+    #[cold]
+    pub fn count(&self, count: impl FnOnce(&mut QpCounters)) {
+        self.conn.history.count(count);
     }
 
     /// Returns the queue pair number (QPN).
@@ -422,10 +431,12 @@ impl QueuePair {
         };
         if !ready {
             env.counters.rx_wrong_state += 1;
+            self.count(|c| c.rx_wrong_state += 1);
             return;
         }
         if !self.note_migration(packet.bth().mig_req, via, env) {
             env.counters.rx_wrong_source += 1;
+            self.count(|c| c.rx_wrong_source += 1);
             return;
         }
         if !self.established {
@@ -536,8 +547,14 @@ impl QueuePair {
     pub fn handle_cnp(&mut self, now: Instant, tuning: &Tuning, counters: &mut Counters) {
         let is_sender = is_receiving(self.conn.state);
         match is_sender && self.requester.congestion.on_cnp(now, &tuning.congestion) {
-            true => counters.rp_cnp_handled += 1,
-            false => counters.rp_cnp_ignored += 1,
+            true => {
+                counters.rp_cnp_handled += 1;
+                self.count(|c| c.rp_cnp_handled += 1);
+            }
+            false => {
+                counters.rp_cnp_ignored += 1;
+                self.count(|c| c.rp_cnp_ignored += 1);
+            }
         }
     }
 

@@ -25,6 +25,8 @@ pub mod explain;
 pub mod faults;
 mod gsi;
 mod identity;
+#[cfg(feature = "live")]
+pub mod live;
 pub mod memory;
 mod mr;
 mod mw;

@@ -7,6 +7,7 @@ mod cli_perf;
 mod connection_manager;
 mod decode;
 mod doctor;
+mod live;
 mod preload;
 mod qlog;
 mod shards;

@@ -15,6 +15,7 @@ mod documents;
 mod explain;
 mod faults;
 mod libfabric;
+mod live;
 mod loaders;
 mod memcheck;
 mod nccl_calls;

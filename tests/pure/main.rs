@@ -19,6 +19,7 @@ mod layout;
 mod limits;
 mod link_allocations;
 mod link_frames;
+mod live;
 mod marked_packets;
 mod model;
 mod pcaps;

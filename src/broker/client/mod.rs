@@ -5,7 +5,7 @@
 //! | [`shared_link`] | [`SharedUdpLink`], the link of a process |
 //! | [`lease`] | lease on QPN partitions, and the thread that reattaches to a new broker |
 //! | [`connection`] | search for the broker, requests |
-//! | [`spawn`] | start of a broker |
+//! | [`spawn`] | start of a broker, and of other commands |
 //! | [`service_registry`] | registered services, and the MADs that the broker forwards for them |
 
 mod connection;
@@ -20,6 +20,7 @@ use std::net::IpAddr;
 use crate::link::BindError;
 use crate::link::udp::UdpLinkError;
 pub use shared_link::SharedUdpLink;
+pub use spawn::start_detached;
 
 /// Reason for which an address could not be shared.
 #[derive(Debug, thiserror::Error)]

@@ -1,9 +1,10 @@
-//! Start of the broker as a detached process, from any program.
+//! Start of the broker, and of other commands of `urxe`, as a detached process, from any program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::{self, PipeReader, Read};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 use std::time::Instant;
 
@@ -39,21 +40,36 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
         let reason = format!("{} is not a program", sharing.program.display());
         return Err(io::Error::new(io::ErrorKind::NotFound, reason));
     }
-    let program = CString::new(sharing.program.as_os_str().as_bytes())?;
     let option = any_user.then_some("--any-user");
-    let arguments = ["urxe", "broker", address].into_iter().chain(option);
+    let (stderr, writer) = io::pipe()?;
+    rustix::io::ioctl_fionbio(&stderr, true)?;
+    let arguments = ["broker", address].into_iter().chain(option);
+    start_detached(&sharing.program, arguments, [None, None, Some(writer.as_fd())])?;
+    Ok(StartedBroker { at: Instant::now(), stderr, text: Vec::new() })
+}
+
+/// Starts a process of the `urxe` program that outlives this process and is not its child. It gets `arguments`, and the
+/// given descriptors, or /dev/null, as standard input, output and error, but nothing else of this process.
+///
+/// # Errors
+/// If a process cannot be created; the new process reports itself that the program cannot be executed.
+pub fn start_detached<'a>(
+    program: &Path,
+    arguments: impl Iterator<Item = &'a str>,
+    stdio: [Option<BorrowedFd<'_>>; 3],
+) -> io::Result<()> {
+    let program = CString::new(program.as_os_str().as_bytes())?;
+    let arguments = std::iter::once("urxe").chain(arguments);
     let arguments: Vec<CString> = arguments.map(CString::new).collect::<Result<_, _>>()?;
     let mut arguments: Vec<*const c_char> = arguments.iter().map(|a| a.as_ptr()).collect::<Vec<_>>();
     arguments.push(ptr::null());
-    let (stderr, writer) = io::pipe()?;
-    rustix::io::ioctl_fionbio(&stderr, true)?;
     let stacks = [(); 2].map(|()| vec![0u128; STACK / size_of::<u128>()]);
     let [mut first, mut second] = stacks;
     let launch = Launch {
         clone: system_clone(),
         program: program.as_ptr(),
         arguments: arguments.as_ptr(),
-        stderr: writer.as_raw_fd(),
+        stdio: stdio.map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd())),
         stack: second.as_mut_ptr_range().end.cast(),
     };
     // A signal handler of the program must not run in a child, which shares the memory of this process.
@@ -68,8 +84,7 @@ pub fn spawn_broker(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
     if child == -1 {
         return Err(error);
     }
-    wait_for(child)?;
-    Ok(StartedBroker { at: Instant::now(), stderr, text: Vec::new() })
+    wait_for(child)
 }
 
 /// Stack size of each child, in bytes.
@@ -80,8 +95,8 @@ struct Launch {
     clone: Clone,
     program: *const c_char,
     arguments: *const *const c_char,
-    /// Descriptor that becomes standard error.
-    stderr: c_int,
+    /// Descriptors that become standard input, output and error; -1 for /dev/null.
+    stdio: [c_int; 3],
     /// Upper end of the grandchild's stack, which grows downwards.
     stack: *mut c_void,
 }
@@ -120,7 +135,7 @@ fn wait_for(child: c_int) -> io::Result<()> {
         match waitpid(Pid::from_raw(child), Some(WaitPidFlag::__WALL)) {
             Err(Errno::EINTR) => {}
             Ok(WaitStatus::Exited(_, 0)) => return Ok(()),
-            Ok(_) => return Err(io::Error::other("the child process could not start the broker")),
+            Ok(_) => return Err(io::Error::other("the child process could not start another")),
             Err(e) => return Err(e.into()),
         }
     }
@@ -129,18 +144,18 @@ fn wait_for(child: c_int) -> io::Result<()> {
 /// Runs in the child. Starts the grandchild, for which no process waits, and exits.
 extern "C" fn start_grandchild(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
-    // SAFETY: `launch` points to the `Launch` of `spawn_broker`, whose thread is suspended until this child
+    // SAFETY: `launch` points to the `Launch` of `start_detached`, whose thread is suspended until this child
     // has ended, and the grandchild has the stack at `stack` to itself.
-    let grandchild = unsafe { clone_without_sigchld(exec_broker, (*launch).stack, launch) };
+    let grandchild = unsafe { clone_without_sigchld(exec_program, (*launch).stack, launch) };
     c_int::from(grandchild == -1)
 }
 
-/// Grandchild: executes the broker.
-extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
+/// Grandchild: executes the program.
+extern "C" fn exec_program(launch: *mut c_void) -> c_int {
     // SAFETY: `launch` is valid as in `start_grandchild`. Everything else is system calls with numbers, and
     // with pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
     unsafe {
-        let Launch { program, arguments, stderr, .. } = *launch.cast::<Launch>();
+        let Launch { program, arguments, stdio, .. } = *launch.cast::<Launch>();
         libc::setsid();
         // Resets all signal handlers: those of the program must not run here. By direct system call, because
         // this process shares the program's memory, where the preloaded library's `signal` records the
@@ -158,10 +173,11 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
-        // Closes all descriptors of the program: a reader of its pipe must not have to wait for the broker.
-        let stderr = libc::fcntl(stderr, libc::F_DUPFD, 3);
+        // Closes all descriptors of the program: a reader of its pipe must not have to wait for this process.
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
-        for (from, to) in [(null, 0), (null, 1), (stderr, 2)] {
+        // Above 2 first, where the next one does not replace them.
+        let copies = stdio.map(|fd| libc::fcntl(if fd == -1 { null } else { fd }, libc::F_DUPFD, 3));
+        for (from, to) in copies.into_iter().zip(0..) {
             libc::dup2(from, to);
         }
         libc::syscall(
@@ -171,7 +187,7 @@ extern "C" fn exec_broker(launch: *mut c_void) -> c_int {
             0 as libc::c_ulong,
         );
         libc::chdir(c"/".as_ptr());
-        // The broker gets none of the program's variables, so that no library is preloaded into it. The
+        // The process gets none of the program's variables, so that no library is preloaded into it. The
         // preloaded library's `execve` would add them to an environment without LD_PRELOAD.
         let environment: [*const c_char; 2] = [c"LD_PRELOAD=".as_ptr(), ptr::null()];
         libc::execve(program, arguments, environment.as_ptr());

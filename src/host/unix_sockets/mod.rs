@@ -40,6 +40,12 @@ pub(crate) fn seqpacket_socket() -> rustix::io::Result<OwnedFd> {
     socket(SocketType::SEQPACKET)
 }
 
+/// Opens a non-blocking Unix stream socket.
+#[cfg(feature = "live")]
+pub(crate) fn stream_socket() -> rustix::io::Result<OwnedFd> {
+    socket(SocketType::STREAM)
+}
+
 fn socket(kind: SocketType) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }

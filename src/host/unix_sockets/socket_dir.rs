@@ -79,11 +79,39 @@ pub fn remove_unused(own: &Path) {
         if path != own
             && entry.file_name().to_str().is_some_and(is_directory_name)
             && is_private(&path, user, 0o077)
-            && let Ok(Some(lock)) = DirLock::acquire(&path, FlockOperation::NonBlockingLockExclusive)
         {
-            remove_if_unused(&path, &lock);
+            try_remove(&path);
         }
     }
+}
+
+/// Removes what killed processes have left in a directory, as [`remove_unused`] does, unless another process holds its lock.
+pub fn try_remove(directory: &Path) {
+    if let Ok(Some(lock)) = DirLock::acquire(directory, FlockOperation::NonBlockingLockExclusive) {
+        remove_if_unused(directory, &lock);
+    }
+}
+
+/// Returns the socket directories of this user for all network namespaces, and those of all users if this user is root, each with its
+/// owner.
+#[cfg(feature = "live")]
+pub fn all() -> Vec<(PathBuf, u32)> {
+    let own = nix::unistd::geteuid().as_raw();
+    let session = PathBuf::from(format!("/run/user/{own}"));
+    let mut directories = Vec::new();
+    for parent in [Path::new("/run"), Path::new("/tmp"), &session] {
+        for entry in fs::read_dir(parent).into_iter().flatten().take(MAX_ENTRIES).flatten() {
+            let Ok(user) = entry.metadata().map(|metadata| metadata.uid()) else { continue };
+            let path = entry.path();
+            if entry.file_name().to_str().is_some_and(is_directory_name)
+                && (own == 0 || user == own)
+                && is_private(&path, user, 0o077)
+            {
+                directories.push((path, user));
+            }
+        }
+    }
+    directories
 }
 
 /// Removes dead sockets, then the directory if only its lock file is left. A process waiting for the lock

@@ -9,6 +9,7 @@
 //! | `urxe-broker/ADDRESS` | listening socket of the broker |
 //! | `urxe-lease/ADDRESS/PARTITION` | token of a partition, held by its process |
 //! | `urxe-ring-2/ADDRESS/PARTITION` | listening socket for rings to a partition, held by its process |
+//! | `urxe-nic/PID/NUMBER` | listening socket for readers of a NIC's state, held by its process; never abstract |
 //! | `urxe-service/ADDRESS/SERVICE` | forwarded MADs for a service, held by the process that registered it |
 
 use std::fs;

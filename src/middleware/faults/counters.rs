@@ -1,11 +1,14 @@
 //! Counters of faults.
 
 use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::fault_rules::{Action, Direction, Rule};
 use crate::sys::counters::counters;
+use crate::sys::tally::{self, Tally};
 
 counters! {
     /// Number of faults injected in one direction, by kind.
@@ -66,6 +69,33 @@ impl FaultCount {
         sum
     }
 
+    /// Shares the counters of the faults that this process creates from now on, for
+    /// [`read_shared`](Self::read_shared). Returns a descriptor the first time that a process calls it.
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor left.
+    #[doc(hidden)]
+    pub fn share() -> io::Result<Option<OwnedFd>> {
+        tally::share()
+    }
+
+    /// Notes that this process has reported its faults itself.
+    #[doc(hidden)]
+    pub fn set_reported() {
+        tally::set_reported();
+    }
+
+    /// Returns the counters of each fault of a process that has ended, from the descriptor of [`share`](Self::share); none
+    /// if the process has reported them itself.
+    ///
+    /// # Errors
+    /// If the descriptor is another one.
+    #[doc(hidden)]
+    pub fn read_shared(counts: BorrowedFd<'_>) -> io::Result<Vec<FaultCount>> {
+        let count = |(rule, kind, matched, struck)| FaultCount { rule, matched, struck, kind };
+        Ok(FaultCount::sum(tally::read_shared(counts)?.into_iter().map(count)))
+    }
+
     fn add(&mut self, other: &FaultCount) {
         self.matched += other.matched;
         self.struck += other.struck;
@@ -93,22 +123,22 @@ pub struct FaultCounters(pub(super) Arc<[RuleCounter]>);
 #[derive(Debug)]
 pub(super) struct RuleCounter {
     pub rule: Rule,
-    pub matched: AtomicU64,
-    pub struck: AtomicU64,
+    pub tally: Tally,
 }
 
 impl FaultCounters {
     pub(super) fn new(rules: &[Rule]) -> FaultCounters {
-        let counter = |rule: &Rule| RuleCounter { rule: rule.clone(), matched: 0.into(), struck: 0.into() };
+        let counter =
+            |rule: &Rule| RuleCounter { rule: rule.clone(), tally: Tally::new(&rule.to_string(), "packet") };
         FaultCounters(rules.iter().map(counter).collect())
     }
 
     /// Returns the counters of each rule, in the order given to [`Faults::new`](super::Faults::new).
     pub fn rules(&self) -> impl Iterator<Item = FaultCount> {
-        self.0.iter().map(|RuleCounter { rule, matched, struck }| FaultCount {
+        self.0.iter().map(|RuleCounter { rule, tally }| FaultCount {
             rule: rule.to_string(),
-            matched: matched.load(Ordering::Relaxed),
-            struck: struck.load(Ordering::Relaxed),
+            matched: tally.matched().load(Ordering::Relaxed),
+            struck: tally.struck().load(Ordering::Relaxed),
             kind: "packet",
         })
     }
@@ -130,7 +160,7 @@ impl FaultCounters {
     /// Returns the number of faults injected in one direction, summed over all rules for it.
     pub fn get(&self, direction: Direction) -> FaultCounts {
         let mut counts = FaultCounts::default();
-        for RuleCounter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
+        for RuleCounter { rule, tally } in self.0.iter().filter(|c| c.rule.direction == direction) {
             let count = match rule.action {
                 Action::Drop => &mut counts.dropped,
                 Action::Duplicate | Action::Repeat(_) => &mut counts.duplicated,
@@ -141,7 +171,7 @@ impl FaultCounters {
                 Action::Replay(_) => &mut counts.replayed,
                 Action::Nak(_) | Action::RnrNak(_) | Action::Reject(_) => &mut counts.answered,
             };
-            *count += struck.load(Ordering::Relaxed);
+            *count += tally.struck().load(Ordering::Relaxed);
         }
         counts
     }

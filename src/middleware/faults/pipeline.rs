@@ -185,7 +185,7 @@ impl Pipeline {
             let peer = if active_rule.rule.direction == Direction::Tx { flow.dst } else { flow.src };
             active_rule.record.on_packet(peer, data);
             let counter = &self.counters.0[active_rule.index];
-            let mut applies = active_rule.applies(&seen, &counter.matched);
+            let mut applies = active_rule.applies(&seen, counter.tally.matched());
             let rule = &active_rule.rule;
             if applies && rule.action.is_answer() {
                 let answer = answer_to(rule.action, &seen, request.as_mut());
@@ -195,7 +195,7 @@ impl Pipeline {
             if !applies {
                 continue;
             }
-            counter.struck.fetch_add(1, Ordering::Relaxed);
+            counter.tally.struck().fetch_add(1, Ordering::Relaxed);
             if rule.action != Action::Mark {
                 active_rule.record.add(now, peer, data);
             }
@@ -213,7 +213,7 @@ impl Pipeline {
                 Action::Replay(by) => verdict.replays.push(by),
             }
             if let Some(observer) = observer {
-                let count = counter.matched.load(Ordering::Relaxed);
+                let count = counter.tally.matched().load(Ordering::Relaxed);
                 let packet = Bytes::copy_from_slice(data);
                 observer(&FaultEvent { at: now, rule, count, flow, ident, packet });
             }

@@ -167,6 +167,19 @@ impl Requester {
         self.queue.destination(self.queue.get(self.snd_nxt.wqe)?)
     }
 
+    /// Returns the indices of the incomplete work requests of which packets have been sent.
+    #[cfg(feature = "live")]
+    pub fn begun(&self) -> std::ops::Range<u64> {
+        let begun = self.snd_nxt.wqe + u64::from(self.snd_nxt.packet > 0);
+        self.queue.start()..begun.clamp(self.queue.start(), self.queue.end())
+    }
+
+    /// Returns the oldest unacknowledged PSN.
+    #[cfg(feature = "live")]
+    pub fn unacknowledged(&self) -> Psn {
+        self.snd_una
+    }
+
     /// Returns the PSN of the next packet to send.
     pub fn next_psn(&self) -> Psn {
         match self.queue.get(self.snd_nxt.wqe) {

@@ -161,6 +161,12 @@ impl Responder {
         self.msn = 0;
     }
 
+    /// Reports whether the last packet of a message has not arrived.
+    #[cfg(feature = "live")]
+    pub fn is_receiving(&self) -> bool {
+        self.message.is_some()
+    }
+
     pub fn has_replies(&self) -> bool {
         !self.replies.is_empty()
     }

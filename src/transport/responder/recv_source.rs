@@ -41,6 +41,18 @@ impl RecvSource {
         !self.shared && self.own.is_unused()
     }
 
+    /// Returns the number of receives in the queue pair's own queue.
+    #[cfg(feature = "live")]
+    pub fn posted(&self) -> usize {
+        self.own.len()
+    }
+
+    /// Reports whether a receive belongs to a message that is incomplete.
+    #[cfg(feature = "live")]
+    pub fn has_current(&self) -> bool {
+        self.has_current
+    }
+
     /// Returns the credit code for the available receives, including the current message's. A shared receive
     /// queue advertises no credits, because its receives are not reserved for a single QP (IBA 9.7.7.2).
     pub fn credits(&self, conn: &Connection) -> u8 {

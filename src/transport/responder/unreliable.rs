@@ -20,6 +20,11 @@ impl Responder {
         let psn = packet.bth().psn;
         let gap = psn != self.expected;
         env.counters.out_of_seq_request += gap as u64;
+        if gap {
+            // A PSN behind the expected one is that of a late packet.
+            let missing = psn.since(self.expected).max(0) as u64;
+            conn.history.count(|c| c.rx_missing += missing);
+        }
         if gap || packet.row().position.starts() {
             self.message = None;
         }
@@ -35,8 +40,14 @@ impl Responder {
                 self.receives.fail(WcStatus::LocProtErr, conn, env);
                 return Err(Fatal);
             }
-            NakReason::ReceiverNotReady | NakReason::LengthError => env.counters.rx_no_receive += 1,
-            _ => env.counters.rx_dropped_message += 1,
+            NakReason::ReceiverNotReady | NakReason::LengthError => {
+                env.counters.rx_no_receive += 1;
+                conn.history.count(|c| c.rx_no_receive += 1);
+            }
+            _ => {
+                env.counters.rx_dropped_message += 1;
+                conn.history.count(|c| c.rx_dropped_message += 1);
+            }
         }
         Ok(())
     }
@@ -54,14 +65,17 @@ impl Responder {
         let fits = row.operation == Operation::Send && row.payload.allows(data.len(), conn.attr.mtu.bytes());
         let Some(deth) = packet.deth().filter(|_| fits) else {
             env.counters.rx_dropped_message += 1;
+            conn.history.count(|c| c.rx_dropped_message += 1);
             return Ok(());
         };
         if deth.qkey != conn.attr.qkey {
             env.counters.rx_qkey_violation += 1;
+            conn.history.count(|c| c.rx_qkey_violation += 1);
             return Ok(());
         }
         let Some(room) = self.receives.len_of_next(env) else {
             env.counters.rx_no_receive += 1;
+            conn.history.count(|c| c.rx_no_receive += 1);
             return Ok(());
         };
         let byte_len = (grh::LEN + data.len()) as u32;
@@ -70,6 +84,7 @@ impl Responder {
             // the QP's own queue nor of a shared one, so a sender that knows the queue key cannot bring the
             // QP down.
             env.counters.rx_no_receive += 1;
+            conn.history.count(|c| c.rx_no_receive += 1);
             return Ok(());
         }
         let header = grh::of(flow, packet.wire_len());
@@ -80,6 +95,7 @@ impl Responder {
         if stored.is_err() {
             if env.has_lost_payload() {
                 env.counters.rx_dropped_message += 1;
+                conn.history.count(|c| c.rx_dropped_message += 1);
                 return Ok(());
             }
             self.record_refusal(NakReason::LocalProtection, packet, conn, env);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,6 +14,7 @@ use super::errno_table::{ERRNOS, errno};
 use super::{Call, FaultCount};
 use crate::fault_rules::{RuleError, When, duration, hint, when};
 use crate::sys::rng::splitmix64;
+use crate::sys::tally::Tally;
 use crate::transport::InjectedError;
 
 /// Effect of a fault on a call.
@@ -163,8 +164,7 @@ struct ActiveFault {
     fault: CallFault,
     rule: &'static str,
     seed: u64,
-    matched: AtomicU64,
-    struck: AtomicU64,
+    tally: Tally,
 }
 
 impl CallFaults {
@@ -173,10 +173,9 @@ impl CallFaults {
         let calls = call_set(|call| faults.iter().any(|fault| fault.matches(call)));
         let activate = |(index, fault): (usize, CallFault)| ActiveFault {
             rule: interned(&fault.text),
+            tally: Tally::new(&fault.text, "call"),
             fault,
             seed: splitmix64(seed, index as u64 + 1),
-            matched: AtomicU64::new(0),
-            struck: AtomicU64::new(0),
         };
         let faults: Arc<[_]> = faults.into_iter().enumerate().map(activate).collect();
         (!faults.is_empty()).then_some(CallFaults { faults, calls })
@@ -192,13 +191,13 @@ impl CallFaults {
     fn evaluate(&self, call: Call) -> CallVerdict {
         let mut verdict = CallVerdict::default();
         for active in self.faults.iter().filter(|active| active.fault.matches(call)) {
-            let n = active.matched.fetch_add(1, Ordering::Relaxed) + 1;
+            let n = active.tally.matched().fetch_add(1, Ordering::Relaxed) + 1;
             // Random decisions depend on the seed and the number alone.
             let draw = |p| ((splitmix64(active.seed, n) >> 11) as f64) / ((1u64 << 53) as f64) < p;
             if !active.fault.when.selects(n, draw) {
                 continue;
             }
-            active.struck.fetch_add(1, Ordering::Relaxed);
+            active.tally.struck().fetch_add(1, Ordering::Relaxed);
             match active.fault.effect {
                 CallEffect::Error(errno) => {
                     let error = InjectedError { errno, call: call.name(), rule: active.rule };
@@ -214,8 +213,8 @@ impl CallFaults {
     pub fn counts(&self) -> impl Iterator<Item = FaultCount> {
         self.faults.iter().map(|active| FaultCount {
             rule: active.fault.to_string(),
-            matched: active.matched.load(Ordering::Relaxed),
-            struck: active.struck.load(Ordering::Relaxed),
+            matched: active.tally.matched().load(Ordering::Relaxed),
+            struck: active.tally.struck().load(Ordering::Relaxed),
             kind: "call",
         })
     }
