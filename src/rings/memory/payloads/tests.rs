@@ -255,7 +255,7 @@ fn freed_memory_is_withdrawn_once_the_reader_has_read_the_last_payload_in_it() {
     packets.write(&mut writer);
     let expected = packets.bytes();
     drop(memory);
-    assert_eq!(exchange(&mut writer, &mut reader), [const { Vec::new() }; 3]);
+    assert_eq!(exchange(&mut writer, &mut reader), [const { Vec::<u32>::new() }; 3]);
     let got = received(&mut reader);
     assert_eq!(got[0].as_ref(), Some(&expected[0]));
     assert!(got[1].is_none() || got[1].as_ref() == Some(&expected[0]));
