@@ -77,7 +77,7 @@ fn bursts_arrive_in_order_across_many_turns_of_the_ring() {
 fn burst_is_visible_only_after_it_was_published() {
     let (mut writer, mut reader, _fd) = ring();
     assert!(writer.write(&queue(0, 2, 64).bursts().next().unwrap()).unwrap());
-    assert_eq!(received(&mut reader), [0u32; 0]);
+    assert!(received(&mut reader).is_empty());
     writer.publish();
     assert_eq!(received(&mut reader), [0, 1]);
 }
