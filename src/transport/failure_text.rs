@@ -8,7 +8,7 @@ use super::failure::{
     TransmissionEnd,
 };
 use super::slow_event::EventKind;
-use crate::wire::NakCode;
+use crate::wire::{Counted, NakCode};
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,7 +34,7 @@ impl fmt::Display for Failure {
                 None => writeln!(f, "  last ACK: none since RTS")?,
             }
             if let Some(silence) = self.silence {
-                writeln!(f, "  silence: neither an ACK nor a NAK for {}", Ms(silence))?;
+                writeln!(f, "  silence: neither an ACK nor a NAK for {}", Span(silence))?;
             }
             writeln!(f, "  retries: {}", self.retries)?;
         }
@@ -51,16 +51,18 @@ impl fmt::Display for Failure {
 
 impl fmt::Display for FailedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "wr_id {:#x}, {} bytes", self.wr_id, self.len)?;
+        write!(f, "wr_id {:#x}, {}", self.wr_id, Counted(self.len, "byte"))?;
         if let Some((va, rkey)) = self.remote {
             write!(f, " at {va:#x} with rkey {rkey}")?;
         }
         match self.psns {
-            Some((first, last)) => write!(
-                f,
-                ", PSN {first} to {last}, {} of {} packets acknowledged",
-                self.acknowledged, self.packets
-            ),
+            Some((first, last)) => {
+                write!(f, ", PSN {first}")?;
+                if first != last {
+                    write!(f, " to {last}")?;
+                }
+                write!(f, ", {} of {} acknowledged", self.acknowledged, Counted(self.packets, "packet"))
+            }
             None => f.write_str(", no packets"),
         }
     }
@@ -86,7 +88,7 @@ impl fmt::Display for Transmission {
             None => f.write_str("sent")?,
         }
         if self.probes > 0 {
-            write!(f, ", {} probes", self.probes)?;
+            write!(f, ", {}", Counted(self.probes, "probe"))?;
         }
         if let Some((ago, end)) = self.end {
             write!(f, "; {end} {}", Ago(ago))?;
@@ -101,10 +103,10 @@ impl fmt::Display for Transmission {
 impl fmt::Display for TransmissionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout of {}", Ms(*after)),
+            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout of {}", Span(*after)),
             TransmissionEnd::SequenceNak => f.write_str("sequence error NAK"),
             TransmissionEnd::MissingResponse => f.write_str("a response was missing"),
-            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Ms(*wait)),
+            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Span(*wait)),
             TransmissionEnd::Nak(code) => write!(f, "NAK {code}"),
         }
     }
@@ -119,7 +121,7 @@ impl fmt::Display for RetryLimits {
             limit => write!(f, "{rnr_retries_used} of {limit} (rnr_retry) used, ")?,
         }
         match ack_timeout {
-            Some(timeout) => write!(f, "ACK timeout {}", Ms(timeout)),
+            Some(timeout) => write!(f, "ACK timeout {}", Span(timeout)),
             None => f.write_str("ACK timeout infinite"),
         }
     }
@@ -130,18 +132,28 @@ impl fmt::Display for PastEvent {
         let PastEvent { ago, psn, times, kind, .. } = *self;
         match kind {
             EventKind::StateChange { from, to, cause } => write!(f, "{from} to {to} ({cause})")?,
-            EventKind::AckTimeout { after } => write!(f, "ACK timeout of {} for PSN {psn}", Ms(after))?,
+            EventKind::AckTimeout { after } => write!(f, "ACK timeout of {} for PSN {psn}", Span(after))?,
             EventKind::Probe => write!(f, "probe for PSN {psn}")?,
             EventKind::SequenceNak => write!(f, "sequence error NAK for PSN {psn}")?,
             EventKind::MissingResponse => write!(f, "response with PSN {psn} missing")?,
-            EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn} with a wait of {}", Ms(wait))?,
+            EventKind::RnrNak { wait, .. } => {
+                write!(f, "RNR NAK for PSN {psn} with a wait of {}", Span(wait))?
+            }
             EventKind::Nak(code) => write!(f, "NAK {code} for PSN {psn}")?,
             EventKind::Resent { cause, end, left } => {
-                write!(f, "PSN {psn} to {} sent again ({cause}), {left} retries left", end.prev())?
+                write!(f, "PSN {psn}")?;
+                if end.prev() != psn {
+                    write!(f, " to {}", end.prev())?;
+                }
+                let left = match left {
+                    1 => "1 retry".into(),
+                    left => format!("{left} retries"),
+                };
+                write!(f, " sent again ({cause}), {left} left")?
             }
             EventKind::NakSent(code) => write!(f, "NAK {code} sent for PSN {psn}")?,
             EventKind::RnrNakSent(timer) => {
-                write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Ms(timer.duration()))?
+                write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Span(timer.duration()))?
             }
         }
         write!(f, " {}", Ago(ago))?;
@@ -185,20 +197,49 @@ fn remedy(cause: &FailureCause) -> &'static str {
     }
 }
 
-/// Duration as text, in milliseconds.
-struct Ms(Duration);
+/// Duration as text, in a unit of its size.
+struct Span(Duration);
 
-impl fmt::Display for Ms {
+impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.3} ms", self.0.as_secs_f64() * 1e3)
+        match self.0.as_nanos() {
+            nanos @ ..1_000 => write!(f, "{nanos} ns"),
+            nanos @ ..1_000_000 => write!(f, "{:.3} µs", nanos as f64 / 1e3),
+            nanos @ ..10_000_000_000 => write!(f, "{:.3} ms", nanos as f64 / 1e6),
+            nanos => write!(f, "{:.3} s", nanos as f64 / 1e9),
+        }
     }
 }
 
-/// Time relative to the failure as text.
-struct Ago(Duration);
+/// Time before the failure as text.
+pub(crate) struct Ago(pub Duration);
 
 impl fmt::Display for Ago {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at -{}", Ms(self.0))
+        match self.0 {
+            Duration::ZERO => f.write_str("at the failure"),
+            before => write!(f, "at -{}", Span(before)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_before_a_failure_has_a_unit_of_its_size() {
+        let text = |nanos| Ago(Duration::from_nanos(nanos)).to_string();
+        assert_eq!(
+            [0, 20, 20_040, 999_999, 67_108_864, 10_000_000_000].map(text),
+            [
+                "at the failure",
+                "at -20 ns",
+                "at -20.040 µs",
+                "at -999.999 µs",
+                "at -67.109 ms",
+                "at -10.000 s"
+            ]
+        );
     }
 }

@@ -66,6 +66,7 @@ pub use failure::{
     FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
     TransmissionEnd,
 };
+pub(crate) use failure_text::Ago;
 pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
 pub use injected_error::InjectedError;

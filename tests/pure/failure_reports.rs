@@ -84,7 +84,7 @@ fn silent_peer_is_reported_with_every_timeout() {
     assert!(
         report
             .to_string()
-            .contains("transmission 8: sent at -100.663 ms; ACK timeout of 100.663 ms at -0.000 ms"),
+            .contains("transmission 8: sent at -100.663 ms; ACK timeout of 100.663 ms at the failure"),
         "{report}"
     );
 }
@@ -359,7 +359,7 @@ fn rules_on_objects_are_named() {
         let report = a.qp.explain().unwrap();
         assert_eq!(report.failure.cause, explained, "{fault}");
         assert_eq!(fault_lines(&report).len(), 1, "{report}");
-        let expected = format!("fault rule '{fault}' {text} at -");
+        let expected = format!("fault rule '{fault}' {text} at ");
         assert!(fault_lines(&report)[0].starts_with(&expected), "{report}");
         drop(b);
     };
@@ -391,7 +391,7 @@ fn rule_that_revoked_a_region_is_named_where_the_access_failed() {
     let (completion, denied) = report(&a);
     assert_eq!(completion.status, WcStatus::LocProtErr);
     assert!(
-        fault_lines(&denied)[0].starts_with("fault rule 'mr:*=revoke@1ms' revoked the region at -"),
+        fault_lines(&denied)[0].starts_with("fault rule 'mr:*=revoke@1ms' revoked the region at "),
         "{denied}"
     );
 
