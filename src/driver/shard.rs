@@ -14,7 +14,7 @@ use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
 use super::outputs::CqTable;
 use super::policy::Policy;
-use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
+use super::{Clock, DriveState, Events, Outputs, Refusals, ShardMailbox};
 use crate::burst::TxQueue;
 use crate::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters, NicEvent};
@@ -139,6 +139,7 @@ impl Shard {
         mailbox: ShardMailbox,
         memory: Arc<Table>,
         events: Events,
+        refusals: Refusals,
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
@@ -168,7 +169,7 @@ impl Shard {
                 tx,
                 memory,
                 handoffs: HandoffBatch::default(),
-                outputs: Outputs { queues: CqTable::default(), events },
+                outputs: Outputs { queues: CqTable::default(), events, refusals },
                 faults: ObjectFaults::default(),
             }),
             clock,

@@ -133,6 +133,11 @@ impl Default for Fabric {
 }
 
 impl Fabric {
+    /// Reports whether both are handles to one fabric.
+    pub(crate) fn is_same(&self, other: &Fabric) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Creates a fabric in real time that does not impair packets.
     pub fn new() -> Fabric {
         Fabric::build(FabricConfig::default(), None, None)

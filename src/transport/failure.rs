@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::slow_event::{EventKind, SlowEvent};
 use super::{Instant, QpState, QpType, WcOpcode, WcStatus};
-use crate::memory::{AccessError, ManagementError};
-use crate::wire::{NakCode, Psn, Qpn, RKey};
+use crate::memory::{Access, AccessError, ManagementError, NearestKey};
+use crate::wire::{Counted, NakCode, Opcode, Position, Psn, Qpn, RKey};
 
 /// Record of the failure of a queue pair, kept until the queue pair is reset or destroyed. All times are
 /// relative to the failure: durations before it.
@@ -131,6 +131,76 @@ pub struct Refusal {
     pub receive_status: WcStatus,
     /// Memory check that failed, if the failure was one of memory.
     pub access: Option<AccessError>,
+    /// Key that the peer may have meant, if the failure was one of memory.
+    pub nearest: Option<NearestKey>,
+    /// Other check that failed.
+    pub invalid: Option<InvalidRequest>,
+    /// Operation of the request.
+    pub opcode: Opcode,
+    /// Range and key that the request names: address, length in bytes, and key.
+    pub range: Option<(u64, u32, RKey)>,
+}
+
+/// Check of a request that failed, other than one of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidRequest {
+    /// The packet does not continue the message in progress, or continues none.
+    #[error("the packet does not fit the sequence of First, Middle, Last and Only packets")]
+    Sequence,
+    /// Responders execute no such request.
+    #[error("the operation is not supported")]
+    Unsupported,
+    /// The access flags of the queue pair do not permit the operation.
+    #[error("the access flags of the QP are {allowed}: {} is missing", needed.difference(*allowed))]
+    Flags {
+        /// Operations that the queue pair permits.
+        allowed: Access,
+        /// Permissions that the operation needs.
+        needed: Access,
+    },
+    /// The shared receive queue of an XRC packet.
+    #[error("the SRQ that the packet names is not one of the QP's XRC domain, or not that of the message")]
+    Srq,
+    /// Too many outstanding READs and atomics.
+    #[error("more READs and atomics are outstanding than max_dest_rd_atomic, {max}, permits")]
+    Depth {
+        /// Limit.
+        max: u8,
+    },
+    /// The length of the payload does not fit the path MTU and the position of the packet in its message.
+    #[error("{} of payload do not fit a {position:?} packet at a path MTU of {mtu} bytes: compare the path MTUs of both QPs", Counted(*len, "byte"))]
+    Payload {
+        /// Length of the payload in bytes.
+        len: usize,
+        /// Position of the packet in its message.
+        position: Position,
+        /// Path MTU of this queue pair in bytes.
+        mtu: usize,
+    },
+    /// The address of an atomic.
+    #[error("the address {va:#x} of an atomic is not a multiple of 8")]
+    Unaligned {
+        /// The address.
+        va: u64,
+    },
+    /// The length of the message differs from the one announced, or exceeds the limit.
+    #[error("the length of the message is not the one that it announced, or exceeds 2^31 bytes")]
+    Length,
+    /// The message is longer than the receive.
+    #[error("the message is longer than the receive: {} or more, {} of buffers", Counted(*len, "byte"), Counted(*room, "byte"))]
+    ReceiveTooShort {
+        /// Length of the message up to this packet, in bytes.
+        len: u64,
+        /// Length of the receive's buffers in bytes.
+        room: u64,
+    },
+    /// A key that the message names for invalidation.
+    #[error("key {key} cannot be invalidated")]
+    Invalidation {
+        /// The key.
+        key: RKey,
+    },
 }
 
 /// Send work request that failed.

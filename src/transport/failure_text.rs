@@ -10,42 +10,65 @@ use super::failure::{
 use super::slow_event::EventKind;
 use crate::wire::{Counted, NakCode};
 
+/// Failure as text, with the failure of the peer if it is known.
+pub(crate) struct JoinedFailure<'a> {
+    pub failure: &'a Failure,
+    pub peer: Option<&'a Failure>,
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let qpn = self.qpn;
-        match &self.request {
+        JoinedFailure { failure: self, peer: None }.fmt(f)
+    }
+}
+
+impl fmt::Display for JoinedFailure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let JoinedFailure { failure: this, peer } = *self;
+        let qpn = this.qpn;
+        match &this.request {
             Some(request) => {
                 writeln!(f, "{} of QP {qpn} failed: {}", request.opcode, request.status)?;
                 writeln!(f, "  work request: {request}")?;
             }
-            None => writeln!(f, "QP {qpn} failed")?,
+            None => match this.cause {
+                FailureCause::Refused(_) => {
+                    writeln!(f, "QP {qpn} refused a request of its peer, and has entered ERR")?
+                }
+                _ => writeln!(f, "QP {qpn} failed")?,
+            },
         }
-        if let Some((address, peer)) = self.peer {
-            writeln!(f, "  peer: QP {peer} at {address}")?;
+        if let Some((address, peer)) = this.peer {
+            let place = if self.peer.is_some() { ", in this process" } else { "" };
+            writeln!(f, "  peer: QP {peer} at {address}{place}")?;
         }
-        writeln!(f, "  cause: {}", self.cause)?;
+        writeln!(f, "  cause: {}", this.cause)?;
+        if let Some(peer) = self.peer {
+            writeln!(f, "  cause at the peer: {}", peer.cause)?;
+        }
         writeln!(f, "  times: relative to the failure")?;
-        for (index, transmission) in self.transmissions.iter().enumerate() {
+        for (index, transmission) in this.transmissions.iter().enumerate() {
             writeln!(f, "  transmission {}: {transmission}", index + 1)?;
         }
-        if self.request.is_some() && self.qp_type.is_reliable() {
-            match self.last_ack {
+        if this.request.is_some() && this.qp_type.is_reliable() {
+            match this.last_ack {
                 Some(last) => writeln!(f, "  last ACK: PSN {} {}", last.psn, Ago(last.ago))?,
                 None => writeln!(f, "  last ACK: none since RTS")?,
             }
-            if let Some(silence) = self.silence {
+            if let Some(silence) = this.silence {
                 writeln!(f, "  silence: neither an ACK nor a NAK for {}", Span(silence))?;
             }
-            writeln!(f, "  retries: {}", self.retries)?;
+            writeln!(f, "  retries: {}", this.retries)?;
         }
         // Other events are part of the text of a transmission.
         let is_separate = |kind| {
             matches!(kind, EventKind::StateChange { .. } | EventKind::NakSent(_) | EventKind::RnrNakSent(_))
         };
-        for event in self.events.iter().filter(|e| is_separate(e.kind)) {
+        for event in this.events.iter().filter(|e| is_separate(e.kind)) {
             writeln!(f, "  event: {event}")?;
         }
-        write!(f, "  remedy: {}", remedy(&self.cause))
+        let refused = peer.filter(|peer| matches!(peer.cause, FailureCause::Refused(_)));
+        write!(f, "  remedy: {}", remedy(&refused.unwrap_or(this).cause))
     }
 }
 
@@ -70,14 +93,20 @@ impl fmt::Display for FailedRequest {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "this QP refused the peer's request with PSN {}", self.psn)?;
+        write!(f, "{} with PSN {}", self.opcode, self.psn)?;
+        if let Some((va, len, rkey)) = self.range {
+            write!(f, ", {} at {va:#x} with rkey {rkey}", Counted(len, "byte"))?;
+        }
+        f.write_str(", refused")?;
         if let Some(code) = self.code {
             write!(f, " with NAK {code}")?;
         }
-        match self.access {
-            Some(error) => write!(f, ": {error}"),
-            None => write!(f, ": {}", self.receive_status),
+        match (self.access, self.invalid) {
+            (Some(error), _) => write!(f, ": {error}")?,
+            (None, Some(check)) => write!(f, ": {check}")?,
+            (None, None) => write!(f, ": {}", self.receive_status)?,
         }
+        self.nearest.map_or(Ok(()), |nearest| write!(f, "; {nearest}"))
     }
 }
 

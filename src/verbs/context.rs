@@ -12,11 +12,12 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 
 use super::channel_wait::WaitingThreads;
+use super::explain;
 use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
-use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Shard, ShardMailbox, Shards};
+use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Refusals, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -195,6 +196,8 @@ pub(super) struct Inner {
     pub waiting_threads: WaitingThreads,
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
+    /// Records of the queue pairs that refused requests.
+    pub refusals: Refusals,
     pub warnings: Warnings,
     pub faults: Arc<DeviceFaults>,
 }
@@ -344,15 +347,15 @@ impl Context {
             nic
         };
         let nics: Vec<Nic> = mailbox.iter().zip(&mut links).map(new_nic).collect();
-        let asynchronous = Events::default();
+        let (asynchronous, refusals) = (Events::default(), Refusals::default());
         let (reader, events) = asynchronous.add_reader()?;
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), mailbox) in nics.into_iter().zip(links).zip(mailbox) {
-            let (memory, events) = (memory.clone(), asynchronous.clone());
+            let (memory, events, refusals) = (memory.clone(), asynchronous.clone(), refusals.clone());
             let (clock, fabric) = (clock.clone(), fabric.clone());
-            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, events, clock, fabric)?));
+            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, events, refusals, clock, fabric)?));
         }
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shards[0].clone();
@@ -381,6 +384,7 @@ impl Context {
             random_draws: AtomicU64::new(0),
             waiting_threads: WaitingThreads::default(),
             asynchronous,
+            refusals,
             warnings: Warnings::default(),
             faults: Arc::new(DeviceFaults::new(calls, packet_counters)),
         };
@@ -388,7 +392,9 @@ impl Context {
             device.faults.add(fault, &device.shards);
         }
         let calls = device.faults.calls.clone();
-        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader, events, calls })))
+        let device = Arc::new(device);
+        explain::add_device(&device);
+        Ok(Context(Arc::new(Handle { device, reader, events, calls })))
     }
 
     /// Opens the device again, like a second `ibv_open_device`. Both contexts use the same NIC and share its

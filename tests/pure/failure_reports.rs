@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use urxe::middleware::faults::Action;
 use urxe::verbs::errors::AccessError;
-use urxe::verbs::explain::{Failure, FailureCause, FailureReport, LocalCheck, TransmissionEnd};
+use urxe::verbs::explain::{Failure, FailureCause, FailureReport, LocalCheck, Reporter, TransmissionEnd};
 use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
 use urxe::wire::Operation;
@@ -126,9 +126,67 @@ fn denied_access_is_reported_at_both_ends() {
     assert_eq!(report.failure.silence, None);
 
     let refused = b.qp.explain().unwrap();
+    assert_eq!(report.peer.as_ref().map(|peer| &peer.failure), Some(&refused.failure));
+    assert_eq!(report.to_string(), refused.to_string(), "both print the joined report");
+    assert_eq!(b.context.next_refusal(), Some(refused.clone()));
+    assert_eq!(b.context.next_refusal(), None);
     let FailureCause::Refused(refusal) = refused.failure.cause else { panic!("{refused}") };
     assert_eq!((refusal.code, refusal.psn), (Some(NakCode::RemoteAccessError), a.qp.endpoint().psn));
     assert!(matches!(refusal.access, Some(AccessError::Permission { key, .. }) if key == remote.rkey.0));
+}
+
+#[test]
+fn refusal_without_a_receive_names_the_failed_check_and_the_nearest_key() {
+    let wrong = |change: fn(RemoteAddr) -> RemoteAddr| {
+        let (a, b) = pair(ConnectOptions::default(), &[]);
+        let mr = b.pd.reg_mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        a.qp.post_send(&SendWr::write(3, &[], change(mr.remote(0))).inline(&[1; 8])).unwrap();
+        a.cq.wait_any(WAIT).unwrap();
+        let report = b.context.next_refusal().expect("B refused the request");
+        let cause = lines(&report).into_iter().find(|line| line.starts_with("cause at the peer: ")).unwrap();
+        let (_, cause) = cause.split_once(", refused with NAK ").unwrap();
+        cause
+            .replace(&format!("{}", mr.remote(0).rkey), "RKEY")
+            .replace(&format!("{:#x}", mr.remote(0).va), "VA")
+    };
+    let region = "64 bytes at VA, LOCAL_WRITE | REMOTE_WRITE, PD 1";
+    let cause = wrong(|remote| RemoteAddr { rkey: RKey(remote.rkey.0 ^ 0x1000), ..remote });
+    let nearest = format!("it differs in 1 digit from RKEY ({region})");
+    assert!(cause.starts_with("Remote Access Error: key 0x") && cause.ends_with(&nearest), "{cause}");
+    let cause = wrong(|remote| RemoteAddr { va: remote.va + 60, ..remote });
+    assert!(cause.ends_with(": the range is 4 bytes too long"), "{cause}");
+}
+
+#[test]
+fn refusal_by_the_flags_of_the_queue_pair_names_the_missing_one() {
+    let (a, b) = pair(ConnectOptions::default().access(Access::REMOTE_READ), &[]);
+    let mr = b.pd.reg_mr(64, Access::ALL).unwrap();
+    a.qp.post_send(&SendWr::write(3, &[], mr.remote(0)).inline(&[1])).unwrap();
+    a.cq.wait_any(WAIT).unwrap();
+    let refused = b.context.next_refusal().unwrap();
+    let text = "refused with NAK Invalid Request: the access flags of the QP are REMOTE_READ: REMOTE_WRITE is missing";
+    assert!(refused.to_string().contains(text), "{refused}");
+}
+
+#[test]
+fn two_queue_pairs_of_a_process_get_one_report() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let (sender, reports) = std::sync::mpsc::channel();
+    let reporter = Reporter::new(move |report| sender.send(report.to_string()).unwrap());
+    reporter.watch(&a.context).unwrap();
+    reporter.watch(&b.context).unwrap();
+    let unknown = RemoteAddr { va: 0x1000, rkey: RKey(1) };
+    b.qp.post_recv(&RecvWr::empty(5)).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], unknown).inline(&[1])).unwrap();
+    let completion = a.cq.wait_any(WAIT).unwrap();
+    reporter.report_completion(&a.cq, &completion);
+    reporter.report_completion(&b.cq, &b.cq.wait_any(WAIT).unwrap());
+    drop(reporter);
+    let reports: Vec<String> = reports.try_iter().collect();
+    let [report] = &reports[..] else { panic!("{reports:?}") };
+    let first: Vec<&str> = report.lines().take(5).collect();
+    assert!(first[0].starts_with("RDMA WRITE of QP ") && first[2].ends_with(", in this process"), "{report}");
+    assert!(first[4].contains("cause at the peer: RC RDMA WRITE Only with PSN "), "{report}");
 }
 
 #[test]

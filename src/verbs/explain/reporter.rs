@@ -1,0 +1,188 @@
+//! Reports of failures as they happen: of failed completions that the program takes, and of refused requests.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::context::Inner;
+use super::joined::peer_of;
+use super::{FailureCause, FailureReport};
+use crate::sys::fork::ForkGeneration;
+use crate::sys::thread::spawn_background;
+use crate::transport::{Completion, Failure, WcStatus};
+use crate::verbs::{Context, Cq};
+use crate::wire::Qpn;
+
+/// Number of failures that are remembered.
+const REMEMBERED: usize = 64;
+
+/// Maximum time until a peer in this process has received the NAK. Its report contains that of the refusal.
+const PEER_WAIT: Duration = Duration::from_secs(1);
+
+/// Queue pair and time of a failure.
+type Key = (Qpn, u64);
+
+/// Reporter of failures, which passes one report of each failure to a function.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use urxe::verbs::*;
+/// # use urxe::verbs::explain::Reporter;
+/// let (a, b) = Fabric::new().pair()?;
+/// let (sender, reports) = std::sync::mpsc::channel();
+/// let reporter = Reporter::new(move |report| sender.send(report.to_string()).unwrap());
+/// reporter.watch(&b.context)?;
+/// let unknown = RemoteAddr { va: 0x1000, rkey: RKey(0x1234_5678) };
+/// a.qp.post_send(&SendWr::write(1, &[], unknown).inline(&[1]))?;
+/// // B has posted no receive and polls nothing.
+/// let report = reports.recv_timeout(Duration::from_secs(60))?;
+/// assert!(report.contains("key 0x12345678 does not refer to a region or a bound window"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Reporter {
+    shared: Arc<Shared>,
+    /// Thread that reports refusals, and the process that has started it.
+    thread: Mutex<Option<(ForkGeneration, JoinHandle<()>)>>,
+}
+
+struct Shared {
+    print: Box<dyn Fn(&FailureReport) + Send + Sync>,
+    /// The newest failures reported, oldest first.
+    reported: Mutex<VecDeque<Key>>,
+    refusals: Mutex<Refusals>,
+    changed: Condvar,
+}
+
+/// Refusals to be reported, oldest first, each with its device.
+#[derive(Default)]
+struct Refusals {
+    queue: VecDeque<(Weak<Inner>, Failure)>,
+    has_ended: bool,
+}
+
+impl Reporter {
+    /// Creates a reporter that calls `print` with each report, on the thread that takes the completion or on
+    /// a thread of its own.
+    pub fn new(print: impl Fn(&FailureReport) + Send + Sync + 'static) -> Reporter {
+        let (reported, refusals, changed) = Default::default();
+        let shared = Shared { print: Box::new(print), reported, refusals, changed };
+        Reporter { shared: Arc::new(shared), thread: Mutex::default() }
+    }
+
+    /// Reports each queue pair of the device that refuses a request of its peer, with or without a receive,
+    /// in place of [`Context::next_refusal`]. If the peer is in this process too, both get one report.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn watch(&self, context: &Context) -> io::Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.as_ref().is_none_or(|(process, _)| !process.is_current()) {
+            let shared = self.shared.clone();
+            let started = spawn_background("urxe-explain".into(), move || shared.run())?;
+            // A handle inherited by `fork` refers to no thread of this process.
+            std::mem::forget(thread.replace((ForkGeneration::current(), started)));
+        }
+        let (device, shared) = (context.downgrade().0, Arc::downgrade(&self.shared));
+        context.0.refusals.listen(move |failure| {
+            if let Some(shared) = shared.upgrade() {
+                shared.refusals.lock().queue.push_back((device.clone(), failure));
+                shared.changed.notify_one();
+            }
+        });
+        Ok(())
+    }
+
+    /// Reports a failed completion that the program has taken from `cq`, unless it was successful. Work
+    /// requests that are flushed after a failure are not reported, nor are those that the program itself
+    /// flushed.
+    pub fn report_completion(&self, cq: &Cq, completion: &Completion) {
+        if completion.status != WcStatus::Success
+            && let Some(report) = cq.explain(completion)
+            && !(report.is_flushed() && report.failure.cause == FailureCause::Modified)
+        {
+            self.shared.report(report);
+        }
+    }
+
+    /// Reports at once the refusals that are still to be reported, because the process ends.
+    pub fn finish(&self) {
+        let queue = std::mem::take(&mut self.shared.refusals.lock().queue);
+        queue
+            .iter()
+            .for_each(|(device, failure)| self.shared.report_refusal(device, failure, Duration::ZERO));
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.shared.refusals.lock().has_ended = true;
+        self.shared.changed.notify_one();
+        if let Some((process, thread)) = self.thread.get_mut().take()
+            && process.is_current()
+        {
+            // A panic of `print` was printed when it occurred.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Reports refusals until the reporter is dropped.
+    fn run(&self) {
+        loop {
+            let mut refusals = self.refusals.lock();
+            while refusals.queue.is_empty() && !refusals.has_ended {
+                self.changed.wait(&mut refusals);
+            }
+            // It stays in the queue, where `finish` finds it if the process ends meanwhile.
+            let Some((device, failure)) = refusals.queue.front().cloned() else { return };
+            drop(refusals);
+            self.report_refusal(&device, &failure, PEER_WAIT);
+            let mut refusals = self.refusals.lock();
+            if refusals.queue.front().is_some_and(|(_, first)| *first == failure) {
+                refusals.queue.pop_front();
+            }
+        }
+    }
+
+    /// Reports a refusal, together with the failure of the peer if that is in this process and fails within
+    /// `wait`.
+    fn report_refusal(&self, device: &Weak<Inner>, failure: &Failure, wait: Duration) {
+        let begin = Instant::now();
+        let report = loop {
+            let Some(device) = device.upgrade() else {
+                break FailureReport::without_device(failure.clone());
+            };
+            let report = FailureReport::of_failure(&device, failure.clone());
+            let is_complete = report.peer.is_some() || peer_of(&device, failure).is_none();
+            drop(device);
+            if is_complete || begin.elapsed() >= wait || self.refusals.lock().has_ended {
+                break report;
+            }
+            thread::sleep(Duration::from_millis(1));
+        };
+        self.report(report);
+    }
+
+    /// Passes on a report if its failure has not been reported, without the part of the peer if that has
+    /// been.
+    fn report(&self, mut report: FailureReport) {
+        let key = |failure: &Failure| (failure.qpn, failure.at);
+        let mut reported = self.reported.lock();
+        report.peer = report.peer.take().filter(|peer| !reported.contains(&key(&peer.failure)));
+        let own = key(&report.failure);
+        if reported.contains(&own) {
+            return;
+        }
+        reported
+            .extend([Some(own), report.peer.as_ref().map(|peer| key(&peer.failure))].into_iter().flatten());
+        let surplus = reported.len().saturating_sub(REMEMBERED);
+        reported.drain(..surplus);
+        drop(reported);
+        (self.print)(&report);
+    }
+}
