@@ -80,6 +80,7 @@
 mod client;
 mod forwarded_mad;
 mod keepalive;
+mod owner;
 mod protocol;
 mod server;
 mod status;
@@ -92,6 +93,7 @@ use std::path::PathBuf;
 use crate::link::udp::BindAddr;
 pub use crate::rings::SharedMemory;
 pub use client::{SharedUdpLink, SharingError};
+pub use owner::{QpOwner, owner_of};
 pub use server::{ServeError, serve};
 pub use status::{BrokerStatus, statuses};
 

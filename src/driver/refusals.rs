@@ -69,6 +69,7 @@ mod tests {
             transmissions: Vec::new(),
             last_ack: None,
             silence: None,
+            path: None,
             retries: RetryLimits::default(),
             events: Vec::new(),
         }

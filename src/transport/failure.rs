@@ -32,6 +32,8 @@ pub struct Failure {
     pub last_ack: Option<LastAck>,
     /// Time since which the peer has sent no acknowledgement and no NAK, if that caused the failure.
     pub silence: Option<Duration>,
+    /// Sizes of the lost packet and of those that arrived, if losses caused the failure.
+    pub path: Option<PathSizes>,
     /// Retries at the time of the failure.
     pub retries: RetryLimits,
     /// Newest slow events of the queue pair, oldest first.
@@ -88,6 +90,13 @@ pub enum FailureCause {
     /// Another cause.
     #[error("{0}")]
     Other(&'static str),
+}
+
+impl FailureCause {
+    /// Reports whether packets were lost, of requests or responses, until the retries were used up.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, FailureCause::NoResponse | FailureCause::SequenceNaks | FailureCause::MissingResponses)
+    }
 }
 
 /// Local check that a work request failed.
@@ -264,6 +273,26 @@ pub struct LastAck {
     pub psn: Psn,
     /// Time of the acknowledgement.
     pub ago: Duration,
+}
+
+/// Sizes of packets on the path of a queue pair, in bytes of payload: of requests, or of the responses to a READ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PathSizes {
+    /// Path MTU.
+    pub mtu: u32,
+    /// Payload of the oldest unacknowledged packet.
+    pub lost: u32,
+    /// Largest payload of a packet that was acknowledged; `None` if none was since RTS.
+    pub acknowledged: Option<u32>,
+}
+
+impl PathSizes {
+    /// Reports whether the path may lose packets because of their size: smaller ones were acknowledged, but none
+    /// of this size.
+    pub fn is_black_hole(&self) -> bool {
+        self.acknowledged.is_some_and(|largest| largest < self.lost)
+    }
 }
 
 /// Retries of a queue pair, with their limits.

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::failure::{
-    FailedRequest, Failure, FailureCause, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
-    TransmissionEnd,
+    FailedRequest, Failure, FailureCause, LocalCheck, PastEvent, PathSizes, Refusal, RetryLimits,
+    Transmission, TransmissionEnd,
 };
 use super::slow_event::EventKind;
 use crate::wire::{Counted, NakCode};
@@ -43,6 +43,9 @@ impl fmt::Display for JoinedFailure<'_> {
             writeln!(f, "  peer: QP {peer} at {address}{place}")?;
         }
         writeln!(f, "  cause: {}", this.cause)?;
+        if let Some(path) = this.path {
+            writeln!(f, "  path MTU: {path}")?;
+        }
         if let Some(peer) = self.peer {
             writeln!(f, "  cause at the peer: {}", peer.cause)?;
         }
@@ -68,7 +71,13 @@ impl fmt::Display for JoinedFailure<'_> {
             writeln!(f, "  event: {event}")?;
         }
         let refused = peer.filter(|peer| matches!(peer.cause, FailureCause::Refused(_)));
-        write!(f, "  remedy: {}", remedy(&refused.unwrap_or(this).cause))
+        let remedy = match this.path {
+            Some(path) if path.is_black_hole() => {
+                "lower the path MTU of both QPs, or raise the MTU of the interfaces and switches on the path"
+            }
+            _ => remedy(&refused.unwrap_or(this).cause),
+        };
+        write!(f, "  remedy: {remedy}")
     }
 }
 
@@ -87,6 +96,23 @@ impl fmt::Display for FailedRequest {
                 write!(f, ", {} of {} acknowledged", self.acknowledged, Counted(self.packets, "packet"))
             }
             None => f.write_str(", no packets"),
+        }
+    }
+}
+
+impl fmt::Display for PathSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let payload = |bytes| Counted(bytes, "byte");
+        write!(f, "{}; the lost packet has {} of payload, ", payload(self.mtu), payload(self.lost))?;
+        match self.acknowledged {
+            None => f.write_str("and no packet was ever acknowledged"),
+            Some(largest) if self.is_black_hole() => write!(
+                f,
+                "of which size none was ever acknowledged, but smaller ones up to {} were: the path may drop large \
+                 packets (MTU black hole)",
+                payload(largest)
+            ),
+            Some(_) => f.write_str("of which size others were acknowledged"),
         }
     }
 }

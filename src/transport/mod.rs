@@ -63,7 +63,7 @@ pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
 pub use failure::{
-    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, Refusal,
+    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, PathSizes, Refusal,
     RetryLimits, Transmission, TransmissionEnd,
 };
 pub(crate) use failure_text::{Ago, JoinedFailure};

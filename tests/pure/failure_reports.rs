@@ -190,6 +190,35 @@ fn two_queue_pairs_of_a_process_get_one_report() {
 }
 
 #[test]
+fn path_that_loses_large_packets_is_reported_in_the_first_five_lines() {
+    let rule = "drop=1..,payload=1025..";
+    let (a, b) = pair(ConnectOptions::default().mtu(Mtu::Mtu4096), &[rule]);
+    let remote = b.pd.reg_mr(8192, Access::ALL).unwrap();
+    let local = a.pd.reg_mr(8192, Access::ALL).unwrap();
+    let post = |len| a.qp.post_send(&SendWr::write(1, &[local.sge(0..len)], remote.remote(0))).unwrap();
+    post(16);
+    a.cq.wait(WAIT).unwrap();
+    post(4096);
+    let (_, silent) = report(&a);
+    let path = silent.failure.path.unwrap();
+    assert_eq!((path.mtu, path.lost, path.acknowledged, path.is_black_hole()), (4096, 4096, Some(16), true));
+    let text = "path MTU: 4096 bytes; the lost packet has 4096 bytes of payload, of which size none was ever \
+                acknowledged, but smaller ones up to 16 bytes were: the path may drop large packets (MTU black hole)";
+    assert_eq!(lines(&silent)[4], text);
+    assert!(silent.to_string().contains("remedy: lower the path MTU of both QPs"), "{silent}");
+
+    // Packets of that size arrived before.
+    let (a, _b) = pair(ConnectOptions::default(), &["drop=2.."]);
+    for id in 1..=2 {
+        a.qp.post_send(&write(id)).unwrap();
+    }
+    a.cq.wait(WAIT).unwrap();
+    let (_, silent) = report(&a);
+    assert_eq!(silent.failure.path.map(|path| path.is_black_hole()), Some(false));
+    assert!(lines(&silent)[4].ends_with("of which size others were acknowledged"), "{silent}");
+}
+
+#[test]
 fn lost_packets_are_reported_with_the_sequence_error() {
     let (a, b) = pair(ConnectOptions::default().retry_cnt(0).mtu(Mtu::Mtu256), &["tx:drop=1"]);
     let mr = b.pd.reg_mr(1024, Access::ALL).unwrap();

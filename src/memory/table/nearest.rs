@@ -59,7 +59,10 @@ impl fmt::Display for NearestKey {
         let region = format!("{} at {addr:#x}, {access}, {pd}", Counted(len, "byte"));
         match difference {
             KeyDifference::LowByte => {
-                write!(f, "it differs in its low byte, as after a registration, from {key:#x} ({region})")
+                write!(
+                    f,
+                    "it differs only in the low byte, which changes with each registration, from {key:#x} ({region})"
+                )
             }
             KeyDifference::ByteOrder => write!(f, "it is {key:#x} ({region}) in the wrong byte order"),
             KeyDifference::Digits(count) => {
@@ -159,7 +162,13 @@ mod tests {
             "{key} (16 bytes at 0x1000, LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC, PD 1)"
         );
         let cases = [
-            (key.0 ^ 1, 0, format!("it differs in its low byte, as after a registration, from {region}")),
+            (
+                key.0 ^ 1,
+                0,
+                format!(
+                    "it differs only in the low byte, which changes with each registration, from {region}"
+                ),
+            ),
             (key.0.swap_bytes(), 0, format!("it is {region} in the wrong byte order")),
             (key.0 ^ 0x500, 0, format!("it differs in 1 digit from {region}")),
             (key.0 ^ 0x5060_0000, 0, format!("it differs in 2 digits from {region}")),

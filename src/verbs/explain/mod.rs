@@ -3,6 +3,7 @@
 
 mod joined;
 mod reporter;
+mod surroundings;
 
 use std::fmt;
 
@@ -15,10 +16,12 @@ use joined::peer_of;
 
 pub(super) use joined::add_device;
 pub use reporter::Reporter;
+pub use surroundings::Surroundings;
 
+pub use crate::broker::QpOwner;
 pub use crate::memory::{KeyDifference, NearestKey};
 pub use crate::transport::{
-    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, Refusal,
+    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, PathSizes, Refusal,
     RetryLimits, Transmission, TransmissionEnd,
 };
 
@@ -55,6 +58,8 @@ pub struct FailureReport {
     /// Report of the peer's queue pair, if that is in this process and has failed too. Its own `peer` is
     /// `None`. The text form combines both, the requester's first.
     pub peer: Option<Box<FailureReport>>,
+    /// Facts about the path to the peer, if packets were lost, except on a fabric.
+    pub surroundings: Option<Surroundings>,
 }
 
 impl FailureReport {
@@ -83,12 +88,13 @@ impl FailureReport {
         let rules = device.shards.of(failure.qpn).rules_behind(&failure);
         let mut faults: Vec<_> = rules.iter().map(|rule| AppliedFault::of_packets(rule, &failure)).collect();
         faults.extend(device.faults.behind(&failure));
-        FailureReport { faults, ..FailureReport::without_device(failure) }
+        let surroundings = Surroundings::of(device, &failure);
+        FailureReport { faults, surroundings, ..FailureReport::without_device(failure) }
     }
 
     /// Makes the report of a failure on a device that is closed.
     fn without_device(failure: Failure) -> FailureReport {
-        FailureReport { completion: None, failure, faults: Vec::new(), peer: None }
+        FailureReport { completion: None, failure, faults: Vec::new(), peer: None, surroundings: None }
     }
 
     /// Makes the report of a completion of the device.
@@ -122,6 +128,7 @@ impl fmt::Display for FailureReport {
             peer => (self, peer.as_deref()),
         };
         JoinedFailure { failure: &first.failure, peer: peer.map(|peer| &peer.failure) }.fmt(f)?;
+        first.surroundings.iter().try_for_each(|facts| facts.fmt(f))?;
         first.faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))?;
         let of_peer = peer.iter().flat_map(|peer| &peer.faults);
         of_peer.into_iter().try_for_each(|fault| write!(f, "\n  at the peer: {fault}"))
