@@ -1,8 +1,9 @@
 //! Reports of failed work requests and refused requests on standard error, if `URXE_EXPLAIN` is 1
 //! (`urxe run --explain`).
 
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
+use urxe::verbs::errors::InjectedError;
 use urxe::verbs::explain::Reporter;
 use urxe::verbs::{Completion, Context, Cq, WcStatus};
 
@@ -25,6 +26,15 @@ pub(crate) fn explain(cq: &Cq, completions: &[Completion]) {
     if let Some(reporter) = REPORTER.get() {
         let failed = completions.iter().filter(|c| c.status != WcStatus::Success);
         failed.for_each(|completion| reporter.report_completion(cq, completion));
+    }
+}
+
+/// Reports that a rule makes a call fail, with `URXE_EXPLAIN`.
+pub(crate) fn injected(error: &InjectedError) {
+    // A setting that cannot be read is reported when the devices are listed.
+    static IS_ENABLED: LazyLock<bool> = LazyLock::new(|| crate::env::explain().unwrap_or(false));
+    if *IS_ENABLED {
+        warn(&error.line());
     }
 }
 

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{CompletionQueue, Events, Pushed, Refusals};
+use super::{CompletionQueue, Events, Pushed, Records};
 use crate::nic::{CqHandle, Nic, NicOutput};
-use crate::transport::{AsyncEvent, CqId, Instant, QueuePair};
+use crate::transport::{AsyncEvent, CqId, Failure, Instant, QueuePair};
 
 /// Destinations of the outputs of one shard's NIC.
 pub(crate) struct Outputs {
@@ -13,7 +13,7 @@ pub(crate) struct Outputs {
     /// The device's event hub, shared by all shards.
     pub(super) events: Events,
     /// The device's records of refused requests, shared by all shards.
-    pub(super) refusals: Refusals,
+    pub(super) refusals: Records<Failure>,
 }
 
 impl Outputs {

@@ -10,21 +10,26 @@ use super::failure::{
 use super::slow_event::EventKind;
 use crate::wire::{Counted, NakCode};
 
+/// Largest payload that any path carries, in bytes: packets with an IPv6 header then fit into 1280 bytes.
+const SMALL: u32 = 1024;
+
 /// Failure as text, with the failure of the peer if it is known.
 pub(crate) struct JoinedFailure<'a> {
     pub failure: &'a Failure,
     pub peer: Option<&'a Failure>,
+    /// Whole lines about the path to the peer.
+    pub surroundings: Option<&'a dyn fmt::Display>,
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        JoinedFailure { failure: self, peer: None }.fmt(f)
+        JoinedFailure { failure: self, peer: None, surroundings: None }.fmt(f)
     }
 }
 
 impl fmt::Display for JoinedFailure<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let JoinedFailure { failure: this, peer } = *self;
+        let JoinedFailure { failure: this, peer, surroundings } = *self;
         let qpn = this.qpn;
         match &this.request {
             Some(request) => {
@@ -46,6 +51,7 @@ impl fmt::Display for JoinedFailure<'_> {
         if let Some(path) = this.path {
             writeln!(f, "  path MTU: {path}")?;
         }
+        surroundings.map_or(Ok(()), |lines| lines.fmt(f))?;
         if let Some(peer) = self.peer {
             writeln!(f, "  cause at the peer: {}", peer.cause)?;
         }
@@ -105,6 +111,10 @@ impl fmt::Display for PathSizes {
         let payload = |bytes| Counted(bytes, "byte");
         write!(f, "{}; the lost packet has {} of payload, ", payload(self.mtu), payload(self.lost))?;
         match self.acknowledged {
+            None if self.lost > SMALL => f.write_str(
+                "and no packet was ever acknowledged: if smaller messages arrive, the path drops large packets (MTU \
+                 black hole)",
+            ),
             None => f.write_str("and no packet was ever acknowledged"),
             Some(largest) if self.is_black_hole() => write!(
                 f,

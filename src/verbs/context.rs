@@ -12,12 +12,12 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 
 use super::channel_wait::WaitingThreads;
-use super::explain;
+use super::explain::{self, ConnectionReport};
 use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
-use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Refusals, Shard, ShardMailbox, Shards};
+use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Records, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -27,7 +27,7 @@ use crate::middleware::faults::FaultSeeds;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::rng::splitmix64;
 use crate::sys::setters::setters;
-use crate::transport::{Congestion, CongestionConfig, Counters, PacingLimits, Quirks, Rate, Tuning};
+use crate::transport::{Congestion, CongestionConfig, Counters, Failure, PacingLimits, Quirks, Rate, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
@@ -83,7 +83,7 @@ impl ContextOptions {
     /// let error = context.alloc_pd().unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "Cannot allocate memory (os error 12) (ibv_alloc_pd, by the fault rule 'call:ibv_alloc_pd=ENOMEM@1')"
+    ///     "Cannot allocate memory (os error 12) (ibv_alloc_pd, by the fault rule 'call:ibv_alloc_pd=ENOMEM@1', first call)"
     /// );
     /// context.alloc_pd()?;
     /// fabric.advance(std::time::Duration::from_millis(5));
@@ -197,7 +197,9 @@ pub(super) struct Inner {
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
     /// Records of the queue pairs that refused requests.
-    pub refusals: Refusals,
+    pub refusals: Records<Failure>,
+    /// Reports of connection requests that were not answered or were rejected.
+    pub connections: Records<ConnectionReport>,
     pub warnings: Warnings,
     pub faults: Arc<DeviceFaults>,
 }
@@ -347,7 +349,7 @@ impl Context {
             nic
         };
         let nics: Vec<Nic> = mailbox.iter().zip(&mut links).map(new_nic).collect();
-        let (asynchronous, refusals) = (Events::default(), Refusals::default());
+        let (asynchronous, refusals) = (Events::default(), Records::default());
         let (reader, events) = asynchronous.add_reader()?;
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
@@ -385,6 +387,7 @@ impl Context {
             waiting_threads: WaitingThreads::default(),
             asynchronous,
             refusals,
+            connections: Records::default(),
             warnings: Warnings::default(),
             faults: Arc::new(DeviceFaults::new(calls, packet_counters)),
         };

@@ -1,6 +1,7 @@
 //! Explanation of failed work requests and refused requests: reports made from the record that a failed queue
 //! pair keeps.
 
+mod connection;
 mod joined;
 mod reporter;
 mod surroundings;
@@ -14,8 +15,9 @@ use crate::transport::{Completion, JoinedFailure, WcStatus};
 use crate::wire::Qpn;
 use joined::peer_of;
 
+pub use connection::{ConnectionProblem, ConnectionReport};
 pub(super) use joined::add_device;
-pub use reporter::Reporter;
+pub use reporter::{Report, Reporter};
 pub use surroundings::Surroundings;
 
 pub use crate::broker::QpOwner;
@@ -127,8 +129,9 @@ impl fmt::Display for FailureReport {
             }
             peer => (self, peer.as_deref()),
         };
-        JoinedFailure { failure: &first.failure, peer: peer.map(|peer| &peer.failure) }.fmt(f)?;
-        first.surroundings.iter().try_for_each(|facts| facts.fmt(f))?;
+        let surroundings = first.surroundings.as_ref().map(|facts| facts as &dyn fmt::Display);
+        let peer_failure = peer.map(|peer| &peer.failure);
+        JoinedFailure { failure: &first.failure, peer: peer_failure, surroundings }.fmt(f)?;
         first.faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))?;
         let of_peer = peer.iter().flat_map(|peer| &peer.faults);
         of_peer.into_iter().try_for_each(|fault| write!(f, "\n  at the peer: {fault}"))
@@ -142,6 +145,16 @@ impl Context {
     /// [`Reporter`] watches the device.
     pub fn next_refusal(&self) -> Option<FailureReport> {
         Some(FailureReport::of_failure(&self.0, self.0.refusals.take()?))
+    }
+}
+
+impl Context {
+    /// Removes and returns the report of the oldest connection request through the device's connection manager
+    /// that two transmissions left unanswered, or that was rejected; `None` if there is none. The 64 newest are
+    /// kept, until a [`Reporter`] watches the device. Asks the peer's host for ICMP errors, which takes up to
+    /// 20 ms, except on a fabric.
+    pub fn next_connection_report(&self) -> Option<ConnectionReport> {
+        Some(self.0.connections.take()?.complete(&self.0))
     }
 }
 

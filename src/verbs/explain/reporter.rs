@@ -1,16 +1,16 @@
 //! Reports of failures as they happen: of failed completions that the program takes, and of refused requests.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::super::context::Inner;
 use super::joined::peer_of;
-use super::{FailureCause, FailureReport};
+use super::{ConnectionReport, FailureCause, FailureReport};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
 use crate::transport::{Completion, Failure, WcStatus};
@@ -25,6 +25,25 @@ const PEER_WAIT: Duration = Duration::from_secs(1);
 
 /// Queue pair and time of a failure.
 type Key = (Qpn, u64);
+
+/// Report of a [`Reporter`].
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Report {
+    /// A queue pair failed.
+    Failure(Box<FailureReport>),
+    /// A connection request was not answered or was rejected.
+    Connection(ConnectionReport),
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Report::Failure(report) => report.fmt(f),
+            Report::Connection(report) => report.fmt(f),
+        }
+    }
+}
 
 /// Reporter of failures, which passes one report of each failure to a function.
 ///
@@ -50,31 +69,39 @@ pub struct Reporter {
 }
 
 struct Shared {
-    print: Box<dyn Fn(&FailureReport) + Send + Sync>,
+    print: Box<dyn Fn(&Report) + Send + Sync>,
     /// The newest failures reported, oldest first.
     reported: Mutex<VecDeque<Key>>,
-    refusals: Mutex<Refusals>,
+    pending: Mutex<Pending>,
     changed: Condvar,
 }
 
-/// Refusals to be reported, oldest first, each with its device.
+/// Records to be reported, oldest first, each with its device.
 #[derive(Default)]
-struct Refusals {
-    queue: VecDeque<(Weak<Inner>, Failure)>,
+struct Pending {
+    queue: VecDeque<(Weak<Inner>, Record)>,
     has_ended: bool,
+}
+
+#[derive(Clone, PartialEq)]
+enum Record {
+    Refusal(Failure),
+    Connection(ConnectionReport),
 }
 
 impl Reporter {
     /// Creates a reporter that calls `print` with each report, on the thread that takes the completion or on
     /// a thread of its own.
-    pub fn new(print: impl Fn(&FailureReport) + Send + Sync + 'static) -> Reporter {
-        let (reported, refusals, changed) = Default::default();
-        let shared = Shared { print: Box::new(print), reported, refusals, changed };
+    pub fn new(print: impl Fn(&Report) + Send + Sync + 'static) -> Reporter {
+        let (reported, pending, changed) = Default::default();
+        let shared = Shared { print: Box::new(print), reported, pending, changed };
         Reporter { shared: Arc::new(shared), thread: Mutex::default() }
     }
 
     /// Reports each queue pair of the device that refuses a request of its peer, with or without a receive,
-    /// in place of [`Context::next_refusal`]. If the peer is in this process too, both get one report.
+    /// and each connection request that is not answered or rejected, in place of [`Context::next_refusal`]
+    /// and [`Context::next_connection_report`]. If the peer of a refusal is in this process too, both get one
+    /// report.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -87,12 +114,15 @@ impl Reporter {
             std::mem::forget(thread.replace((ForkGeneration::current(), started)));
         }
         let (device, shared) = (context.downgrade().0, Arc::downgrade(&self.shared));
-        context.0.refusals.listen(move |failure| {
+        let add = move |record| {
             if let Some(shared) = shared.upgrade() {
-                shared.refusals.lock().queue.push_back((device.clone(), failure));
+                shared.pending.lock().queue.push_back((device.clone(), record));
                 shared.changed.notify_one();
             }
-        });
+        };
+        let add_connection = add.clone();
+        context.0.refusals.listen(move |failure| add(Record::Refusal(failure)));
+        context.0.connections.listen(move |report| add_connection(Record::Connection(report)));
         Ok(())
     }
 
@@ -108,18 +138,16 @@ impl Reporter {
         }
     }
 
-    /// Reports at once the refusals that are still to be reported, because the process ends.
+    /// Reports at once what is still to be reported, because the process ends.
     pub fn finish(&self) {
-        let queue = std::mem::take(&mut self.shared.refusals.lock().queue);
-        queue
-            .iter()
-            .for_each(|(device, failure)| self.shared.report_refusal(device, failure, Duration::ZERO));
+        let queue = std::mem::take(&mut self.shared.pending.lock().queue);
+        queue.iter().for_each(|(device, record)| self.shared.report_record(device, record, Duration::ZERO));
     }
 }
 
 impl Drop for Reporter {
     fn drop(&mut self) {
-        self.shared.refusals.lock().has_ended = true;
+        self.shared.pending.lock().has_ended = true;
         self.shared.changed.notify_one();
         if let Some((process, thread)) = self.thread.get_mut().take()
             && process.is_current()
@@ -131,21 +159,36 @@ impl Drop for Reporter {
 }
 
 impl Shared {
-    /// Reports refusals until the reporter is dropped.
+    /// Reports records until the reporter is dropped.
     fn run(&self) {
         loop {
-            let mut refusals = self.refusals.lock();
-            while refusals.queue.is_empty() && !refusals.has_ended {
-                self.changed.wait(&mut refusals);
+            let mut pending = self.pending.lock();
+            while pending.queue.is_empty() && !pending.has_ended {
+                self.changed.wait(&mut pending);
             }
-            // It stays in the queue, where `finish` finds it if the process ends meanwhile.
-            let Some((device, failure)) = refusals.queue.front().cloned() else { return };
-            drop(refusals);
-            self.report_refusal(&device, &failure, PEER_WAIT);
-            let mut refusals = self.refusals.lock();
-            if refusals.queue.front().is_some_and(|(_, first)| *first == failure) {
-                refusals.queue.pop_front();
+            // A refusal stays in the queue, where `finish` finds it if the process ends meanwhile.
+            let Some((device, record)) = pending.queue.front().cloned() else { return };
+            if let Record::Connection(_) = record {
+                pending.queue.pop_front();
             }
+            drop(pending);
+            self.report_record(&device, &record, PEER_WAIT);
+            let mut pending = self.pending.lock();
+            if pending.queue.front().is_some_and(|(_, first)| *first == record) {
+                pending.queue.pop_front();
+            }
+        }
+    }
+
+    fn report_record(&self, device: &Weak<Inner>, record: &Record, wait: Duration) {
+        match (record, device.upgrade()) {
+            (Record::Refusal(failure), _) => self.report_refusal(device, failure, wait),
+            (Record::Connection(report), Some(device)) => {
+                let report = report.clone().complete(&device);
+                drop(device);
+                (self.print)(&Report::Connection(report));
+            }
+            (Record::Connection(report), None) => (self.print)(&Report::Connection(report.clone())),
         }
     }
 
@@ -160,7 +203,7 @@ impl Shared {
             let report = FailureReport::of_failure(&device, failure.clone());
             let is_complete = report.peer.is_some() || peer_of(&device, failure).is_none();
             drop(device);
-            if is_complete || begin.elapsed() >= wait || self.refusals.lock().has_ended {
+            if is_complete || begin.elapsed() >= wait || self.pending.lock().has_ended {
                 break report;
             }
             thread::sleep(Duration::from_millis(1));
@@ -183,6 +226,6 @@ impl Shared {
         let surplus = reported.len().saturating_sub(REMEMBERED);
         reported.drain(..surplus);
         drop(reported);
-        (self.print)(&report);
+        (self.print)(&Report::Failure(Box::new(report)));
     }
 }

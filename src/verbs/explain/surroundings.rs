@@ -43,22 +43,27 @@ impl Surroundings {
         }
         let counters = device.shards.link_state().0;
         let unsent = (counters.tx_unreachable, counters.tx_oversized);
-        // Other links have no sockets, or are not on the system's routes.
-        let uses_system = device.info.name.starts_with("udp");
         let is_silent = failure.cause == FailureCause::NoResponse;
-        let small_route_mtu = failure.path.filter(|_| uses_system).and_then(|path| {
+        let small_route_mtu = failure.path.filter(|_| uses_system(device)).and_then(|path| {
             let mtu = route::mtu_towards((address, ROCE_PORT).into()).ok()?;
             (path.lost + HEADERS > mtu).then_some(mtu)
         });
         let owner = if is_silent { owner_of(address, qpn) } else { None };
-        let icmp_error =
-            (is_silent && uses_system && owner.is_none()).then(|| icmp_error(device, address)).flatten();
+        let icmp_error = (is_silent && owner.is_none()).then(|| icmp_error(device, address)).flatten();
         Some(Surroundings { owner, small_route_mtu, icmp_error, unsent })
     }
 }
 
+/// Reports whether the packets of a device take the system's routes.
+fn uses_system(device: &Inner) -> bool {
+    matches!(device.shards.clock(), Clock::Real) && device.info.name.starts_with("udp")
+}
+
 /// Sends an empty datagram to the RoCE port of `address`, and returns the error that is reported for it.
-fn icmp_error(device: &Inner, address: IpAddr) -> Option<String> {
+pub(super) fn icmp_error(device: &Inner, address: IpAddr) -> Option<String> {
+    if !uses_system(device) {
+        return None;
+    }
     let src = device.info.addresses.iter().find(|src| src.is_ipv4() == address.is_ipv4())?;
     let error = route::probe(*src, SocketAddr::new(address, ROCE_PORT), ICMP_WAIT).err()?;
     Some(match error.raw_os_error() {
@@ -70,19 +75,19 @@ fn icmp_error(device: &Inner, address: IpAddr) -> Option<String> {
 impl fmt::Display for Surroundings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(owner) = &self.owner {
-            write!(f, "\n  peer's process: {owner}")?;
+            writeln!(f, "  peer's process: {owner}")?;
         }
         if let Some(mtu) = self.small_route_mtu {
-            write!(f, "\n  route: its MTU of {mtu} bytes is too small for packets of this size")?;
+            writeln!(f, "  route: its MTU of {mtu} bytes is too small for packets of this size")?;
         }
         if let Some(error) = &self.icmp_error {
-            write!(f, "\n  ICMP: {error}")?;
+            writeln!(f, "  ICMP: {error}")?;
         }
         match self.unsent {
             (0, 0) => Ok(()),
-            (unreachable, oversized) => write!(
+            (unreachable, oversized) => writeln!(
                 f,
-                "\n  link: {unreachable} packets had no route or listener, {oversized} were larger than the MTU"
+                "  link: packets without a route or listener: {unreachable}; larger than the MTU: {oversized}"
             ),
         }
     }
