@@ -138,8 +138,7 @@ impl Shard {
         mut link: Box<dyn Link>,
         mailbox: ShardMailbox,
         memory: Arc<Table>,
-        events: Events,
-        refusals: Records<Failure>,
+        (events, refusals): (Events, Records<Failure>),
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {

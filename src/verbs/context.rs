@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 
 use super::channel_wait::WaitingThreads;
-use super::explain::{self, ConnectionReport};
+use super::explain::ConnectionReport;
 use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
@@ -355,9 +355,9 @@ impl Context {
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), mailbox) in nics.into_iter().zip(links).zip(mailbox) {
-            let (memory, events, refusals) = (memory.clone(), asynchronous.clone(), refusals.clone());
+            let (memory, reports) = (memory.clone(), (asynchronous.clone(), refusals.clone()));
             let (clock, fabric) = (clock.clone(), fabric.clone());
-            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, events, refusals, clock, fabric)?));
+            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, reports, clock, fabric)?));
         }
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shards[0].clone();
@@ -396,7 +396,7 @@ impl Context {
         }
         let calls = device.faults.calls.clone();
         let device = Arc::new(device);
-        explain::add_device(&device);
+        device.list();
         Ok(Context(Arc::new(Handle { device, reader, events, calls })))
     }
 

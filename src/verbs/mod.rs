@@ -28,6 +28,7 @@ mod identity;
 pub mod memory;
 mod mr;
 mod mw;
+mod open_devices;
 mod pd;
 mod port_counters;
 mod qp;

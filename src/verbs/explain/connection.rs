@@ -3,8 +3,6 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use super::super::context::Inner;
-use super::surroundings::icmp_error;
 use crate::wire::ROCE_PORT;
 use crate::wire::mad::RejReason;
 
@@ -37,14 +35,6 @@ pub enum ConnectionProblem {
 impl ConnectionReport {
     pub(in crate::verbs) fn new(peer: SocketAddr, problem: ConnectionProblem) -> ConnectionReport {
         ConnectionReport { peer, problem, icmp_error: None }
-    }
-
-    /// Adds what the system knows about the peer.
-    pub(super) fn complete(mut self, device: &Inner) -> ConnectionReport {
-        if let ConnectionProblem::Unanswered { .. } = self.problem {
-            self.icmp_error = icmp_error(device, self.peer.ip());
-        }
-        self
     }
 }
 

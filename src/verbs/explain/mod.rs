@@ -16,7 +16,6 @@ use crate::wire::Qpn;
 use joined::peer_of;
 
 pub use connection::{ConnectionProblem, ConnectionReport};
-pub(super) use joined::add_device;
 pub use reporter::{Report, Reporter};
 pub use surroundings::Surroundings;
 
@@ -154,7 +153,7 @@ impl Context {
     /// kept, until a [`Reporter`] watches the device. Asks the peer's host for ICMP errors, which takes up to
     /// 20 ms, except on a fabric.
     pub fn next_connection_report(&self) -> Option<ConnectionReport> {
-        Some(self.0.connections.take()?.complete(&self.0))
+        Some(surroundings::complete(self.0.connections.take()?, &self.0))
     }
 }
 

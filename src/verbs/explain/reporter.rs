@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::super::context::Inner;
 use super::joined::peer_of;
+use super::surroundings::complete;
 use super::{ConnectionReport, FailureCause, FailureReport};
 use crate::sys::fork::ForkGeneration;
 use crate::sys::thread::spawn_background;
@@ -85,7 +86,7 @@ struct Pending {
 
 #[derive(Clone, PartialEq)]
 enum Record {
-    Refusal(Failure),
+    Refusal(Box<Failure>),
     Connection(ConnectionReport),
 }
 
@@ -121,7 +122,7 @@ impl Reporter {
             }
         };
         let add_connection = add.clone();
-        context.0.refusals.listen(move |failure| add(Record::Refusal(failure)));
+        context.0.refusals.listen(move |failure| add(Record::Refusal(Box::new(failure))));
         context.0.connections.listen(move |report| add_connection(Record::Connection(report)));
         Ok(())
     }
@@ -184,7 +185,7 @@ impl Shared {
         match (record, device.upgrade()) {
             (Record::Refusal(failure), _) => self.report_refusal(device, failure, wait),
             (Record::Connection(report), Some(device)) => {
-                let report = report.clone().complete(&device);
+                let report = complete(report.clone(), &device);
                 drop(device);
                 (self.print)(&Report::Connection(report));
             }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::super::context::Inner;
+use super::{ConnectionProblem, ConnectionReport};
 use crate::broker::{QpOwner, owner_of};
 use crate::driver::Clock;
 use crate::host::route;
@@ -54,13 +55,23 @@ impl Surroundings {
     }
 }
 
+/// Adds to a report what the system knows about the peer.
+pub(super) fn complete(report: ConnectionReport, device: &Inner) -> ConnectionReport {
+    match report.problem {
+        ConnectionProblem::Unanswered { .. } => {
+            ConnectionReport { icmp_error: icmp_error(device, report.peer.ip()), ..report }
+        }
+        ConnectionProblem::Rejected(_) => report,
+    }
+}
+
 /// Reports whether the packets of a device take the system's routes.
 fn uses_system(device: &Inner) -> bool {
     matches!(device.shards.clock(), Clock::Real) && device.info.name.starts_with("udp")
 }
 
 /// Sends an empty datagram to the RoCE port of `address`, and returns the error that is reported for it.
-pub(super) fn icmp_error(device: &Inner, address: IpAddr) -> Option<String> {
+fn icmp_error(device: &Inner, address: IpAddr) -> Option<String> {
     if !uses_system(device) {
         return None;
     }
