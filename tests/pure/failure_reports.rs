@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use urxe::middleware::faults::Action;
 use urxe::verbs::errors::AccessError;
-use urxe::verbs::explain::{Failure, FailureCause, FailureReport, LocalCheck, Reporter, TransmissionEnd};
+use urxe::verbs::explain::{
+    ConnectionProblem, Failure, FailureCause, FailureReport, LocalCheck, Reporter, TransmissionEnd,
+};
 use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
 use urxe::wire::Operation;
@@ -517,4 +519,28 @@ fn rule_that_did_not_cause_the_failure_is_not_named() {
     let (completion, denied) = report(&a);
     assert_eq!((completion.status, &denied.faults[..]), (WcStatus::LocProtErr, &[][..]));
     drop(b);
+}
+
+#[test]
+fn connection_request_without_an_answer_is_reported_after_the_second_transmission() {
+    use urxe::verbs::cm::{ConnParam, ConnectionManager};
+    let fabric = fabric();
+    let [local, remote] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+    let address = (remote.address().unwrap(), 7471).into();
+    let manager = ConnectionManager::new(vec![local.clone()]).unwrap();
+    let new_qp = |context: &Context| {
+        let cq = context.create_cq(16)?;
+        context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+    };
+    // Nothing handles the management packets of the other NIC.
+    let session = manager.begin_connect(address, new_qp, &ConnParam::default()).unwrap();
+    assert_eq!(local.next_connection_report(), None);
+    session.event_channel().get_event(Some(WAIT)).unwrap();
+    let report = local.next_connection_report().unwrap();
+    assert_eq!((report.peer, report.problem), (address, ConnectionProblem::Unanswered { left: 14 }));
+    let start =
+        format!("connection with {address}: two requests (REQ) were not answered, 14 more may follow: ");
+    assert!(report.to_string().starts_with(&start), "{report}");
+    assert_eq!(local.next_connection_report(), None);
+    drop(remote);
 }
