@@ -159,8 +159,9 @@ fn path_that_loses_large_packets_is_named_in_the_first_five_lines() {
 #[test]
 fn stopped_peer_is_named() {
     let ([server, client], port) = (addresses(), port().to_string());
-    let pingpong = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000", "-p", &port];
-    let serving = Running::new(urxe(&[&["run", "--ip", &server, "--"], &pingpong[..]].concat()));
+    // The client always has a WRITE in flight.
+    let write = ["ib_write_bw", "-F", "-s", "64", "-D", "60", "-p", &port];
+    let serving = Running::new(urxe(&[&["run", "--ip", &server, "--"], &write[..]].concat()));
     wait_for_listener(&port);
     let directory = tempfile::tempdir().unwrap();
     let capture = directory.path().join("client.pcapng");
@@ -174,9 +175,9 @@ fn stopped_peer_is_named() {
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGSTOP).unwrap();
     };
     let run = ["--ip", &client, "--explain", "--capture", capture.to_str().unwrap(), "--"];
-    let client = [&run[..], &pingpong, &["127.0.0.1"]].concat();
+    let client = [&run[..], &write, &["127.0.0.1"]].concat();
     let printed = standard_error(&client, stop, |printed| printed.contains("  remedy: "));
-    let line = format!("  peer's process: process {} (ibv_rc_pingpong) is stopped", serving.id());
+    let line = format!("  peer's process: process {} (ib_write_bw) is stopped", serving.id());
     assert!(printed.lines().any(|found| found.starts_with(&line)), "{printed}");
 }
 
