@@ -6,7 +6,7 @@
 //! | target | level | event |
 //! | --- | --- | --- |
 //! | `urxe::qp` | DEBUG | a queue pair changed its state: `qpn`, `from`, `to`, `cause` |
-//! | `urxe::nak` | DEBUG | a NAK was sent or received: `qpn`, `psn`, `syndrome` |
+//! | `urxe::nak` | DEBUG | a NAK was sent or received: `qpn`, `psn`, `syndrome`; a queue pair refused a request and enters ERR: `qpn`, `reason`, the text of the failure report's cause |
 //! | `urxe::recovery` | DEBUG | a retransmission (`qpn`, `cause`, `psn` of its first packet, `retries_left`), an RNR wait (`qpn`, `psn`, `wait`), exhausted retries (`qpn`, `cause`, `psn`, `status`) |
 //! | `urxe::link` | WARN | a link, and with it the device, was lost: `reason` |
 //! | `urxe::cm` | DEBUG | a connection changed its state (`id`, `from`, `to`), retransmitted a message or gave up (`id`, `state`) |

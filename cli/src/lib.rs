@@ -144,6 +144,7 @@ pub fn main(libraries: Libraries) -> ExitCode {
 pub fn execute(failure: ExitCode, command: impl FnOnce(&mut Interrupt) -> Result<(), CliError>) -> ExitCode {
     let mut interrupt = Interrupt::default();
     let result = log::install().and_then(|()| command(&mut interrupt));
+    nic_args::finish_reports();
     let status =
         |status| if interrupt.is_set() { ExitCode::from(interrupt::INTERRUPTED_STATUS) } else { status };
     match result {

@@ -349,6 +349,7 @@ impl LinkArgs {
 
     /// Checks that the NIC supports the requested path MTU and has the requested GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
+        self.nic.watch(&context)?;
         if !self.nic.faults.is_empty() {
             self.opened.lock().faulty.push(context.clone());
         }

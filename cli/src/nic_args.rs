@@ -3,9 +3,11 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, TypedValueParser};
@@ -17,8 +19,9 @@ use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
 use urxe::middleware::faults::Rules;
 use urxe::nic::ShardId;
+use urxe::verbs::explain::Reporter;
 use urxe::verbs::faults::Fault;
-use urxe::verbs::{Completion, Congestion, Cq, Personality};
+use urxe::verbs::{Completion, Congestion, Context, Cq, Personality};
 
 /// Environment variable with the default of `--shared-memory`, so that all programs of a script or test run
 /// can have the same.
@@ -128,9 +131,10 @@ pub struct NicArgs {
     /// Capture.
     #[command(flatten)]
     pub capture: CaptureArgs,
-    /// Explain each failed work request on standard error
+    /// Explain each failed work request and each refused request on standard error
     ///
-    /// The report has the cause, transmissions, retries and the check that failed.
+    /// The report has the cause, transmissions, retries and the check that failed. A request of the peer that
+    /// this end refuses is reported even if no receive completes with an error.
     #[arg(long)]
     pub explain: bool,
     /// Minimum local ACK timeout; overrides shorter ones
@@ -223,12 +227,32 @@ impl NicArgs {
         self.min_ack_timeout.or(self.patient.then_some(PATIENT_ACK_TIMEOUT))
     }
 
+    /// Prints the reports about requests that a NIC refuses to standard error, with `--explain`.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn watch(&self, context: &Context) -> io::Result<()> {
+        if self.explain { reporter().watch(context) } else { Ok(()) }
+    }
+
     /// Prints the report about a failed work request to standard error, with `--explain`.
     pub fn explain(&self, cq: &Cq, failed: &Completion) {
-        if let Some(report) = self.explain.then(|| cq.explain(failed)).flatten() {
-            eprintln!("{report}");
+        if self.explain {
+            reporter().report_completion(cq, failed);
         }
     }
+}
+
+/// Returns the process's reporter of failures.
+fn reporter() -> &'static Reporter {
+    static REPORTER: OnceLock<Reporter> = OnceLock::new();
+    // The reader of standard error may have closed it.
+    REPORTER.get_or_init(|| Reporter::new(|report| drop(writeln!(io::stderr(), "{report}"))))
+}
+
+/// Prints the reports that are still to be printed, because the command ends.
+pub(crate) fn finish_reports() {
+    reporter().finish();
 }
 
 /// Checks that the text specifies a link. Returns the text, because commands also pass it to programs.

@@ -7,6 +7,7 @@ use urxe::middleware::faults::FaultSeeds;
 use urxe::verbs::faults::{Call, CallFaults, Fault, FaultCount};
 
 use crate::env::{faults, seed};
+use crate::explain;
 use crate::fault_watch;
 
 /// Faults of the process, and the PID of the process that read them: a forked child does not report the
@@ -45,7 +46,9 @@ fn apply(faults: &CallFaults, call: Call) -> Option<c_int> {
         let _uncancelled = crate::cancel::disable();
         std::thread::sleep(delay);
     }
-    verdict.error.map(|error| error.errno)
+    let error = verdict.error?;
+    explain::injected(&error);
+    Some(error.errno)
 }
 
 /// Returns the counters of all faults on calls that this process has read itself.

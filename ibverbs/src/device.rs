@@ -208,6 +208,7 @@ extern "C" fn exit() {
             opened.publisher.iter().for_each(Publisher::publish);
         }
     }
+    crate::explain::finish();
     report_faults();
     FaultCount::set_reported();
     end_files();
@@ -420,6 +421,9 @@ impl Device {
             .congestion(settings.congestion)
             .faults(Fault::object_faults(&settings.faults));
         let nic = Nic::open_shards(links, &options)?;
+        if settings.explain {
+            crate::explain::watch(&nic);
+        }
         if settings.warnings {
             nic.on_warning(|warning| warn(&format!("warning: {warning}")));
         }
@@ -464,9 +468,6 @@ pub(crate) fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = crate::log::install().and_then(|()| Settings::read()).and_then(|settings| {
-            if settings.explain {
-                crate::explain::enable();
-            }
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
             if adapters.is_empty() {
                 warn("no device: no network interface is up with an IP address; see `ip address`");

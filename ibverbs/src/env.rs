@@ -101,7 +101,7 @@ impl Settings {
             dma_buf: flag("URXE_DMA_BUF")?.unwrap_or(false),
             lid_routing: flag("URXE_LID_ROUTING")?.unwrap_or(false),
             live: flag("URXE_LIVE")?.unwrap_or(true),
-            explain: flag("URXE_EXPLAIN")?.unwrap_or(false),
+            explain: explain()?,
             sharing: sharing()?,
         })
     }
@@ -114,6 +114,11 @@ pub(crate) fn faults() -> Result<Vec<Fault>, String> {
     let parse = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
     let rules = texts.map(parse).collect::<Result<Vec<Rules<Fault>>, _>>()?;
     Ok(rules.into_iter().flat_map(|Rules(faults)| faults).collect())
+}
+
+/// Returns whether `URXE_EXPLAIN` is 1.
+pub(crate) fn explain() -> Result<bool, String> {
+    Ok(flag("URXE_EXPLAIN")?.unwrap_or(false))
 }
 
 /// Returns the seed of `URXE_SEED`.

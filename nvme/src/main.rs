@@ -25,10 +25,10 @@ use urxe_nvme::subsystem::Subsystem;
 /// NVMe over Fabrics target that serves a file as a namespace over RDMA until Ctrl-C
 #[derive(Parser)]
 #[command(name = "nvme_target", max_term_width = 100, after_help = EXAMPLES)]
-// The host chooses the path MTU and, by the address that it connects to, the GID. Neither the ACK timeout nor
-// reports apply to connections that the host opens.
+// The host chooses the path MTU and, by the address that it connects to, the GID. The ACK timeout does not apply
+// to connections that the host opens.
 #[command(mut_arg("mtu", |arg| arg.hide(true)), mut_arg("gid", |arg| arg.hide(true)))]
-#[command(mut_arg("ack_timeout", |arg| arg.hide(true)), mut_arg("explain", |arg| arg.hide(true)))]
+#[command(mut_arg("ack_timeout", |arg| arg.hide(true)))]
 struct Cli {
     /// File or block device to serve
     file: PathBuf,

@@ -19,6 +19,7 @@ pub(crate) struct Context(Held<verbs::Context>);
 
 impl Context {
     pub fn new(context: &verbs::Context) -> Context {
+        crate::explain::watch(context);
         Context(Held::new(context.clone(), context))
     }
 }
@@ -62,6 +63,12 @@ impl Context {
     /// Returns the oldest queued asynchronous event, or None. Never blocks.
     fn next_event(&self) -> Option<AsyncEvent> {
         self.0.next_event().map(AsyncEvent)
+    }
+
+    /// Returns the report of the oldest queue pair that refused a request of its peer, or None. Never blocks.
+    fn next_refusal(&self, py: Python<'_>) -> Option<String> {
+        let context: &verbs::Context = &self.0;
+        py.detach(|| context.next_refusal()).map(|report| report.to_string())
     }
 
     /// Blocks until there is an asynchronous event, and returns it.

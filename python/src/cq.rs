@@ -7,6 +7,7 @@ use urxe::verbs::errors::WaitError;
 use urxe::verbs::{self, Context, WcStatus};
 
 use crate::convert::{OrRaise, Raise, duration, member};
+use crate::explain;
 use crate::held::Held;
 
 /// A work completion.
@@ -86,7 +87,9 @@ pub(crate) struct Cq(pub Held<verbs::Cq>);
 impl Cq {
     fn wait_for(&self, py: Python<'_>, timeout: f64) -> PyResult<verbs::Completion> {
         let cq: &verbs::Cq = &self.0;
-        wait(py, self.0.context(), timeout, |timeout| cq.wait_any(timeout))
+        let completion = wait(py, self.0.context(), timeout, |timeout| cq.wait_any(timeout))?;
+        py.detach(|| explain::completion(cq, &completion));
+        Ok(completion)
     }
 }
 
@@ -98,6 +101,7 @@ impl Cq {
         let mut out = Vec::new();
         let cq: &verbs::Cq = &self.0;
         py.detach(|| cq.poll(max, &mut out)).or_raise(py)?;
+        py.detach(|| out.iter().for_each(|completion| explain::completion(cq, completion)));
         Ok(out.into_iter().map(Completion).collect())
     }
 
@@ -118,6 +122,13 @@ impl Cq {
     #[pyo3(signature = (timeout=5.0))]
     fn wait_any(&self, py: Python<'_>, timeout: f64) -> PyResult<Completion> {
         self.wait_for(py, timeout).map(Completion)
+    }
+
+    /// Explains why the work request of a completion from this queue failed: a report of several lines, or
+    /// None if it succeeded.
+    fn explain(&self, py: Python<'_>, completion: &Completion) -> Option<String> {
+        let cq: &verbs::Cq = &self.0;
+        py.detach(|| cq.explain(&completion.0)).map(|report| report.to_string())
     }
 
     /// Maximum number of completions that the queue can hold.

@@ -8,6 +8,7 @@
 mod context;
 mod convert;
 mod cq;
+mod explain;
 mod fabric;
 mod held;
 mod options;

@@ -122,6 +122,12 @@ impl Qp {
         QpAddress(self.0.endpoint())
     }
 
+    /// Explains why the queue pair failed: a report of several lines, or None if it has not failed.
+    fn explain(&self, py: Python<'_>) -> Option<String> {
+        let qp: &verbs::Qp = &self.0;
+        py.detach(|| qp.explain()).map(|report| report.to_string())
+    }
+
     /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     #[pyo3(signature = (peer, options=None))]
     fn connect(

@@ -6,6 +6,8 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -236,6 +238,33 @@ def test_fault_rule_drops_a_packet_that_is_sent_again():
     assert (first.rule, first.affected, second.affected) == ("drop=1", 1, 0)
     assert first.matched >= 2 and a.context.counters()["sent_pkts"] >= 2
     assert b.context.fault_counts() == []
+
+
+def test_refused_request_is_explained_at_both_ends():
+    a, b = urxe.pair()
+    target = b.pd.reg_mr(8, Access.LOCAL_WRITE | Access.REMOTE_READ)
+    a.qp.post_write(b"x", target.remote())
+    completion = a.cq.wait_any()
+    report = a.cq.explain(completion)
+    assert report is not None and "REMOTE_WRITE is missing" in report
+    assert a.qp.explain() == report == b.qp.explain() == b.context.next_refusal()
+    assert b.context.next_refusal() is None
+
+
+def test_refusal_is_printed_without_a_receive_or_a_poll():
+    program = '''
+import time, urxe
+a, b = urxe.pair()
+target = b.pd.reg_mr(8, urxe.Access.LOCAL_WRITE)
+a.qp.post_write(b"x", target.remote())
+while b.qp.state != urxe.QpState.ERR:
+    time.sleep(0.001)
+a.cq.wait_any()
+'''
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "URXE_EXPLAIN": "1"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr.count("REMOTE_WRITE is missing") == 1, done.stderr
 
 
 def test_faults_of_every_kind_are_read_from_texts_and_files(tmp_path: pathlib.Path):

@@ -80,6 +80,7 @@
 mod client;
 mod forwarded_mad;
 mod keepalive;
+mod owner;
 mod protocol;
 mod server;
 mod status;
@@ -94,6 +95,7 @@ pub use crate::rings::SharedMemory;
 #[doc(hidden)]
 pub use client::start_detached;
 pub use client::{SharedUdpLink, SharingError};
+pub use owner::{QpOwner, owner_of};
 pub use server::{ServeError, serve};
 pub use status::{BrokerStatus, statuses};
 

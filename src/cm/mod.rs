@@ -92,6 +92,8 @@ pub struct Cm {
     time_waits: BTreeSet<(Instant, CommId)>,
     outbox: VecDeque<(AddressVector, [u8; MAD_LEN])>,
     events: VecDeque<(ConnId, Event)>,
+    /// Connections whose second request was not answered, with the number of requests still to be sent.
+    unanswered: VecDeque<(ConnId, u8)>,
     counters: CmCounters,
 }
 
@@ -116,6 +118,7 @@ impl Cm {
             time_waits: BTreeSet::new(),
             outbox: VecDeque::new(),
             events: VecDeque::new(),
+            unanswered: VecDeque::new(),
             counters: CmCounters::default(),
         }
     }
@@ -134,6 +137,12 @@ impl Cm {
     /// destination.
     pub fn poll_transmit(&mut self) -> Option<(AddressVector, [u8; MAD_LEN])> {
         self.outbox.pop_front()
+    }
+
+    /// Removes and returns the next connection (or service ID resolution) whose second request was not answered
+    /// in time, and the number of requests that are still to be sent.
+    pub fn poll_unanswered(&mut self) -> Option<(ConnId, u8)> {
+        self.unanswered.pop_front()
     }
 
     /// Removes and returns the next event.

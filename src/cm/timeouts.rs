@@ -2,7 +2,7 @@
 //! time-wait.
 
 use super::connection::Offer;
-use super::{Cm, Event, State};
+use super::{Cm, ConnId, Event, State};
 use crate::transport::{Instant, earliest};
 use crate::wire::mad::CommId;
 
@@ -31,6 +31,11 @@ impl Cm {
     fn expire(&mut self, now: Instant, id: CommId) {
         self.arm(id, None);
         let Some(conn) = self.connections.get_mut(&id) else { return };
+        if let (State::ReqSent | State::SidrReqSent, Some(pending)) = (conn.state, &conn.pending_request)
+            && conn.retry_policy.retries.checked_sub(pending.retries_left) == Some(1)
+        {
+            self.unanswered.push_back((ConnId(id), pending.retries_left));
+        }
         match &mut conn.pending_request {
             Some(pending_request) if pending_request.retries_left > 0 => {
                 pending_request.retries_left -= 1;

@@ -31,16 +31,17 @@ impl Shard {
         });
     }
 
-    /// Returns the record of a queue pair's failure, with the packet rules that may explain it.
-    pub fn failure(&self, qpn: Qpn) -> Option<(Failure, Vec<AppliedRule>)> {
+    /// Returns the record of a queue pair's failure.
+    pub fn failure(&self, qpn: Qpn) -> Option<Failure> {
+        self.with_nic(|nic| nic.qp(qpn)?.failure())
+    }
+
+    /// Returns the packet rules that may explain the failure of a queue pair of this shard.
+    pub fn rules_behind(&self, failure: &Failure) -> Vec<AppliedRule> {
+        let Some(packets) = FailedPackets::of(failure) else { return Vec::new() };
         self.with_state(|state, _| {
-            let failure = state.nic.qp(qpn)?.failure()?;
             let observer = state.link().and_then(|link| link.nic_observer());
-            let rules = match (FailedPackets::of(&failure), observer) {
-                (Some(packets), Some(observer)) => observer.applied_rules(&packets),
-                _ => Vec::new(),
-            };
-            Some((failure, rules))
+            observer.map(|observer| observer.applied_rules(&packets)).unwrap_or_default()
         })
     }
 

@@ -31,6 +31,7 @@
 //! | `completion_queue.rs` | [`CompletionQueue`]: overflow and notification                             |
 //! | `cq_ring.rs`          | the lock-free ring of a completion queue                                   |
 //! | `events.rs`           | [`Events`]: the event hub                                                  |
+//! | `records.rs`          | [`Records`] for reports, such as of refused requests                       |
 //! | `drive_state.rs`      | [`DriveState`]: doorbell, polling, sleep                                   |
 //! | `turn.rs`             | one turn; delayed acknowledgements; loss of the link                       |
 //! | `inline.rs`           | turns on application threads                                               |
@@ -68,6 +69,7 @@ mod object_faults;
 mod objects;
 mod outputs;
 mod policy;
+mod records;
 mod shard;
 mod shards;
 #[cfg(test)]
@@ -88,6 +90,7 @@ pub use object_faults::{ObjectChange, ObjectFault, Trigger};
 use outputs::Outputs;
 #[cfg(doc)]
 use policy::Policy;
+pub(crate) use records::Records;
 pub(crate) use shard::{Shard, ShardState};
 pub(crate) use shards::{ALL_SHARDS, CqUsers, Shards};
 pub(crate) use wait::{WaitEnd, deadline_after, step_until, until_readable, until_signalled};

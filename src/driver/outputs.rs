@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{CompletionQueue, Events, Pushed};
+use super::{CompletionQueue, Events, Pushed, Records};
 use crate::nic::{CqHandle, Nic, NicOutput};
-use crate::transport::{AsyncEvent, CqId, Instant, ObservedQp, QpEvent};
+use crate::transport::{AsyncEvent, CqId, Failure, Instant, ObservedQp, QpEvent, QueuePair};
 
 /// Destinations of the outputs of one shard's NIC.
 pub(crate) struct Outputs {
     pub(super) queues: CqTable,
     /// The device's event hub, shared by all shards.
     pub(super) events: Events,
+    /// The device's records of refused requests, shared by all shards.
+    pub(super) refusals: Records<Failure>,
 }
 
 impl Outputs {
@@ -42,6 +44,11 @@ impl Outputs {
                             self.events.raise(AsyncEvent::CqError(queue.id()));
                         }
                         nic.on_cq_overflow(completion.qpn);
+                    }
+                }
+                NicOutput::Refused(qpn) => {
+                    if let Some(failure) = nic.qp(qpn).and_then(QueuePair::failure) {
+                        self.refusals.add(failure);
                     }
                 }
                 NicOutput::Event(event) => self.events.raise(event),

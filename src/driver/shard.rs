@@ -14,14 +14,14 @@ use super::mailbox::HandoffBatch;
 use super::object_faults::ObjectFaults;
 use super::outputs::CqTable;
 use super::policy::Policy;
-use super::{Clock, DriveState, Events, Outputs, ShardMailbox};
+use super::{Clock, DriveState, Events, Outputs, Records, ShardMailbox};
 use crate::burst::TxQueue;
 use crate::fabric::FabricHandle;
 use crate::link::{Link, LinkCounters, NicEvent};
 use crate::memory::{Table, unblock_fault_signals};
 use crate::nic::Nic;
 use crate::sys::fork::ForkGeneration;
-use crate::transport::{EgressRoom, Instant, earliest};
+use crate::transport::{EgressRoom, Failure, Instant, earliest};
 
 /// A NIC shard: the shard's NIC and link behind one lock, and the state by which threads agree on which of
 /// them drives it.
@@ -138,7 +138,7 @@ impl Shard {
         mut link: Box<dyn Link>,
         mailbox: ShardMailbox,
         memory: Arc<Table>,
-        events: Events,
+        (events, refusals): (Events, Records<Failure>),
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
@@ -171,7 +171,7 @@ impl Shard {
                 tx,
                 memory,
                 handoffs: HandoffBatch::default(),
-                outputs: Outputs { queues: CqTable::default(), events },
+                outputs: Outputs { queues: CqTable::default(), events, refusals },
                 faults: ObjectFaults::default(),
             }),
             clock,

@@ -133,6 +133,11 @@ impl Default for Fabric {
 }
 
 impl Fabric {
+    /// Returns a number that identifies the fabric while it exists.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
     /// Creates a fabric in real time that does not impair packets.
     pub fn new() -> Fabric {
         Fabric::build(FabricConfig::default(), None, None)

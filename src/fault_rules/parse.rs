@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::alteration::{Alteration, Place};
@@ -192,10 +193,14 @@ fn parse_filter(filter: &mut Filter, key: &str, value: &str) -> Result<(), Strin
         "ecn" => filter.ecn = Some(ecn(value)?),
         "cm" => filter.cm = Some(alternatives(value, messages)?),
         "time" => filter.time = Some(time_range(value)?),
+        "payload" => {
+            let range = payload_range(value)?;
+            filter.predicates.push(Arc::new(move |packet| range.contains(&packet.payload().len())));
+        }
         _ => {
             let parameters = PARAMETERS.map(|(key, _)| key).join(", ");
             return Err(format!(
-                "unknown key '{key}': expected opcode, psn, qp, from, to, ecn, cm, time, or a parameter ({parameters})"
+                "unknown key '{key}': expected opcode, psn, qp, from, to, ecn, cm, time, payload, or a parameter ({parameters})"
             ));
         }
     }
@@ -233,6 +238,13 @@ fn psn_range(text: &str) -> Result<PsnRange, String> {
     let psn = |text| Ok::<_, String>(Psn::new(number("psn", text, 0xff_ffff)? as u32));
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     Ok(PsnRange { first: psn(first)?, last: psn(last)? })
+}
+
+/// Parses a range of lengths in bytes, from the first to the last inclusive; without a last one, `1025..`.
+fn payload_range(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let length = |text: &str| number("payload", text, 0xffff).map(|length: u64| length as usize);
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    Ok(length(first)?..=if last.is_empty() { usize::MAX } else { length(last)? })
 }
 
 fn time_range(text: &str) -> Result<Range<Duration>, String> {

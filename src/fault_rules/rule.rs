@@ -167,7 +167,7 @@ impl fmt::Display for When {
 ///   connection manager;
 /// - `3`, `3..7`, `3..`, `every:13` or `p:0.01` for WHEN;
 /// - the filters `opcode=N|NAME`, `psn=N`, `psn=N..M`, `qp=N`, `from=ADDRESS`, `to=ADDRESS`, `ecn=ce`,
-///   `cm=NAME` and `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
+///   `cm=NAME`, `payload=1025..` and `time=2ms..5ms`. Alternatives are separated by `|` (`opcode=ack|read-response`).
 #[derive(Clone)]
 pub struct Rule {
     /// Direction of the packets.

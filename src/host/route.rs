@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 
 use super::socket_calls::unsent_bytes;
 use super::system_udp;
@@ -25,6 +25,34 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 pub fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     Ok(connected(any, dst)?.local_addr()?.ip())
+}
+
+/// Returns the MTU of the route to `dst` in bytes, without sending a packet: that of the interface, or a smaller
+/// one that a router has reported (path MTU discovery).
+///
+/// # Errors
+/// The error of the system if there is no route to `dst`, or for an IPv6 address.
+pub fn mtu_towards(dst: SocketAddr) -> io::Result<u32> {
+    let any: IpAddr = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    Ok(getsockopt(&connected(any, dst)?, sockopt::IpMtu)?.unsigned_abs())
+}
+
+/// Sends an empty datagram from `src` to `dst`, and waits for an ICMP error.
+///
+/// # Errors
+/// The error that arrives within `timeout`, or the error of the system if there is no route.
+pub fn probe(src: IpAddr, dst: SocketAddr, timeout: Duration) -> io::Result<()> {
+    let socket = system_udp::bound((src, 0).into())?;
+    socket.connect(dst)?;
+    socket.send(&[])?;
+    let begin = Instant::now();
+    while begin.elapsed() < timeout {
+        if let Some(error) = socket.take_error()? {
+            return Err(error);
+        }
+        thread::sleep(CHECK_INTERVAL);
+    }
+    Ok(())
 }
 
 fn connected(src: IpAddr, mut dst: SocketAddr) -> io::Result<UdpSocket> {

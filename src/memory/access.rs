@@ -1,9 +1,11 @@
 //! Access flags, protection domain handles, and the errors for denied accesses and refused memory management
 //! operations.
 
+use std::fmt;
+
 use bitflags::bitflags;
 
-use crate::wire::Qpn;
+use crate::wire::{Counted, Qpn};
 
 bitflags! {
     /// Access flags of a region or window. The values are those of `ibv_access_flags`.
@@ -66,9 +68,22 @@ impl Access {
     }
 }
 
+impl fmt::Display for Access {
+    /// Writes the names of the flags, such as `REMOTE_WRITE | REMOTE_READ`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() { f.write_str("LOCAL_READ") } else { bitflags::parser::to_writer(self, f) }
+    }
+}
+
 /// Handle of a protection domain, unique within its NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
+
+impl fmt::Display for PdId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PD {}", self.0)
+    }
+}
 
 /// Identity checked on each memory access: a queue pair and its protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +113,7 @@ pub enum AccessError {
         key: u32,
     },
     /// The region or window belongs to another protection domain.
-    #[error("the region of key {key:#x} belongs to {region:?}, not to {used:?}")]
+    #[error("the region of key {key:#x} belongs to {region}, not to {used}")]
     WrongPd {
         /// The key.
         key: u32,
@@ -120,7 +135,8 @@ pub enum AccessError {
     /// The memory is not mapped, or not with the needed permission: an on-demand region has no mapping there,
     /// or the memory was unmapped, protected or truncated after registration, whatever is mapped there now.
     #[error(
-        "{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped with the needed permission, or were unmapped after the registration"
+        "the region of key {key:#x} is not mapped with the needed permission, or was unmapped after the registration, in the {} at {addr:#x}",
+        Counted(*len, "byte")
     )]
     NotMapped {
         /// The key.
@@ -131,7 +147,12 @@ pub enum AccessError {
         len: u64,
     },
     /// The range is not entirely within the region.
-    #[error("{len} bytes at {addr:#x} exceed the region of key {key:#x}: {region_len} bytes at {start:#x}")]
+    #[error(
+        "the region of key {key:#x}, {} at {start:#x}, does not contain {} at {addr:#x}: the range {}",
+        Counted(*region_len, "byte"),
+        Counted(*len, "byte"),
+        excess(*addr, *len, *start, *region_len)
+    )]
     OutOfRange {
         /// The key.
         key: u32,
@@ -145,7 +166,7 @@ pub enum AccessError {
         region_len: u64,
     },
     /// The region does not allow the access.
-    #[error("the region of key {key:#x} allows {allowed:?}, not {needed:?}")]
+    #[error("the region of key {key:#x} allows {allowed}: {} is missing", needed.difference(*allowed))]
     Permission {
         /// The key.
         key: u32,
@@ -154,6 +175,20 @@ pub enum AccessError {
         /// Permissions that the operation needs.
         needed: Access,
     },
+}
+
+/// Returns by how much a range of `len` bytes at `addr` exceeds a region of `region_len` bytes at `start`.
+fn excess(addr: u64, len: u64, start: u64, region_len: u64) -> String {
+    let (first, last) = (u128::from(addr), u128::from(addr) + u128::from(len));
+    let (start, end) = (u128::from(start), u128::from(start) + u128::from(region_len));
+    let bytes = |count: u128| Counted(count, "byte");
+    match (start.saturating_sub(first), last.saturating_sub(end)) {
+        _ if last <= start => format!("ends {} before the region", bytes(start - last)),
+        _ if first >= end => format!("begins {} behind the region", bytes(first - end)),
+        (before, 0) => format!("begins {} too early", bytes(before)),
+        (0, after) => format!("is {} too long", bytes(after)),
+        (before, after) => format!("begins {} too early and ends {} too late", bytes(before), bytes(after)),
+    }
 }
 
 impl AccessError {
@@ -182,7 +217,7 @@ pub enum ManagementError {
         key: u32,
     },
     /// The window or region belongs to another protection domain.
-    #[error("key {key:#x} belongs to {object:?}, not to {used:?}")]
+    #[error("key {key:#x} belongs to {object}, not to {used}")]
     WrongPd {
         /// The key.
         key: u32,
@@ -209,7 +244,7 @@ pub enum ManagementError {
         key: u32,
     },
     /// The range exceeds the region, or is empty.
-    #[error("{len} bytes at {addr:#x} are not a valid range for key {key:#x}")]
+    #[error("not a valid range for key {key:#x}: {} at {addr:#x}", Counted(*len, "byte"))]
     Range {
         /// The key.
         key: u32,
@@ -220,7 +255,7 @@ pub enum ManagementError {
     },
     /// The requested permissions are contradictory or exceed the region's, or the region's permissions forbid
     /// the operation.
-    #[error("{access:?} is not permitted for key {key:#x}")]
+    #[error("access {access} is not permitted for key {key:#x}")]
     Access {
         /// The key.
         key: u32,
@@ -234,7 +269,7 @@ pub enum ManagementError {
         key: u32,
     },
     /// Memory windows are bound to the region.
-    #[error("{count} windows are bound to the region of key {key:#x}")]
+    #[error("the region of key {key:#x} has {} bound to it", Counted(*count, "window"))]
     WindowsBound {
         /// The key.
         key: u32,
@@ -269,7 +304,32 @@ mod tests {
         assert_eq!(((read | write).bits(), (read | read).bits()), (6, 4));
         assert_eq!(((read | write) & write, read & write), (write, Access::LOCAL_READ));
         assert_eq!((Access::ALL.bits(), Access::all().bits()), (0xf, 0x10_03ff));
-        assert_eq!(format!("{:?}", read | write), "Access(REMOTE_WRITE | REMOTE_READ)");
+        assert_eq!((read | write).to_string(), "REMOTE_WRITE | REMOTE_READ");
+        assert_eq!(Access::LOCAL_READ.to_string(), "LOCAL_READ");
+    }
+
+    #[test]
+    fn denied_access_is_explained_with_flags_and_excess() {
+        let permission = AccessError::Permission {
+            key: 0x12,
+            allowed: Access::LOCAL_WRITE | Access::REMOTE_READ,
+            needed: Access::REMOTE_WRITE,
+        };
+        assert_eq!(
+            permission.to_string(),
+            "the region of key 0x12 allows LOCAL_WRITE | REMOTE_READ: REMOTE_WRITE is missing"
+        );
+        for (addr, len, text) in [
+            (0x1000, 9, "9 bytes at 0x1000: the range is 1 byte too long"),
+            (0xffe, 1, "1 byte at 0xffe: the range ends 1 byte before the region"),
+            (0x100a, 2, "2 bytes at 0x100a: the range begins 2 bytes behind the region"),
+            (0xffe, 4, "4 bytes at 0xffe: the range begins 2 bytes too early"),
+            (0xfff, 11, "11 bytes at 0xfff: the range begins 1 byte too early and ends 2 bytes too late"),
+        ] {
+            let error = AccessError::OutOfRange { key: 0x12, addr, len, start: 0x1000, region_len: 8 };
+            let text = format!("the region of key 0x12, 8 bytes at 0x1000, does not contain {text}");
+            assert_eq!(error.to_string(), text);
+        }
     }
 
     #[test]

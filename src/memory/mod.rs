@@ -37,5 +37,5 @@ pub use shareable::{
     withdraw_payloads,
 };
 pub use slice::{AtomicOp, HostSlice};
-pub use table::{RegionInfo, ReregMr, Table};
+pub use table::{KeyDifference, NearestKey, RegionInfo, ReregMr, Table};
 pub use window::{Bind, WindowKind};

@@ -1,7 +1,11 @@
 //! Table of a NIC's memory regions and windows: keys, registration, binding, and access checks.
 
+mod nearest;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+pub use nearest::{KeyDifference, NearestKey};
 
 use super::extent::Extent;
 use super::null::Null;

@@ -18,6 +18,8 @@ pub enum NicOutput {
         /// The completion.
         completion: Completion,
     },
+    /// A queue pair has refused a request of its peer, and entered ERR: its record of the failure says why.
+    Refused(Qpn),
     /// An asynchronous event.
     Event(AsyncEvent),
 }
@@ -96,6 +98,7 @@ impl OutputQueue {
                         self.complete(cq, c);
                     }
                 }
+                Output::Refused(qpn) => self.outputs.push(NicOutput::Refused(qpn)),
                 Output::Event(e) => self.raise(e),
             }
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::slow_event::{EventKind, SlowEvent};
 use super::{Instant, QpState, QpType, WcOpcode, WcStatus};
-use crate::memory::{AccessError, ManagementError};
-use crate::wire::{NakCode, Psn, Qpn, RKey};
+use crate::memory::{Access, AccessError, ManagementError, NearestKey};
+use crate::wire::{Counted, NakCode, Opcode, Position, Psn, Qpn, RKey};
 
 /// Record of the failure of a queue pair, kept until the queue pair is reset or destroyed. All times are
 /// relative to the failure: durations before it.
@@ -32,6 +32,8 @@ pub struct Failure {
     pub last_ack: Option<LastAck>,
     /// Time since which the peer has sent no acknowledgement and no NAK, if that caused the failure.
     pub silence: Option<Duration>,
+    /// Sizes of the lost packet and of those that arrived, if losses caused the failure.
+    pub path: Option<PathSizes>,
     /// Retries at the time of the failure.
     pub retries: RetryLimits,
     /// Newest slow events of the queue pair, oldest first.
@@ -90,6 +92,13 @@ pub enum FailureCause {
     Other(&'static str),
 }
 
+impl FailureCause {
+    /// Reports whether packets were lost, of requests or responses, until the retries were used up.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, FailureCause::NoResponse | FailureCause::SequenceNaks | FailureCause::MissingResponses)
+    }
+}
+
 /// Local check that a work request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -131,6 +140,76 @@ pub struct Refusal {
     pub receive_status: WcStatus,
     /// Memory check that failed, if the failure was one of memory.
     pub access: Option<AccessError>,
+    /// Key that the peer may have meant, if the failure was one of memory.
+    pub nearest: Option<NearestKey>,
+    /// Other check that failed.
+    pub invalid: Option<InvalidRequest>,
+    /// Operation of the request.
+    pub opcode: Opcode,
+    /// Range and key that the request names: address, length in bytes, and key.
+    pub range: Option<(u64, u32, RKey)>,
+}
+
+/// Check of a request that failed, other than one of memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidRequest {
+    /// The packet does not continue the message in progress, or continues none.
+    #[error("the packet does not fit the sequence of First, Middle, Last and Only packets")]
+    Sequence,
+    /// Responders execute no such request.
+    #[error("the operation is not supported")]
+    Unsupported,
+    /// The access flags of the queue pair do not permit the operation.
+    #[error("the access flags of the QP are {allowed}: {} is missing", needed.difference(*allowed))]
+    Flags {
+        /// Operations that the queue pair permits.
+        allowed: Access,
+        /// Permissions that the operation needs.
+        needed: Access,
+    },
+    /// The shared receive queue of an XRC packet.
+    #[error("the SRQ that the packet names is not one of the QP's XRC domain, or not that of the message")]
+    Srq,
+    /// Too many outstanding READs and atomics.
+    #[error("more READs and atomics are outstanding than max_dest_rd_atomic, {max}, permits")]
+    Depth {
+        /// Limit.
+        max: u8,
+    },
+    /// The length of the payload does not fit the path MTU and the position of the packet in its message.
+    #[error("{} of payload do not fit a {position:?} packet at a path MTU of {mtu} bytes: compare the path MTUs of both QPs", Counted(*len, "byte"))]
+    Payload {
+        /// Length of the payload in bytes.
+        len: usize,
+        /// Position of the packet in its message.
+        position: Position,
+        /// Path MTU of this queue pair in bytes.
+        mtu: usize,
+    },
+    /// The address of an atomic.
+    #[error("the address {va:#x} of an atomic is not a multiple of 8")]
+    Unaligned {
+        /// The address.
+        va: u64,
+    },
+    /// The length of the message differs from the one announced, or exceeds the limit.
+    #[error("the length of the message is not the one that it announced, or exceeds 2^31 bytes")]
+    Length,
+    /// The message is longer than the receive.
+    #[error("the message is longer than the receive: {} or more, {} of buffers", Counted(*len, "byte"), Counted(*room, "byte"))]
+    ReceiveTooShort {
+        /// Length of the message up to this packet, in bytes.
+        len: u64,
+        /// Length of the receive's buffers in bytes.
+        room: u64,
+    },
+    /// A key that the message names for invalidation.
+    #[error("key {key} cannot be invalidated")]
+    Invalidation {
+        /// The key.
+        key: RKey,
+    },
 }
 
 /// Send work request that failed.
@@ -194,6 +273,26 @@ pub struct LastAck {
     pub psn: Psn,
     /// Time of the acknowledgement.
     pub ago: Duration,
+}
+
+/// Sizes of packets on the path of a queue pair, in bytes of payload: of requests, or of the responses to a READ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct PathSizes {
+    /// Path MTU.
+    pub mtu: u32,
+    /// Payload of the oldest unacknowledged packet.
+    pub lost: u32,
+    /// Largest payload of a packet that was acknowledged; `None` if none was since RTS.
+    pub acknowledged: Option<u32>,
+}
+
+impl PathSizes {
+    /// Reports whether the path may lose packets because of their size: smaller ones were acknowledged, but none
+    /// of this size.
+    pub fn is_black_hole(&self) -> bool {
+        self.acknowledged.is_some_and(|largest| largest < self.lost)
+    }
 }
 
 /// Retries of a queue pair, with their limits.

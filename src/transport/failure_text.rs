@@ -4,78 +4,145 @@ use std::fmt;
 use std::time::Duration;
 
 use super::failure::{
-    FailedRequest, Failure, FailureCause, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
-    TransmissionEnd,
+    FailedRequest, Failure, FailureCause, LocalCheck, PastEvent, PathSizes, Refusal, RetryLimits,
+    Transmission, TransmissionEnd,
 };
 use super::slow_event::EventKind;
-use crate::wire::NakCode;
+use crate::wire::{Counted, NakCode};
+
+/// Largest payload that any path carries, in bytes: packets with an IPv6 header then fit into 1280 bytes.
+const SMALL: u32 = 1024;
+
+/// Failure as text, with the failure of the peer if it is known.
+pub(crate) struct JoinedFailure<'a> {
+    pub failure: &'a Failure,
+    pub peer: Option<&'a Failure>,
+    /// Whole lines about the path to the peer.
+    pub surroundings: Option<&'a dyn fmt::Display>,
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let qpn = self.qpn;
-        match &self.request {
+        JoinedFailure { failure: self, peer: None, surroundings: None }.fmt(f)
+    }
+}
+
+impl fmt::Display for JoinedFailure<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let JoinedFailure { failure: this, peer, surroundings } = *self;
+        let qpn = this.qpn;
+        match &this.request {
             Some(request) => {
                 writeln!(f, "{} of QP {qpn} failed: {}", request.opcode, request.status)?;
                 writeln!(f, "  work request: {request}")?;
             }
-            None => writeln!(f, "QP {qpn} failed")?,
+            None => match this.cause {
+                FailureCause::Refused(_) => {
+                    writeln!(f, "QP {qpn} refused a request of its peer, and has entered ERR")?
+                }
+                _ => writeln!(f, "QP {qpn} failed")?,
+            },
         }
-        if let Some((address, peer)) = self.peer {
-            writeln!(f, "  peer: QP {peer} at {address}")?;
+        if let Some((address, peer)) = this.peer {
+            let place = if self.peer.is_some() { ", in this process" } else { "" };
+            writeln!(f, "  peer: QP {peer} at {address}{place}")?;
         }
-        writeln!(f, "  cause: {}", self.cause)?;
+        writeln!(f, "  cause: {}", this.cause)?;
+        if let Some(path) = this.path {
+            writeln!(f, "  path MTU: {path}")?;
+        }
+        surroundings.map_or(Ok(()), |lines| lines.fmt(f))?;
+        if let Some(peer) = self.peer {
+            writeln!(f, "  cause at the peer: {}", peer.cause)?;
+        }
         writeln!(f, "  times: relative to the failure")?;
-        for (index, transmission) in self.transmissions.iter().enumerate() {
+        for (index, transmission) in this.transmissions.iter().enumerate() {
             writeln!(f, "  transmission {}: {transmission}", index + 1)?;
         }
-        if self.request.is_some() && self.qp_type.is_reliable() {
-            match self.last_ack {
+        if this.request.is_some() && this.qp_type.is_reliable() {
+            match this.last_ack {
                 Some(last) => writeln!(f, "  last ACK: PSN {} {}", last.psn, Ago(last.ago))?,
                 None => writeln!(f, "  last ACK: none since RTS")?,
             }
-            if let Some(silence) = self.silence {
-                writeln!(f, "  silence: neither an ACK nor a NAK for {}", Ms(silence))?;
+            if let Some(silence) = this.silence {
+                writeln!(f, "  silence: neither an ACK nor a NAK for {}", Span(silence))?;
             }
-            writeln!(f, "  retries: {}", self.retries)?;
+            writeln!(f, "  retries: {}", this.retries)?;
         }
         // Other events are part of the text of a transmission.
         let is_separate = |kind| {
             matches!(kind, EventKind::StateChange { .. } | EventKind::NakSent(_) | EventKind::RnrNakSent(_))
         };
-        for event in self.events.iter().filter(|e| is_separate(e.kind)) {
+        for event in this.events.iter().filter(|e| is_separate(e.kind)) {
             writeln!(f, "  event: {event}")?;
         }
-        write!(f, "  remedy: {}", remedy(&self.cause))
+        let refused = peer.filter(|peer| matches!(peer.cause, FailureCause::Refused(_)));
+        let remedy = match this.path {
+            Some(path) if path.is_black_hole() => {
+                "lower the path MTU of both QPs, or raise the MTU of the interfaces and switches on the path"
+            }
+            _ => remedy(&refused.unwrap_or(this).cause),
+        };
+        write!(f, "  remedy: {remedy}")
     }
 }
 
 impl fmt::Display for FailedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "wr_id {:#x}, {} bytes", self.wr_id, self.len)?;
+        write!(f, "wr_id {:#x}, {}", self.wr_id, Counted(self.len, "byte"))?;
         if let Some((va, rkey)) = self.remote {
             write!(f, " at {va:#x} with rkey {rkey}")?;
         }
         match self.psns {
-            Some((first, last)) => write!(
-                f,
-                ", PSN {first} to {last}, {} of {} packets acknowledged",
-                self.acknowledged, self.packets
-            ),
+            Some((first, last)) => {
+                write!(f, ", PSN {first}")?;
+                if first != last {
+                    write!(f, " to {last}")?;
+                }
+                write!(f, ", {} of {} acknowledged", self.acknowledged, Counted(self.packets, "packet"))
+            }
             None => f.write_str(", no packets"),
+        }
+    }
+}
+
+impl fmt::Display for PathSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let payload = |bytes| Counted(bytes, "byte");
+        write!(f, "{}; the lost packet has {} of payload, ", payload(self.mtu), payload(self.lost))?;
+        match self.acknowledged {
+            None if self.lost > SMALL => f.write_str(
+                "and no packet was ever acknowledged: if smaller messages arrive, the path drops large packets (MTU \
+                 black hole)",
+            ),
+            None => f.write_str("and no packet was ever acknowledged"),
+            Some(largest) if self.is_black_hole() => write!(
+                f,
+                "of which size none was ever acknowledged, but smaller ones up to {} were: the path may drop large \
+                 packets (MTU black hole)",
+                payload(largest)
+            ),
+            Some(_) => f.write_str("of which size others were acknowledged"),
         }
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "this QP refused the peer's request with PSN {}", self.psn)?;
+        write!(f, "{} with PSN {}", self.opcode, self.psn)?;
+        if let Some((va, len, rkey)) = self.range {
+            write!(f, ", {} at {va:#x} with rkey {rkey}", Counted(len, "byte"))?;
+        }
+        f.write_str(", refused")?;
         if let Some(code) = self.code {
             write!(f, " with NAK {code}")?;
         }
-        match self.access {
-            Some(error) => write!(f, ": {error}"),
-            None => write!(f, ": {}", self.receive_status),
+        match (self.access, self.invalid) {
+            (Some(error), _) => write!(f, ": {error}")?,
+            (None, Some(check)) => write!(f, ": {check}")?,
+            (None, None) => write!(f, ": {}", self.receive_status)?,
         }
+        self.nearest.map_or(Ok(()), |nearest| write!(f, "; {nearest}"))
     }
 }
 
@@ -86,7 +153,7 @@ impl fmt::Display for Transmission {
             None => f.write_str("sent")?,
         }
         if self.probes > 0 {
-            write!(f, ", {} probes", self.probes)?;
+            write!(f, ", {}", Counted(self.probes, "probe"))?;
         }
         if let Some((ago, end)) = self.end {
             write!(f, "; {end} {}", Ago(ago))?;
@@ -101,10 +168,10 @@ impl fmt::Display for Transmission {
 impl fmt::Display for TransmissionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout of {}", Ms(*after)),
+            TransmissionEnd::AckTimeout(after) => write!(f, "ACK timeout of {}", Span(*after)),
             TransmissionEnd::SequenceNak => f.write_str("sequence error NAK"),
             TransmissionEnd::MissingResponse => f.write_str("a response was missing"),
-            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Ms(*wait)),
+            TransmissionEnd::RnrNak(wait) => write!(f, "RNR NAK with a wait of {}", Span(*wait)),
             TransmissionEnd::Nak(code) => write!(f, "NAK {code}"),
         }
     }
@@ -119,7 +186,7 @@ impl fmt::Display for RetryLimits {
             limit => write!(f, "{rnr_retries_used} of {limit} (rnr_retry) used, ")?,
         }
         match ack_timeout {
-            Some(timeout) => write!(f, "ACK timeout {}", Ms(timeout)),
+            Some(timeout) => write!(f, "ACK timeout {}", Span(timeout)),
             None => f.write_str("ACK timeout infinite"),
         }
     }
@@ -130,18 +197,28 @@ impl fmt::Display for PastEvent {
         let PastEvent { ago, psn, times, kind, .. } = *self;
         match kind {
             EventKind::StateChange { from, to, cause } => write!(f, "{from} to {to} ({cause})")?,
-            EventKind::AckTimeout { after } => write!(f, "ACK timeout of {} for PSN {psn}", Ms(after))?,
+            EventKind::AckTimeout { after } => write!(f, "ACK timeout of {} for PSN {psn}", Span(after))?,
             EventKind::Probe => write!(f, "probe for PSN {psn}")?,
             EventKind::SequenceNak => write!(f, "sequence error NAK for PSN {psn}")?,
             EventKind::MissingResponse => write!(f, "response with PSN {psn} missing")?,
-            EventKind::RnrNak { wait, .. } => write!(f, "RNR NAK for PSN {psn} with a wait of {}", Ms(wait))?,
+            EventKind::RnrNak { wait, .. } => {
+                write!(f, "RNR NAK for PSN {psn} with a wait of {}", Span(wait))?
+            }
             EventKind::Nak(code) => write!(f, "NAK {code} for PSN {psn}")?,
             EventKind::Resent { cause, end, left } => {
-                write!(f, "PSN {psn} to {} sent again ({cause}), {left} retries left", end.prev())?
+                write!(f, "PSN {psn}")?;
+                if end.prev() != psn {
+                    write!(f, " to {}", end.prev())?;
+                }
+                let left = match left {
+                    1 => "1 retry".into(),
+                    left => format!("{left} retries"),
+                };
+                write!(f, " sent again ({cause}), {left} left")?
             }
             EventKind::NakSent(code) => write!(f, "NAK {code} sent for PSN {psn}")?,
             EventKind::RnrNakSent(timer) => {
-                write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Ms(timer.duration()))?
+                write!(f, "RNR NAK sent for PSN {psn} with a wait of {}", Span(timer.duration()))?
             }
         }
         write!(f, " {}", Ago(ago))?;
@@ -185,20 +262,49 @@ fn remedy(cause: &FailureCause) -> &'static str {
     }
 }
 
-/// Duration as text, in milliseconds.
-struct Ms(Duration);
+/// Duration as text, in a unit of its size.
+struct Span(Duration);
 
-impl fmt::Display for Ms {
+impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.3} ms", self.0.as_secs_f64() * 1e3)
+        match self.0.as_nanos() {
+            nanos @ ..1_000 => write!(f, "{nanos} ns"),
+            nanos @ ..1_000_000 => write!(f, "{:.3} µs", nanos as f64 / 1e3),
+            nanos @ ..10_000_000_000 => write!(f, "{:.3} ms", nanos as f64 / 1e6),
+            nanos => write!(f, "{:.3} s", nanos as f64 / 1e9),
+        }
     }
 }
 
-/// Time relative to the failure as text.
-struct Ago(Duration);
+/// Time before the failure as text.
+pub(crate) struct Ago(pub Duration);
 
 impl fmt::Display for Ago {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "at -{}", Ms(self.0))
+        match self.0 {
+            Duration::ZERO => f.write_str("at the failure"),
+            before => write!(f, "at -{}", Span(before)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_before_a_failure_has_a_unit_of_its_size() {
+        let text = |nanos| Ago(Duration::from_nanos(nanos)).to_string();
+        assert_eq!(
+            [0, 20, 20_040, 999_999, 67_108_864, 10_000_000_000].map(text),
+            [
+                "at the failure",
+                "at -20 ns",
+                "at -20.040 µs",
+                "at -999.999 µs",
+                "at -67.109 ms",
+                "at -10.000 s"
+            ]
+        );
     }
 }

@@ -67,9 +67,10 @@ pub use egress_room::{EgressRoom, priority_of};
 pub use env::Env;
 pub use event::AsyncEvent;
 pub use failure::{
-    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
-    TransmissionEnd,
+    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, PathSizes, Refusal,
+    RetryLimits, Transmission, TransmissionEnd,
 };
+pub(crate) use failure_text::{Ago, JoinedFailure};
 pub use ids::{SrqId, XrcdId};
 pub use init::{QpInit, RecvCaps, SendCaps};
 pub use injected_error::InjectedError;

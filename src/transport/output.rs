@@ -1,6 +1,7 @@
 //! Effects of a queue pair's step.
 
 use super::{AsyncEvent, Completion, SrqId};
+use crate::wire::Qpn;
 
 /// Effect of a queue pair's step, to be carried out by the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,6 +15,8 @@ pub enum Output {
     Received(Completion),
     /// Completion for the completion queue of an XRC shared receive queue.
     ReceivedFrom(SrqId, Completion),
+    /// The queue pair has refused a request, and recorded why; it enters ERR.
+    Refused(Qpn),
     /// Event for the asynchronous event queue.
     Event(AsyncEvent),
 }

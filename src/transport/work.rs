@@ -490,7 +490,7 @@ pub enum PostError {
     Destination,
     /// The address handle and the QP belong to different protection domains.
     #[error(
-        "the address handle belongs to {handle:?}, the QP to {qp:?}: create the handle in the QP's protection domain"
+        "the address handle belongs to {handle}, the QP to {qp}: create the handle in the QP's protection domain"
     )]
     HandlePd {
         /// Protection domain of the handle.

@@ -12,11 +12,12 @@ use std::time::Duration;
 use nix::sys::eventfd::EventFd;
 
 use super::channel_wait::WaitingThreads;
+use super::explain::ConnectionReport;
 use super::faults::{Call, CallFaults, DeviceFaults, Fault, FaultCount, Injector, ObjectFault};
 use super::quota::Quota;
 use super::warnings::Warnings;
 use super::{CreateError, OpenError};
-use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Shard, ShardMailbox, Shards};
+use crate::driver::{ALL_SHARDS, Clock, EventReader, Events, Records, Shard, ShardMailbox, Shards};
 use crate::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
@@ -28,7 +29,7 @@ use crate::middleware::qlog::QlogFile;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, QpnPartition};
 use crate::sys::rng::splitmix64;
 use crate::sys::setters::setters;
-use crate::transport::{Congestion, CongestionConfig, Counters, PacingLimits, Quirks, Rate, Tuning};
+use crate::transport::{Congestion, CongestionConfig, Counters, Failure, PacingLimits, Quirks, Rate, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Address of the first region whose memory the crate allocates. It is not a host address: those differ from
@@ -87,7 +88,7 @@ impl ContextOptions {
     /// let error = context.alloc_pd().unwrap_err();
     /// assert_eq!(
     ///     error.to_string(),
-    ///     "Cannot allocate memory (os error 12) (ibv_alloc_pd, by the fault rule 'call:ibv_alloc_pd=ENOMEM@1')"
+    ///     "Cannot allocate memory (os error 12) (ibv_alloc_pd, by the fault rule 'call:ibv_alloc_pd=ENOMEM@1', first call)"
     /// );
     /// context.alloc_pd()?;
     /// fabric.advance(std::time::Duration::from_millis(5));
@@ -210,6 +211,10 @@ pub(super) struct Inner {
     pub waiting_threads: WaitingThreads,
     /// Asynchronous events for all contexts that share the device.
     pub asynchronous: Events,
+    /// Records of the queue pairs that refused requests.
+    pub refusals: Records<Failure>,
+    /// Reports of connection requests that were not answered or were rejected.
+    pub connections: Records<ConnectionReport>,
     pub warnings: Warnings,
     pub faults: Arc<DeviceFaults>,
 }
@@ -369,15 +374,15 @@ impl Context {
             nic
         };
         let nics: Vec<Nic> = mailbox.iter().zip(&mut links).map(new_nic).collect();
-        let asynchronous = Events::default();
+        let (asynchronous, refusals) = (Events::default(), Records::default());
         let (reader, events) = asynchronous.add_reader()?;
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), mailbox) in nics.into_iter().zip(links).zip(mailbox) {
-            let (memory, events) = (memory.clone(), asynchronous.clone());
+            let (memory, reports) = (memory.clone(), (asynchronous.clone(), refusals.clone()));
             let (clock, fabric) = (clock.clone(), fabric.clone());
-            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, events, clock, fabric)?));
+            shards.push(Arc::new(Shard::new(nic, link, mailbox, memory, reports, clock, fabric)?));
         }
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shards[0].clone();
@@ -406,6 +411,8 @@ impl Context {
             random_draws: AtomicU64::new(0),
             waiting_threads: WaitingThreads::default(),
             asynchronous,
+            refusals,
+            connections: Records::default(),
             warnings: Warnings::default(),
             faults: Arc::new(DeviceFaults::new(calls, packet_counters)),
         };
@@ -413,7 +420,9 @@ impl Context {
             device.faults.add(fault, &device.shards);
         }
         let calls = device.faults.calls.clone();
-        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader, events, calls })))
+        let device = Arc::new(device);
+        device.list();
+        Ok(Context(Arc::new(Handle { device, reader, events, calls })))
     }
 
     /// Opens the device again, like a second `ibv_open_device`. Both contexts use the same NIC and share its

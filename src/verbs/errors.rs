@@ -72,7 +72,7 @@ pub enum CreateError {
         max: u32,
     },
     /// REMOTE_WRITE or REMOTE_ATOMIC was given without LOCAL_WRITE, which both require (IBA 11.2.8.2).
-    #[error("{0:?} permits peers to write and requires LOCAL_WRITE")]
+    #[error("{0} permits peers to write and requires LOCAL_WRITE")]
     AccessNeedsLocalWrite(Access),
     /// An XRC target queue pair was requested without an XRC domain, or a queue pair of another type with
     /// one.
@@ -82,7 +82,7 @@ pub enum CreateError {
     #[error("a {0:?} QP does not receive and cannot have a shared receive queue")]
     NoReceives(QpType),
     /// The given permissions include unknown flags or cannot be combined.
-    #[error("invalid access {access:?}: {reason}")]
+    #[error("invalid access {access}: {reason}")]
     Access {
         /// The given permissions.
         access: Access,

@@ -30,6 +30,7 @@ pub mod live;
 pub mod memory;
 mod mr;
 mod mw;
+mod open_devices;
 mod pd;
 mod port_counters;
 mod qp;

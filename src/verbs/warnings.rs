@@ -134,7 +134,7 @@ impl Warnings {
         let reads = access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         let depth = (attr.state, attr.max_dest_rd_atomic);
         if qp_type == QpType::Rc && reads && depth == (Some(QpState::Rtr), Some(0)) {
-            let detail = || format!("QP {qp} permits {access:?} with max_dest_rd_atomic 0");
+            let detail = || format!("QP {qp} permits {access} with max_dest_rd_atomic 0");
             self.raise(WarningKind::RdAtomicZero, detail);
         }
         let (Some(QpState::Rts), QpType::Rc | QpType::XrcSend) = (attr.state, qp_type) else { return };

@@ -30,6 +30,7 @@ pub use headers::{
 };
 pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
 pub use mac::{Mac, MacError, solicited_node};
+pub(crate) use numbers::Counted;
 pub use opcode::{HeaderSet, Opcode, Operation, Position, Transport};
 pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
 pub(crate) use permutation::Permutation;

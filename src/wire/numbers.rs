@@ -1,4 +1,14 @@
-//! Macros for typed numbers: their hexadecimal text, and codes with names.
+//! Text of numbers: macros for typed numbers, their hexadecimal text and codes with names; counts of things.
+
+/// Count of things as text: the number, and the noun in the singular or plural.
+pub(crate) struct Counted<N>(pub N, pub &'static str);
+
+impl<N: std::fmt::Display + PartialEq + From<u8>> std::fmt::Display for Counted<N> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let plural = if self.0 == N::from(1) { "" } else { "s" };
+        write!(f, "{} {}{plural}", self.0, self.1)
+    }
+}
 
 /// Implements `Debug` and `Display` for newtypes of a number, by two formats in this order.
 macro_rules! hexadecimal {

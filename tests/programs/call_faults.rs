@@ -26,6 +26,17 @@ fn first_creation_of_a_cq_fails_with_the_injected_errno_and_the_second_succeeds(
 }
 
 #[test]
+fn injected_error_names_rule_and_call_with_explain() {
+    let (library, program, [address, _]) = (Library::new(), CProgram::build("call_faults"), addresses());
+    let mut command = library.program(program.program(), &address);
+    let rule = "call:ibv_create_cq=ENOMEM@1";
+    command.arg("creation").env("URXE_FAULTS", rule).env("URXE_EXPLAIN", "1");
+    let printed = text(&Running::new(command).finish(Duration::from_secs(60)));
+    let line = format!("urxe: ibv_create_cq failed by '{rule}', first call\n");
+    assert_eq!(printed.matches(&line).count(), 1, "{printed}");
+}
+
+#[test]
 fn program_whose_standard_error_cannot_be_written_ends_as_usual() {
     let (library, program, [address, _]) = (Library::new(), CProgram::build("call_faults"), addresses());
     let mut command = library.program(program.program(), &address);

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use urxe::middleware::faults::Action;
 use urxe::verbs::errors::AccessError;
-use urxe::verbs::explain::{Failure, FailureCause, FailureReport, LocalCheck, TransmissionEnd};
+use urxe::verbs::explain::{
+    ConnectionProblem, Failure, FailureCause, FailureReport, LocalCheck, Reporter, TransmissionEnd,
+};
 use urxe::verbs::faults::{Fault, FaultEffect, ObjectChange};
 use urxe::verbs::*;
 use urxe::wire::Operation;
@@ -84,7 +86,7 @@ fn silent_peer_is_reported_with_every_timeout() {
     assert!(
         report
             .to_string()
-            .contains("transmission 8: sent at -100.663 ms; ACK timeout of 100.663 ms at -0.000 ms"),
+            .contains("transmission 8: sent at -100.663 ms; ACK timeout of 100.663 ms at the failure"),
         "{report}"
     );
 }
@@ -126,9 +128,96 @@ fn denied_access_is_reported_at_both_ends() {
     assert_eq!(report.failure.silence, None);
 
     let refused = b.qp.explain().unwrap();
+    assert_eq!(report.peer.as_ref().map(|peer| &peer.failure), Some(&refused.failure));
+    assert_eq!(report.to_string(), refused.to_string(), "both print the joined report");
+    assert_eq!(b.context.next_refusal(), Some(refused.clone()));
+    assert_eq!(b.context.next_refusal(), None);
     let FailureCause::Refused(refusal) = refused.failure.cause else { panic!("{refused}") };
     assert_eq!((refusal.code, refusal.psn), (Some(NakCode::RemoteAccessError), a.qp.endpoint().psn));
     assert!(matches!(refusal.access, Some(AccessError::Permission { key, .. }) if key == remote.rkey.0));
+}
+
+#[test]
+fn refusal_without_a_receive_names_the_failed_check_and_the_nearest_key() {
+    let wrong = |change: fn(RemoteAddr) -> RemoteAddr| {
+        let (a, b) = pair(ConnectOptions::default(), &[]);
+        let mr = b.pd.reg_mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        a.qp.post_send(&SendWr::write(3, &[], change(mr.remote(0))).inline(&[1; 8])).unwrap();
+        a.cq.wait_any(WAIT).unwrap();
+        let report = b.context.next_refusal().expect("B refused the request");
+        let cause = lines(&report).into_iter().find(|line| line.starts_with("cause at the peer: ")).unwrap();
+        let (_, cause) = cause.split_once(", refused with NAK ").unwrap();
+        cause
+            .replace(&format!("{}", mr.remote(0).rkey), "RKEY")
+            .replace(&format!("{:#x}", mr.remote(0).va), "VA")
+    };
+    let region = "64 bytes at VA, LOCAL_WRITE | REMOTE_WRITE, PD 1";
+    let cause = wrong(|remote| RemoteAddr { rkey: RKey(remote.rkey.0 ^ 0x1000), ..remote });
+    let nearest = format!("it differs in 1 digit from RKEY ({region})");
+    assert!(cause.starts_with("Remote Access Error: key 0x") && cause.ends_with(&nearest), "{cause}");
+    let cause = wrong(|remote| RemoteAddr { va: remote.va + 60, ..remote });
+    assert!(cause.ends_with(": the range is 4 bytes too long"), "{cause}");
+}
+
+#[test]
+fn refusal_by_the_flags_of_the_queue_pair_names_the_missing_one() {
+    let (a, b) = pair(ConnectOptions::default().access(Access::REMOTE_READ), &[]);
+    let mr = b.pd.reg_mr(64, Access::ALL).unwrap();
+    a.qp.post_send(&SendWr::write(3, &[], mr.remote(0)).inline(&[1])).unwrap();
+    a.cq.wait_any(WAIT).unwrap();
+    let refused = b.context.next_refusal().unwrap();
+    let text = "refused with NAK Invalid Request: the access flags of the QP are REMOTE_READ: REMOTE_WRITE is missing";
+    assert!(refused.to_string().contains(text), "{refused}");
+}
+
+#[test]
+fn two_queue_pairs_of_a_process_get_one_report() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let (sender, reports) = std::sync::mpsc::channel();
+    let reporter = Reporter::new(move |report| sender.send(report.to_string()).unwrap());
+    reporter.watch(&a.context).unwrap();
+    reporter.watch(&b.context).unwrap();
+    let unknown = RemoteAddr { va: 0x1000, rkey: RKey(1) };
+    b.qp.post_recv(&RecvWr::empty(5)).unwrap();
+    a.qp.post_send(&SendWr::write(1, &[], unknown).inline(&[1])).unwrap();
+    let completion = a.cq.wait_any(WAIT).unwrap();
+    reporter.report_completion(&a.cq, &completion);
+    reporter.report_completion(&b.cq, &b.cq.wait_any(WAIT).unwrap());
+    drop(reporter);
+    let reports: Vec<String> = reports.try_iter().collect();
+    let [report] = &reports[..] else { panic!("{reports:?}") };
+    let first: Vec<&str> = report.lines().take(5).collect();
+    assert!(first[0].starts_with("RDMA WRITE of QP ") && first[2].ends_with(", in this process"), "{report}");
+    assert!(first[4].contains("cause at the peer: RC RDMA WRITE Only with PSN "), "{report}");
+}
+
+#[test]
+fn path_that_loses_large_packets_is_reported_in_the_first_five_lines() {
+    let rule = "drop=1..,payload=1025..";
+    let (a, b) = pair(ConnectOptions::default().mtu(Mtu::Mtu4096), &[rule]);
+    let remote = b.pd.reg_mr(8192, Access::ALL).unwrap();
+    let local = a.pd.reg_mr(8192, Access::ALL).unwrap();
+    let post = |len| a.qp.post_send(&SendWr::write(1, &[local.sge(0..len)], remote.remote(0))).unwrap();
+    post(16);
+    a.cq.wait(WAIT).unwrap();
+    post(4096);
+    let (_, silent) = report(&a);
+    let path = silent.failure.path.unwrap();
+    assert_eq!((path.mtu, path.lost, path.acknowledged, path.is_black_hole()), (4096, 4096, Some(16), true));
+    let text = "path MTU: 4096 bytes; the lost packet has 4096 bytes of payload, of which size none was ever \
+                acknowledged, but smaller ones up to 16 bytes were: the path may drop large packets (MTU black hole)";
+    assert_eq!(lines(&silent)[4], text);
+    assert!(silent.to_string().contains("remedy: lower the path MTU of both QPs"), "{silent}");
+
+    // Packets of that size arrived before.
+    let (a, _b) = pair(ConnectOptions::default(), &["drop=2.."]);
+    for id in 1..=2 {
+        a.qp.post_send(&write(id)).unwrap();
+    }
+    a.cq.wait(WAIT).unwrap();
+    let (_, silent) = report(&a);
+    assert_eq!(silent.failure.path.map(|path| path.is_black_hole()), Some(false));
+    assert!(lines(&silent)[4].ends_with("of which size others were acknowledged"), "{silent}");
 }
 
 #[test]
@@ -359,7 +448,7 @@ fn rules_on_objects_are_named() {
         let report = a.qp.explain().unwrap();
         assert_eq!(report.failure.cause, explained, "{fault}");
         assert_eq!(fault_lines(&report).len(), 1, "{report}");
-        let expected = format!("fault rule '{fault}' {text} at -");
+        let expected = format!("fault rule '{fault}' {text} at ");
         assert!(fault_lines(&report)[0].starts_with(&expected), "{report}");
         drop(b);
     };
@@ -391,7 +480,7 @@ fn rule_that_revoked_a_region_is_named_where_the_access_failed() {
     let (completion, denied) = report(&a);
     assert_eq!(completion.status, WcStatus::LocProtErr);
     assert!(
-        fault_lines(&denied)[0].starts_with("fault rule 'mr:*=revoke@1ms' revoked the region at -"),
+        fault_lines(&denied)[0].starts_with("fault rule 'mr:*=revoke@1ms' revoked the region at "),
         "{denied}"
     );
 
@@ -430,4 +519,28 @@ fn rule_that_did_not_cause_the_failure_is_not_named() {
     let (completion, denied) = report(&a);
     assert_eq!((completion.status, &denied.faults[..]), (WcStatus::LocProtErr, &[][..]));
     drop(b);
+}
+
+#[test]
+fn connection_request_without_an_answer_is_reported_after_the_second_transmission() {
+    use urxe::verbs::cm::{ConnParam, ConnectionManager};
+    let fabric = fabric();
+    let [local, remote] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+    let address = (remote.address().unwrap(), 7471).into();
+    let manager = ConnectionManager::new(vec![local.clone()]).unwrap();
+    let new_qp = |context: &Context| {
+        let cq = context.create_cq(16)?;
+        context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+    };
+    // Nothing handles the management packets of the other NIC.
+    let session = manager.begin_connect(address, new_qp, &ConnParam::default()).unwrap();
+    assert_eq!(local.next_connection_report(), None);
+    session.event_channel().get_event(Some(WAIT)).unwrap();
+    let report = local.next_connection_report().unwrap();
+    assert_eq!((report.peer, report.problem), (address, ConnectionProblem::Unanswered { left: 14 }));
+    let start =
+        format!("connection with {address}: two requests (REQ) were not answered, 14 more may follow: ");
+    assert!(report.to_string().starts_with(&start), "{report}");
+    assert_eq!(local.next_connection_report(), None);
+    drop(remote);
 }

@@ -265,8 +265,7 @@ fn open_fails_with_the_injected_errno() {
     let fault: Fault = "call:ibv_open_device=ENODEV".parse().unwrap();
     let error = fabric.open(&ContextOptions::default().faults([fault])).unwrap_err();
     assert!(matches!(error, OpenError::Injected(InjectedError { errno: libc::ENODEV, .. })), "{error}");
-    let text =
-        "No such device (os error 19) (ibv_open_device, by the fault rule 'call:ibv_open_device=ENODEV')";
+    let text = "No such device (os error 19) (ibv_open_device, by the fault rule 'call:ibv_open_device=ENODEV', first call)";
     assert_eq!(error.to_string(), text);
 }
 
@@ -305,16 +304,16 @@ fn creations_fail_once_and_then_succeed() {
 fn failed_posts_and_modifications_leave_the_qp_unchanged() {
     let faults = ["call:ibv_post_*=ENOMEM@1", "call:ibv_post_recv=EIO@1", "call:ibv_modify_qp=EINVAL@4"];
     let (a, b) = pair_with(&fabric(), &faults);
-    let injected = |errno, call, rule| InjectedError { errno, call, rule };
-    let error = PostError::Injected(injected(libc::ENOMEM, "ibv_post_send", faults[0]));
+    let injected = |errno, call, rule, number| InjectedError { errno, call, rule, number };
+    let error = PostError::Injected(injected(libc::ENOMEM, "ibv_post_send", faults[0], 1));
     assert_eq!(
         a.qp.post_send_list(&[SendWr::send(1, &[]), SendWr::send(2, &[])], ListPolicy::UntilRejected),
         Err(PostListError { index: 0, error })
     );
-    let error = PostError::Injected(injected(libc::EIO, "ibv_post_recv", faults[1]));
+    let error = PostError::Injected(injected(libc::EIO, "ibv_post_recv", faults[1], 1));
     assert_eq!(a.qp.post_recv(&RecvWr::empty(3)), Err(error));
     let to_err = QpAttr::new(QpState::Err);
-    let error = ModifyError::Injected(injected(libc::EINVAL, "ibv_modify_qp", faults[2]));
+    let error = ModifyError::Injected(injected(libc::EINVAL, "ibv_modify_qp", faults[2], 4));
     assert_eq!(a.qp.modify(&to_err), Err(error));
     assert_eq!(a.qp.state(), QpState::Rts);
     b.qp.post_recv(&RecvWr::empty(4)).unwrap();

@@ -200,6 +200,20 @@ fn device_removal_yields_a_link_lost_event() {
 }
 
 #[test]
+fn refused_request_yields_an_event_with_the_cause_of_the_report() {
+    let events = Collector::default();
+    tracing::subscriber::with_default(events.clone(), || {
+        let (a, b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
+        let unknown = RemoteAddr { va: 0x1000, rkey: RKey(1) };
+        a.qp.post_send(&SendWr::write(1, &[], unknown).inline(&[1])).unwrap();
+        a.cq.wait_any(TIMEOUT).unwrap();
+        let cause = b.context.next_refusal().unwrap().failure.cause;
+        let expected = format!("urxe::nak request refused: qpn={} reason={cause}", b.qp.qpn());
+        assert!(events.take(&["urxe::nak"]).contains(&expected), "{expected}");
+    });
+}
+
+#[test]
 fn handshake_yields_state_change_events_of_both_sides() {
     use urxe::verbs::cm::*;
     let events = Collector::default();

@@ -95,7 +95,7 @@ fn deregistration_of_a_region_with_bound_windows_fails() {
     let bind = mw.bind(&mr, 0..64, Access::REMOTE_READ);
     execute(&b, &SendWr::bind_mw(1, bind));
     let (mr, e) = mr.dereg().unwrap_err();
-    assert_eq!(e.to_string(), format!("1 windows are bound to the region of key {:#x}", mr.lkey().0));
+    assert_eq!(e.to_string(), format!("the region of key {:#x} has 1 window bound to it", mr.lkey().0));
     execute(&b, &SendWr::local_inv(2, bind.rkey));
     mr.dereg().unwrap();
 }

@@ -42,6 +42,7 @@ impl TestCq {
 pub fn take_outputs(nic: &mut Nic, cqs: &mut [&mut TestCq], events: &mut VecDeque<AsyncEvent>) {
     while let Some(output) = nic.poll_output() {
         match output {
+            NicOutput::Refused(_) => {}
             NicOutput::Event(event) => events.push_back(event),
             NicOutput::Completion { cq, completion } => {
                 let cq = cqs.iter_mut().find(|c| c.handle == cq).expect("a queue of the test");

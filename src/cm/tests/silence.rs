@@ -35,6 +35,18 @@ fn unanswered_req_is_retransmitted_until_an_unreachable_event_is_raised() {
 }
 
 #[test]
+fn second_unanswered_req_is_noted_once() {
+    let mut bench = Bench::new();
+    let id = bench.req_sent();
+    bench.advance(response_time());
+    assert_eq!(bench.cm.poll_unanswered(), None);
+    bench.advance(response_time());
+    assert_eq!((bench.cm.poll_unanswered(), bench.cm.poll_unanswered()), (Some((id, 14)), None));
+    bench.advance(10 * response_time());
+    assert_eq!(bench.cm.poll_unanswered(), None);
+}
+
+#[test]
 fn unanswered_rep_is_retransmitted_until_an_unreachable_event_is_raised() {
     let mut bench = Bench::listening();
     let id = bench.accepted();

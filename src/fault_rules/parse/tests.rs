@@ -123,6 +123,7 @@ fn rule_text() -> impl Strategy<Value = String> {
             ",from=10.0.0.1",
             ",to=fd00::2",
             ",ecn=ce",
+            ",payload=1025..",
             ",cm=req|rtu",
             ",time=2ms..5ms",
             ",time=..1s",

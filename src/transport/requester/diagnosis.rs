@@ -4,7 +4,8 @@ use super::Requester;
 use crate::memory::Accessor;
 use crate::transport::connection::Connection;
 use crate::transport::failure::{
-    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, RetryLimits, TransmissionEnd, transmissions,
+    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PathSizes, RetryLimits, TransmissionEnd,
+    transmissions,
 };
 use crate::transport::send_queue::SendWqe;
 use crate::transport::slow_event::EventKind;
@@ -51,6 +52,16 @@ impl Requester {
             let acknowledged = failure.last_ack.map(|last| last.ago);
             let answers = failure.transmissions.iter().filter_map(heard);
             failure.silence = answers.chain(first).chain(acknowledged).min();
+        }
+        if was_sent && failure.cause.is_loss() {
+            let mtu = conn.attr.mtu.bytes() as u32;
+            let done = acknowledged.min(wqe.packets);
+            let longest = if done > 0 { mtu } else { self.longest_acked.min(mtu) };
+            failure.path = Some(PathSizes {
+                mtu,
+                lost: wqe.len.saturating_sub(done.saturating_mul(mtu)).min(mtu),
+                acknowledged: recovery.last_progress.map(|_| longest),
+            });
         }
         let (left, rnr_left) = recovery.retries();
         failure.retries = RetryLimits {
@@ -141,6 +152,7 @@ impl Connection {
             transmissions: Vec::new(),
             last_ack: None,
             silence: None,
+            path: None,
             retries: RetryLimits::default(),
             events: self.history.past(now),
         }

@@ -52,6 +52,8 @@ pub(super) struct Requester {
     reads: VecDeque<Psn>,
     pub(super) recovery: Recovery,
     pub(super) congestion: QpController,
+    /// Length of the longest message that the peer has acknowledged, in bytes.
+    longest_acked: u32,
     /// Total flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// Whether `snd_una` has advanced since [`on_progress`](Self::on_progress).
@@ -84,6 +86,7 @@ impl Requester {
         self.snd_una = conn.attr.sq_psn;
         self.snd_max = conn.attr.sq_psn;
         self.recovery = Recovery::new(conn);
+        self.longest_acked = 0;
     }
 
     /// Returns the counter of polled completions, if they free the slots of the send queue.

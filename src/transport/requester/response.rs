@@ -114,6 +114,9 @@ impl Requester {
         let Some(wqe) = self.queue.front() else { return };
         self.snd_una = wqe.end_psn();
         env.counters.rdma_sends += 1;
+        if wqe.len > self.longest_acked {
+            self.longest_acked = wqe.len;
+        }
         conn.op_counters.completed(CountedOps::of(&wqe.op), wqe.len);
         if wqe.flags.signaled || conn.signal_all {
             env.out.push(report(Completion {

@@ -33,7 +33,7 @@ impl Responder {
 
     /// Checks the opcode sequence: First and Only are valid only if no message is open, Middle and Last only
     /// within a message of the same kind.
-    fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
+    pub(super) fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
         let row = packet.row();
         let fits = match self.message {
             None => row.position.starts(),
@@ -45,7 +45,7 @@ impl Responder {
 
     /// Checks the shared receive queue of an XRC packet: it must belong to the target's XRC domain, and all
     /// packets of a message must name the same queue.
-    fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+    pub(super) fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
         let named = env.srq.as_ref().filter(|s| s.id.0 == number && s.domain == conn.domain());
         let goes_on = !packet.row().position.starts();
@@ -55,7 +55,7 @@ impl Responder {
 
     /// Checks resources: outstanding READs and atomics may not exceed max_dest_rd_atomic, and SENDs and
     /// immediate data need a receive.
-    fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+    pub(super) fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
             // Replays do not count: the requester may have received the original responses meanwhile.
@@ -72,7 +72,7 @@ impl Responder {
         Ok(())
     }
 
-    fn check_length(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+    pub(super) fn check_length(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let row = packet.row();
         let len = packet.payload().len();
         let lax = !conn.quirks().checks_send_length && row.operation == Operation::Send;

@@ -5,6 +5,7 @@ use super::state::{Id, IdState, State};
 use super::{CmEventKind, ConnectionInfo, Ece, EventParam, IdError};
 use crate::cm::{CmError, LocalQp, Request, padded};
 use crate::transport::AsyncEvent;
+use crate::verbs::explain::ConnectionProblem;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{Rej, RejReason, Rep};
 
@@ -234,6 +235,7 @@ impl State {
     pub fn on_rejected(&mut self, number: u64, rej: &Rej) {
         let info = ConnectionInfo { private_data: rej.private_data.to_vec(), ..ConnectionInfo::default() };
         let status = rej.reason.code().into();
+        self.note_problem(number, ConnectionProblem::Rejected(rej.reason));
         self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(info));
     }
 

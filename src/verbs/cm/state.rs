@@ -16,6 +16,7 @@ use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace
 use crate::cm::{Cm, CmConfig, CommIds, ConnId, Event};
 use crate::sys::named::named;
 use crate::transport::{AddressVector, Instant, QpType};
+use crate::verbs::explain::{ConnectionProblem, ConnectionReport};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
@@ -348,7 +349,20 @@ impl State {
         while let Some((connection, event)) = self.devices[index].cm.poll_event() {
             self.on_event(index, connection, event);
         }
+        while let Some((connection, left)) = self.devices[index].cm.poll_unanswered() {
+            if let Some(number) = self.devices[index].ids.get(&connection) {
+                self.note_problem(*number, ConnectionProblem::Unanswered { left });
+            }
+        }
         self.devices[index].send();
+    }
+
+    /// Records a problem of an id's connection request for a report.
+    pub fn note_problem(&self, number: u64, problem: ConnectionProblem) {
+        if let Ok(Id { peer: Some(peer), device: Some(device), .. }) = self.id(number) {
+            let report = ConnectionReport::new(*peer, problem);
+            self.devices[*device].context.0.connections.add(report);
+        }
     }
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::driver::{ObjectChange, ObjectFault};
 use crate::fault_rules::{Action, AppliedRule};
-use crate::transport::{Failure, Instant};
-use crate::wire::{Opcode, Psn};
+use crate::transport::{Ago, Failure, Instant};
+use crate::wire::{Counted, Opcode, Psn};
 
 /// Fault that may explain a failure.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,17 +60,21 @@ impl AppliedFault {
 
 impl fmt::Display for AppliedFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AppliedFault { rule, effect, ago } = self;
+        let AppliedFault { ref rule, effect, ago } = *self;
         write!(f, "fault rule '{rule}' ")?;
-        match *effect {
+        match effect {
             FaultEffect::Packets { action, count, psn, opcode } => {
-                let packets = if count == 1 { "packet" } else { "packets" };
                 let last = if count == 1 { "" } else { "the last " };
-                write!(f, "{} {count} {packets} of this QP, {last}with PSN {psn} ({opcode})", done(action))?;
+                write!(
+                    f,
+                    "{} {} of this QP, {last}with PSN {psn} ({opcode})",
+                    done(action),
+                    Counted(count, "packet")
+                )?;
             }
             FaultEffect::Object(change) => f.write_str(changed(change))?,
         }
-        write!(f, " at -{:.3} ms", ago.as_secs_f64() * 1e3)
+        write!(f, " {}", Ago(ago))
     }
 }
 

@@ -200,7 +200,7 @@ impl CallFaults {
             active.tally.struck().fetch_add(1, Ordering::Relaxed);
             match active.fault.effect {
                 CallEffect::Error(errno) => {
-                    let error = InjectedError { errno, call: call.name(), rule: active.rule };
+                    let error = InjectedError { errno, call: call.name(), rule: active.rule, number: n };
                     verdict.error = verdict.error.or(Some(error));
                 }
                 CallEffect::Slow(by) => verdict.delay = Some(verdict.delay.unwrap_or_default() + by),

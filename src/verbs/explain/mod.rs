@@ -1,15 +1,29 @@
-//! Explanation of failed work requests: reports made from the record that a failed queue pair keeps.
+//! Explanation of failed work requests and refused requests: reports made from the record that a failed queue
+//! pair keeps.
+
+mod connection;
+mod joined;
+mod reporter;
+mod surroundings;
 
 use std::fmt;
 
+use super::context::Inner;
 use super::faults::AppliedFault;
 use super::{Context, Cq, Qp};
-use crate::transport::{Completion, WcStatus};
+use crate::transport::{Completion, JoinedFailure, WcStatus};
 use crate::wire::Qpn;
+use joined::peer_of;
 
+pub use connection::{ConnectionProblem, ConnectionReport};
+pub use reporter::{Report, Reporter};
+pub use surroundings::Surroundings;
+
+pub use crate::broker::QpOwner;
+pub use crate::memory::{KeyDifference, NearestKey};
 pub use crate::transport::{
-    FailedRequest, Failure, FailureCause, LastAck, LocalCheck, PastEvent, Refusal, RetryLimits, Transmission,
-    TransmissionEnd,
+    FailedRequest, Failure, FailureCause, InvalidRequest, LastAck, LocalCheck, PastEvent, PathSizes, Refusal,
+    RetryLimits, Transmission, TransmissionEnd,
 };
 
 /// Report of a failed work request or queue pair: the cause, each transmission with its time, the retries and
@@ -40,8 +54,13 @@ pub struct FailureReport {
     pub failure: Failure,
     /// Faults of the NIC that may explain the failure: packet rules that were applied to packets of the
     /// queue pair that are still unacknowledged, and changes of the queue pair or of an object that it
-    /// uses. Rules of the peer's NIC are not known.
+    /// uses. Rules of the peer's NIC are known only with `peer`.
     pub faults: Vec<AppliedFault>,
+    /// Report of the peer's queue pair, if that is in this process and has failed too. Its own `peer` is
+    /// `None`. The text form combines both, the requester's first.
+    pub peer: Option<Box<FailureReport>>,
+    /// Facts about the path to the peer, if packets were lost, except on a fabric.
+    pub surroundings: Option<Surroundings>,
 }
 
 impl FailureReport {
@@ -52,11 +71,31 @@ impl FailureReport {
 
     /// Makes the report of a queue pair of the device.
     fn of_qp(context: &Context, qpn: Qpn) -> Option<FailureReport> {
-        let device = &context.0;
-        let (failure, rules) = device.shards.of(qpn).failure(qpn)?;
+        let failure = context.0.shards.of(qpn).failure(qpn)?;
+        Some(FailureReport::of_failure(&context.0, failure))
+    }
+
+    /// Makes the report of a failure of a queue pair of the device, and of that of its peer.
+    fn of_failure(device: &Inner, failure: Failure) -> FailureReport {
+        let peer = peer_of(device, &failure).and_then(|(device, qpn)| {
+            let failure = device.shards.of(qpn).failure(qpn)?;
+            Some(Box::new(FailureReport::alone(&device, failure)))
+        });
+        FailureReport { peer, ..FailureReport::alone(device, failure) }
+    }
+
+    /// Makes the report of a failure, without the peer.
+    fn alone(device: &Inner, failure: Failure) -> FailureReport {
+        let rules = device.shards.of(failure.qpn).rules_behind(&failure);
         let mut faults: Vec<_> = rules.iter().map(|rule| AppliedFault::of_packets(rule, &failure)).collect();
         faults.extend(device.faults.behind(&failure));
-        Some(FailureReport { completion: None, failure, faults })
+        let surroundings = Surroundings::of(device, &failure);
+        FailureReport { faults, surroundings, ..FailureReport::without_device(failure) }
+    }
+
+    /// Makes the report of a failure on a device that is closed.
+    fn without_device(failure: Failure) -> FailureReport {
+        FailureReport { completion: None, failure, faults: Vec::new(), peer: None, surroundings: None }
     }
 
     /// Makes the report of a completion of the device.
@@ -82,8 +121,39 @@ impl fmt::Display for FailureReport {
             let Completion { wr_id, qpn, .. } = completion;
             writeln!(f, "work request {wr_id:#x} of QP {qpn} was flushed because of an earlier failure:")?;
         }
-        self.failure.fmt(f)?;
-        self.faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+        // The requester's part comes first.
+        let (first, peer) = match &self.peer {
+            Some(peer) if self.failure.request.is_none() && peer.failure.request.is_some() => {
+                (&**peer, Some(self))
+            }
+            peer => (self, peer.as_deref()),
+        };
+        let surroundings = first.surroundings.as_ref().map(|facts| facts as &dyn fmt::Display);
+        let peer_failure = peer.map(|peer| &peer.failure);
+        JoinedFailure { failure: &first.failure, peer: peer_failure, surroundings }.fmt(f)?;
+        first.faults.iter().try_for_each(|fault| write!(f, "\n  {fault}"))?;
+        let of_peer = peer.iter().flat_map(|peer| &peer.faults);
+        of_peer.into_iter().try_for_each(|fault| write!(f, "\n  at the peer: {fault}"))
+    }
+}
+
+impl Context {
+    /// Removes and returns the report of the oldest queue pair of the device that refused a request of its
+    /// peer and so entered ERR, or returns `None` if there is none; never blocks. The report is available
+    /// even if the queue pair had no receive that could complete. The 64 newest are kept, until a
+    /// [`Reporter`] watches the device.
+    pub fn next_refusal(&self) -> Option<FailureReport> {
+        Some(FailureReport::of_failure(&self.0, self.0.refusals.take()?))
+    }
+}
+
+impl Context {
+    /// Removes and returns the report of the oldest connection request through the device's connection manager
+    /// that two transmissions left unanswered, or that was rejected; `None` if there is none. The 64 newest are
+    /// kept, until a [`Reporter`] watches the device. Asks the peer's host for ICMP errors, which takes up to
+    /// 20 ms, except on a fabric.
+    pub fn next_connection_report(&self) -> Option<ConnectionReport> {
+        Some(surroundings::complete(self.0.connections.take()?, &self.0))
     }
 }
 
