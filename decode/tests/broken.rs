@@ -68,5 +68,5 @@ fn each_fault_of_the_corpus_is_found_with_a_packet_that_shows_it() {
 
 #[test]
 fn each_fault_of_the_blind_test_is_found_with_a_packet_that_shows_it() {
-    check("blind", 71);
+    check("blind", 101);
 }

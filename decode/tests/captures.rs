@@ -57,7 +57,6 @@ const FINDINGS: &[(&str, &[(Diagnosis, u64)])] = &[
     // rxe's timer expired just as the ACK arrived.
     ("rc_2048_v4.pcap", &[(UnnecessaryRetransmission, 16)]),
     // An emulated machine takes milliseconds.
-    ("perftest_read_bw.pcap", &[(SlowReceiver, 20)]),
     ("perftest_write_lat.pcap", &[(SlowReceiver, 4)]),
     ("reorder_send.pcap", &[(Reordered, 1)]),
     ("retry_exceeded.pcap", &[(PeerSilent, 1)]),

@@ -99,7 +99,9 @@ pub(super) fn join(mut sides: Vec<Sightings>) -> Joined {
     }
     let groups = groups(&sides, &orders);
     let differences = Differences::of(&sides, &groups);
-    let (offset, slack) = differences.offset();
+    // The interfaces of one file have one clock.
+    let is_one_clock = sides[0].file == sides[1].file;
+    let (offset, slack) = if is_one_clock { (0, 0) } else { differences.offset() };
     let mut events = Vec::new();
     for ((from_requester, ..), group) in groups {
         let (sender, receiver) = if from_requester { (0, 1) } else { (1, 0) };
@@ -114,9 +116,11 @@ pub(super) fn join(mut sides: Vec<Sightings>) -> Joined {
         };
         let mut arrivals = group[receiver].iter().copied().peekable();
         for (n, &sent) in group[sender].iter().enumerate() {
-            // An arrival belongs to the last transmission before it.
+            // An arrival belongs to the last transmission before it. If as many arrived as were sent, all did.
+            let all_arrived = group[sender].len() == group[receiver].len();
             let next = group[sender].get(n + 1).map(|next| at(sender, *next) - slack);
-            let arrival = arrivals.next_if(|arrival| next.is_none_or(|next| at(receiver, *arrival) < next));
+            let arrival = arrivals
+                .next_if(|arrival| all_arrived || next.is_none_or(|next| at(receiver, *arrival) < next));
             let mut seen = [None; 2];
             (seen[sender], seen[receiver]) = (Some(sent), arrival);
             let fate = match arrival {
@@ -135,7 +139,7 @@ pub(super) fn join(mut sides: Vec<Sightings>) -> Joined {
         }
     }
     events.sort_by_key(|event| (event.time, event.sighting(&sides).number));
-    Joined { offset: differences.is_known().then_some(offset), sides, events }
+    Joined { offset: (differences.is_known() && !is_one_clock).then_some(offset), sides, events }
 }
 
 /// Least and greatest difference between the times of packets that each capture has once.

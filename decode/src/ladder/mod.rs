@@ -62,7 +62,7 @@ impl Ladder {
         let mut sides = Vec::new();
         for (file, capture) in captures.into_iter().enumerate() {
             let keys = finding.packets.iter().filter(|p| p.file == file).map(|p| p.packet);
-            sides.extend(Sightings::read(capture?, key, peer, keys.collect())?);
+            sides.extend(Sightings::read((file, capture?), key, peer, keys.collect())?);
         }
         sides.retain(|side| !side.packets.is_empty());
         // Of three or more, the first two that have packets of the finding.

@@ -30,7 +30,9 @@ pub(super) struct Sighting {
 /// Packets of two queue pairs in one capture.
 #[derive(Debug)]
 pub(super) struct Sightings {
-    /// File name of the capture.
+    /// Index of the capture.
+    pub file: usize,
+    /// File name of the capture, or the name of its interface.
     pub name: String,
     /// Time of the first packet of the capture.
     pub start: u64,
@@ -50,7 +52,7 @@ impl Sightings {
     /// # Errors
     /// [`CaptureError`] if the capture cannot be read; an error behind the first packet does not matter.
     pub(super) fn read(
-        mut capture: Capture,
+        (file, mut capture): (usize, Capture),
         key: Key,
         peer: Option<Qpn>,
         keys: Vec<u64>,
@@ -59,7 +61,7 @@ impl Sightings {
         let name = path.file_name().unwrap_or(path.as_os_str()).display().to_string();
         let last_key = keys.iter().max().copied().unwrap_or(u64::MAX);
         let (packets, comments) = (Vec::new(), HashMap::new());
-        let mut all = Sightings { name, start: 0, packets, range: (0, 0), keys, comments };
+        let mut all = Sightings { file, name, start: 0, packets, range: (0, 0), keys, comments };
         let mut judge = Judge::default();
         while let Some(frame) = capture.next_frame() {
             let frame = match frame {

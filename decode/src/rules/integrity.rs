@@ -1,5 +1,7 @@
 //! Wrong ICRCs.
 
+use std::net::IpAddr;
+
 use super::context::Capture;
 use crate::finding::{Diagnosis, Finding, Severity};
 use crate::icrc::Cause;
@@ -46,6 +48,11 @@ pub(super) fn findings(capture: &Capture<'_>) -> Vec<Finding> {
         last.text += &format!("; {} in all, of {} causes", count(wrong.count, "packet"), all);
     }
     findings
+}
+
+/// Reports whether `to` drops packets of `from` because of their ICRCs.
+pub(super) fn drops_from(capture: &Capture<'_>, from: IpAddr, to: IpAddr) -> bool {
+    capture.tracker.wrong_icrcs.first.iter().any(|packet| (packet.key.src, packet.key.dst) == (from, to))
 }
 
 fn remedy(cause: Cause) -> &'static str {

@@ -422,6 +422,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
         // Behind a request that is missing here, nothing can be acknowledged.
         || requests.facts.gaps.first.iter().any(|gap| gap.filled.is_none() && gap.psn.is_before(oldest.psn))
         || requests.facts.not_ready.is_some_and(|rnr| rnr.last.1 == oldest.psn)
+        || super::integrity::drops_from(capture, stream.key.dst, stream.key.src)
         || super::refusal::responses_of_another_mtu(capture, stream).is_some();
     let interval = oldest.time.saturating_sub(oldest.first_time) / u64::from(oldest.sends - 1);
     let since = capture.tracker.totals.last_time.saturating_sub(oldest.time);
@@ -480,12 +481,14 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             ..capture.of_request(Diagnosis::MtuBlackHole, Severity::Failure, stream, oldest.psn, at)
         });
     }
-    let is_back = |other: &&Stream| {
+    let is_other = |other: &&Stream| {
         other.key.src == stream.key.dst
             && Some(other.key.qpn) != capture.peer(stream).map(|peer| peer.key.qpn)
             && other.last.time > oldest.first_time
     };
-    if let Some(other) = capture.tracker.streams.iter().find(is_back) {
+    let others = || capture.tracker.streams.iter().filter(is_other);
+    // A host that is silent on the queue pair and starts others: its process was restarted.
+    if let Some(other) = others().find(|other| other.first.time > oldest.first_time) {
         return Some(Finding {
             text: format!(
                 "the peer has no such QP any more, or it is in the error state (restarted?): PSN {} (packet {}) was {budget}, while {} answers other queue pairs (packet {} to QP {})",
@@ -497,6 +500,12 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
             ..capture.of_request(Diagnosis::UnknownQp, Severity::Failure, stream, oldest.psn, at)
         });
     }
+    let alive = others().next().map_or_else(String::new, |other| {
+        format!(
+            "; {} answers other queue pairs (packet {} to QP {}): this one is in the error state or gone, or its packets take another path",
+            stream.key.dst, other.last.packet, other.key.qpn
+        )
+    });
     let last = requests.acknowledged.map_or_else(String::new, |(ack, psn)| {
         format!(
             "; nothing comes from {} after packet {} (PSN {psn}, {} after the start)",
@@ -507,7 +516,7 @@ fn retry_exceeded(capture: &Capture<'_>, stream: &Stream) -> Option<Finding> {
     });
     Some(Finding {
         text: format!(
-            "retry counter exceeded for PSN {} (packet {}): {budget}{last}",
+            "retry counter exceeded for PSN {} (packet {}): {budget}{last}{alive}",
             oldest.psn, oldest.packet
         ),
         remedy: format!(

@@ -223,14 +223,16 @@ fn invalid(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> (Diagnosis,
     let requests = &stream.requests;
     let takes_resource = fatal.request.is_some_and(|r| r.opcode.row().operation.takes_read_resource());
     let granted = connection.map(|(_, end, _)| u64::from(end.responder_resources));
-    if takes_resource && granted.is_none_or(|granted| fatal.reads > granted) && fatal.reads > 1 {
+    // As many as the responder had when it took the request.
+    let reads = fatal.request.map_or(0, |request| request.reads).max(fatal.reads);
+    if takes_resource && granted.is_none_or(|granted| reads > granted) && reads > 1 {
         let limit = granted
             .map_or("the responder accepts fewer (max_dest_rd_atomic)".to_owned(), |granted| {
                 format!("the responder granted {granted} (responder_resources)")
             });
         return (
             Diagnosis::TooManyReads,
-            format!("{} READs and atomics are in flight, and {limit}", fatal.reads),
+            format!("{reads} READs and atomics were in flight, and {limit}"),
             "set the requester's max_rd_atomic to what the responder grants".into(),
         );
     }
@@ -253,13 +255,16 @@ fn invalid(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> (Diagnosis,
             "set the same path_mtu at both ends".into(),
         );
     }
-    let is_first_full = matches!(size, Some((_, Position::First)))
-        && requests.facts.largest_acknowledged < own.unwrap_or(0) as u32;
+    let is_first_full = match size {
+        Some((_, Position::First)) => requests.facts.largest_acknowledged < own.unwrap_or(0) as u32,
+        Some((_, Position::Middle)) => !requests.facts.had_long_message,
+        _ => false,
+    };
     if is_first_full {
         return (
             Diagnosis::PathMtuDiffers,
             format!(
-                "the ends disagree on the path MTU, or the message is longer than the receive: it is the first packet with {} of payload, and no full one was accepted before",
+                "the ends disagree on the path MTU, or the message is longer than the receive: no message with full packets, of {} of payload, was accepted before",
                 count(size.map_or(0, |s| s.0 as u64), "byte")
             ),
             "set the same path_mtu at both ends; post receives that are long enough".into(),

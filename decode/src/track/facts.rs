@@ -242,6 +242,8 @@ pub struct Facts {
     pub resent: u64,
     /// Largest payload of an acknowledged request.
     pub largest_acknowledged: u32,
+    /// Whether a message of several packets was acknowledged.
+    pub had_long_message: bool,
     /// Largest payload of a READ response.
     pub largest_response: u32,
     /// Sequence NAKs.

@@ -121,6 +121,7 @@ impl Requests {
             ident,
             target,
             ack_req: bth.ack_req,
+            reads: self.facts.reads + packet.row().operation.takes_read_resource() as u64,
             next_response: bth.psn,
             next_of_earlier: bth.psn,
         }
@@ -412,14 +413,25 @@ impl Requests {
             self.facts.ahead.get_or_insert((at, psn));
             return;
         }
+        // A requester does not take a READ for done, or what follows it, until it has all responses.
+        let missing = self.facts.response_gaps.newest().map(|gap| gap.psn);
+        let incomplete =
+            missing.and_then(|psn| self.window.find(psn).filter(|read| read.next_response == psn));
+        let psn = match incomplete {
+            Some(read) if !psn.is_before(read.psn) => read.psn.prev(),
+            _ => psn,
+        };
         let facts = &mut self.facts;
         let newest = &mut self.newest_acknowledged;
         self.window.acknowledge(psn, |request| {
             *newest = Some(*request);
             facts.largest_acknowledged = facts.largest_acknowledged.max(request.payload);
+            facts.had_long_message |= request.opcode.row().position == Position::Last;
             let operation = request.opcode.row().operation;
             facts.reads = facts.reads.saturating_sub(operation.takes_read_resource() as u64);
-            if request.psn + (request.span - 1) == psn && request.ack_req && request.sends == 1 {
+            // The responses of a READ take as long as the path carries them.
+            let is_ack = operation != Operation::ReadRequest && request.ack_req;
+            if request.psn + (request.span - 1) == psn && is_ack && request.sends == 1 {
                 facts.latency.add(at.time.saturating_sub(request.time), at);
             }
             note_access(&mut facts.accessed, request);

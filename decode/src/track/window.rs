@@ -29,6 +29,8 @@ pub struct Request {
     pub target: Option<Target>,
     /// Whether the requester asked for an acknowledgement.
     pub ack_req: bool,
+    /// READs and atomics in flight when it was sent, with itself.
+    pub reads: u64,
     /// PSN of the next response packet, for a READ.
     pub next_response: Psn,
     /// PSN of the next response packet to the transmission before the last one, which may still be on its way.
@@ -142,6 +144,7 @@ mod tests {
             ident: None,
             target: None,
             ack_req: false,
+            reads: 0,
             next_response: psn,
             next_of_earlier: psn,
         }
