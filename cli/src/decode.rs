@@ -11,6 +11,7 @@ use urxe_decode::{Capture, Events, EventsError, Finding, Ladder, Message, Page, 
 use super::{CliError, json};
 
 mod live;
+mod progress;
 
 const LONG_ABOUT: &str = "\
 Reads captures of RoCE, of urxe or of any other device: pcap and pcapng, also compressed by gzip or zstd, of Ethernet \
@@ -111,7 +112,7 @@ impl Decode {
         if self.qlog.is_some() || self.perfetto.is_some() {
             return self.write_events();
         }
-        let mut report = Report::read(self.files.iter().map(|file| Capture::open(file)));
+        let mut report = Report::read(self.files.iter().map(|file| progress::open(file)));
         if let Some(qpn) = self.qp {
             report.retain_queue_pair(qpn);
             if report.queue_pairs.is_empty() {
@@ -143,7 +144,7 @@ impl Decode {
 
     /// Writes the page. Reads the captures again.
     fn write_page(&self, path: &Path, report: &Report) -> Result<(), CliError> {
-        let captures = self.files.iter().map(|file| Capture::open(file));
+        let captures = self.files.iter().map(|file| progress::open(file));
         let page = Page::read(captures, report).map_err(|e| CliError::Failed(e.to_string()))?;
         let failed = CliError::io(format!("cannot write {}", path.display()));
         let written = File::create(path).map(BufWriter::new).and_then(|mut file| {
@@ -176,7 +177,7 @@ impl Decode {
 
     /// Prints the packets around a finding. Reads the captures again.
     fn print_ladder(&self, report: &Report, finding: &Finding) -> Result<(), CliError> {
-        let captures = self.files.iter().map(|file| Capture::open(file));
+        let captures = self.files.iter().map(|file| progress::open(file));
         let ladder = Ladder::read(captures, finding, report.requester_of(finding));
         if let Some(ladder) = ladder.map_err(|e| CliError::Failed(e.to_string()))? {
             let mut out = anstream::AutoStream::auto(io::stdout().lock());

@@ -406,14 +406,12 @@ impl QueuePair {
             }
             _ => {
                 self.responder.receives.post(wr)?;
-                let len = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-                let (wr_id, opcode) = (wr.wr_id, WcOpcode::Recv);
                 self.conn.observe(None, || QpEvent::Posted {
                     is_recv: true,
                     signaled: true,
-                    wr_id,
-                    opcode,
-                    len,
+                    wr_id: wr.wr_id,
+                    opcode: WcOpcode::Recv,
+                    len: wr.sges.iter().map(|sge| u64::from(sge.length)).sum(),
                 });
                 Ok(())
             }
