@@ -308,7 +308,11 @@ impl LinkArgs {
     fn create_files(&self, timestamps: Timestamps) -> Result<(), CliError> {
         let mut opened = self.opened.lock();
         if let (Some(path), None) = (&self.nic.capture.capture, &opened.capture) {
-            opened.capture = Some(create_capture(path, timestamps)?);
+            let file = create_capture(path, timestamps)?;
+            if let Some(rotation) = self.nic.capture.capture_rotate {
+                file.rotate(rotation);
+            }
+            opened.capture = Some(file);
         }
         if let (Some(path), None) = (&self.nic.capture.qlog, &opened.qlog) {
             opened.qlog = Some(create_qlog(path, timestamps)?);

@@ -17,6 +17,7 @@ use super::CliError;
 use super::oob::parse_seconds;
 use urxe::broker::SharedMemory;
 use urxe::link::LinkSpec;
+use urxe::middleware::capture::Rotation;
 use urxe::middleware::faults::Rules;
 use urxe::nic::ShardId;
 use urxe::verbs::explain::Reporter;
@@ -70,6 +71,12 @@ pub struct CaptureArgs {
     /// process only.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub capture: Option<PathBuf>,
+    /// Begin a new capture file when the current one is large or old: size=100M,time=60,files=10
+    ///
+    /// size is in bytes, or with the suffix K, M or G; time is in seconds. The file is renamed to out-00001.pcapng, and FILE
+    /// is always the current one. files is the number of renamed files that are kept.
+    #[arg(long, value_name = "LIMITS", requires = "capture", hide_short_help = true)]
+    pub capture_rotate: Option<Rotation>,
     /// Write the events of the NIC and its queue pairs to this qlog file
     ///
     /// Packets, work requests, NAKs, timeouts, retransmissions, rates, states: docs/guide/qlog.md lists them. Under

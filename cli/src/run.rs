@@ -214,6 +214,8 @@ variables! {
     };
     "URXE_SEED" = "N", "seed": |args, _| args.nic.seed.map(|seed| seed.to_string().into());
     "URXE_CAPTURE" = "FILE", "capture": |_, files| files.capture.clone().map(Into::into);
+    "URXE_CAPTURE_ROTATE" = "LIMITS", "capture_rotate":
+        |args, _| args.nic.capture.capture_rotate.map(|rotation| rotation.to_string().into());
     "URXE_QLOG" = "FILE", "qlog": |_, files| files.qlog.clone().map(Into::into);
     "URXE_EXPLAIN" = "1", "explain": |args, _| args.nic.explain.then(|| "1".into());
     "URXE_MIN_ACK_TIMEOUT" = "SECONDS", "min_ack_timeout":

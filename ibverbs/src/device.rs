@@ -152,6 +152,9 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     if path != configured_path {
         warn(&format!("process {process} writes its capture to {}", path.display()));
     }
+    if let Some(rotation) = settings.capture_rotation {
+        file.rotate(rotation);
+    }
     file.on_failure(|e| warn(&e.to_string()));
     file.flush_every(FLUSH_INTERVAL)?;
     // A forked child must not write out the data buffered by its parent, so the inherited handle is leaked.

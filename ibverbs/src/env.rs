@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use urxe::broker::{SharedMemory, Sharing};
 use urxe::link::LinkSpec;
+use urxe::middleware::capture::Rotation;
 use urxe::middleware::faults::Rules;
 use urxe::nic::ShardId;
 use urxe::verbs::faults::Fault;
@@ -38,6 +39,8 @@ pub(crate) struct Settings {
     /// `URXE_CAPTURE`: name of the capture file, in which `%p` is replaced by the PID. If that file is not
     /// empty, the process writes to a new file with its PID in the name.
     pub capture: Option<String>,
+    /// `URXE_CAPTURE_ROTATE`: limits of a capture file.
+    pub capture_rotation: Option<Rotation>,
     /// `URXE_QLOG`: name of the event log, of which the same is true.
     pub qlog: Option<String>,
     /// `URXE_FAULTS`: faults, or `@FILE` for those in a file, separated by semicolons.
@@ -89,6 +92,7 @@ impl Settings {
             congestion: parse_variable("URXE_CONGESTION")?.unwrap_or_default(),
             seed: seed()?,
             capture: variable("URXE_CAPTURE")?,
+            capture_rotation: parse_variable("URXE_CAPTURE_ROTATE")?,
             qlog: variable("URXE_QLOG")?,
             faults: faults()?,
             offload: flag("URXE_OFFLOAD")?.unwrap_or(true),

@@ -24,6 +24,8 @@ use pcap_file::{DataLink, PcapError};
 use super::faults::{Direction, FaultEvent};
 use super::output::{self, Output};
 use super::packets::{as_received, packets_of};
+use super::rotation::Rotated;
+pub use super::rotation::{ParseRotationError, Rotation};
 use crate::burst::{RxBurst, TxQueue};
 use crate::link::{HostMemory, Link, delegate_link_methods};
 use crate::sys::thread::spawn_background;
@@ -104,6 +106,11 @@ struct Inner {
     listener: Option<Listener>,
     /// Whether a stream has failed, so that nothing more is written.
     stopped: bool,
+    /// Blocks that each file begins with: its header, and all interfaces.
+    start: Vec<u8>,
+    /// Path of the file, if it is one.
+    path: Option<PathBuf>,
+    rotated: Option<Rotated>,
     /// Scratch buffer for the packet being written.
     frame: Vec<u8>,
 }
@@ -169,7 +176,18 @@ impl CaptureFile {
     }
 
     fn on_file(file: File, path: &Path, timestamps: Timestamps) -> io::Result<CaptureFile> {
-        CaptureFile::start(Output::new(file)?, path.display().to_string(), timestamps)
+        let capture = CaptureFile::start(Output::new(file)?, path.display().to_string(), timestamps)?;
+        capture.0.lock().path = Some(path.to_owned());
+        Ok(capture)
+    }
+
+    /// Renames the file when it is large or old, to `out-00001.pcapng` if it is `out.pcapng`, and continues in a new one.
+    /// A capture that is not a file has no limit. The size is exceeded by at most the packets that are buffered, 256 KiB.
+    pub fn rotate(&self, rotation: Rotation) {
+        let mut inner = self.0.lock();
+        if let (Some(path), Output::File(..)) = (inner.path.clone(), &inner.output) {
+            inner.rotated = Some(Rotated::new(rotation, path));
+        }
     }
 
     fn start(output: Output, name: String, timestamps: Timestamps) -> io::Result<CaptureFile> {
@@ -185,10 +203,14 @@ impl CaptureFile {
             error: None,
             listener: None,
             stopped: false,
+            start: Vec::new(),
+            path: None,
+            rotated: None,
             frame: Vec::new(),
         };
         // Written at once, so that an unusable output is detected here.
         inner.output.append(inner.writer.get_ref())?;
+        inner.start.extend(inner.writer.get_ref());
         inner.writer.get_mut().clear();
         Ok(CaptureFile(Arc::new(Mutex::new(inner))))
     }
@@ -259,8 +281,19 @@ impl Inner {
         }
         match self.writer.get_ref() {
             packets if packets.is_empty() => Ok(()),
-            packets => self.output.append(packets),
+            packets => self.output.append(packets).and_then(|()| self.rotate_if_due()),
         }
+    }
+
+    /// Continues in a new file if the current one has reached a limit.
+    fn rotate_if_due(&mut self) -> io::Result<()> {
+        let (Some(rotated), Output::File(_, len)) = (&mut self.rotated, &self.output) else { return Ok(()) };
+        if !rotated.is_due(*len) {
+            return Ok(());
+        }
+        rotated.rename()?;
+        self.output = Output::new(output::replace(rotated.path())?)?;
+        self.output.append(&self.start)
     }
 
     fn fail(&mut self, error: io::Error) {
@@ -286,7 +319,10 @@ impl Inner {
         ];
         let packets = self.writer.get_ref().len();
         match self.writer.write_pcapng_block(block) {
-            Ok(_) => self.interface_blocks.extend(self.writer.get_mut().drain(packets..)),
+            Ok(_) => {
+                self.start.extend(&self.writer.get_ref()[packets..]);
+                self.interface_blocks.extend(self.writer.get_mut().drain(packets..));
+            }
             Err(e) => self.fail(io_error(e)),
         }
         self.interfaces += 1;

@@ -7,6 +7,7 @@ mod output;
 mod packets;
 #[cfg(feature = "qlog")]
 pub mod qlog;
+mod rotation;
 pub mod trace;
 
 #[cfg(feature = "qlog")]

@@ -128,11 +128,13 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
 /// Inserts the PID into a file name: `dir/out.pcapng` becomes `dir/out-PID.pcapng`, or `dir/out-PID-2.pcapng`
 /// if `number` is 2.
 fn path_with_pid(path: &Path, pid: u32, number: u32) -> PathBuf {
+    with_suffix(path, &if number > 1 { format!("-{pid}-{number}") } else { format!("-{pid}") })
+}
+
+/// Inserts a suffix into a file name, before its extension.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_stem().map(OsString::from).unwrap_or_default();
-    name.push(format!("-{pid}"));
-    if number > 1 {
-        name.push(format!("-{number}"));
-    }
+    name.push(suffix);
     if let Some(extension) = path.extension() {
         name.push(".");
         name.push(extension);

@@ -165,3 +165,35 @@ fn one_queue_pair_is_selected_by_its_number() {
     let none = decode(&["--qp", "5", &pcap("cm_rping.pcap")]);
     assert_eq!(stderr(&none), "urxe: no packet of queue pair 0x5 is in the captures\n");
 }
+
+#[test]
+fn captures_that_are_rotated_have_all_packets_and_each_file_is_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let perf = [
+        "perf",
+        "write",
+        "--link",
+        "fabric",
+        "--size",
+        "65536",
+        "-n",
+        "100",
+        "--capture",
+        &path("out.pcapng"),
+    ];
+    let perf = urxe(&[&perf[..], &["--capture-rotate", "size=2M,files=100"]].concat()).output().unwrap();
+    assert!(perf.status.success(), "{}", stderr(&perf));
+    let mut names: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    assert!(names.len() > 3 && names.contains(&path("out-00001.pcapng").into()), "{names:?}");
+    let names: Vec<&str> = names.iter().map(|name| name.to_str().unwrap()).collect();
+    let report: serde_json::Value =
+        serde_json::from_slice(&decode(&[&["--json"], &names[..]].concat()).stdout).unwrap();
+    let captures = report["captures"].as_array().unwrap();
+    assert!(captures.iter().all(|capture| capture["error"].is_null()), "{captures:?}");
+    let roce: u64 = captures.iter().map(|capture| capture["roce"].as_u64().unwrap()).sum();
+    // Each WRITE of 65536 bytes is 16 packets, which both ends capture, and there are acknowledgements.
+    assert!(roce > 2 * 16 * 100, "{roce}");
+}
