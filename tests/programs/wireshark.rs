@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use urxe::wire::Opcode;
+use urxe::wire::{HeaderSet, Opcode};
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -82,17 +82,30 @@ fn script_decodes_flush_atomic_write_and_xrc() {
 }
 
 #[test]
-fn script_names_opcodes_that_wireshark_does_not_decode_as_urxe_does() {
+fn script_shows_the_name_and_the_headers_of_each_opcode_that_wireshark_does_not_decode() {
+    let headers = [
+        (HeaderSet::XRCETH, "urxe.xrceth.srq"),
+        (HeaderSet::FETH, "urxe.feth.placement"),
+        (HeaderSet::RETH, "infiniband.reth.dmalen"),
+        (HeaderSet::ATOMIC, "infiniband.atomiceth.swapdt"),
+        (HeaderSet::AETH, "infiniband.aeth.msn"),
+        (HeaderSet::ATOMIC_ACK, "infiniband.atomicacketh.origremdt"),
+        (HeaderSet::IMMDT, "infiniband.immdt"),
+        (HeaderSet::IETH, "infiniband.ieth"),
+    ];
+    let mut fields = vec!["infiniband.bth.opcode", "urxe.opcode", "_ws.col.Info"];
+    fields.extend(headers.map(|(_, field)| field));
     let home = home(true);
     let mut seen = BTreeSet::new();
     for capture in ["own/rc_memory_v4.pcapng", "own/xrc_v4.pcapng"] {
-        let fields = ["infiniband.bth.opcode", "urxe.opcode", "_ws.col.Info"];
         for line in values(home.path(), capture, "infiniband.vendor", &fields) {
-            let (opcode, rest) = line.split_once('\t').unwrap();
-            let (name, info) = rest.split_once('\t').unwrap();
-            let opcode = Opcode(opcode.parse().unwrap());
-            assert_eq!(name, opcode.to_string());
-            assert!(info.starts_with(&format!("{name} QP=0x")), "{info}");
+            let columns: Vec<&str> = line.split('\t').collect();
+            let opcode = Opcode(columns[0].parse().unwrap());
+            assert_eq!(columns[1], opcode.to_string());
+            assert!(columns[2].starts_with(&format!("{opcode} QP=0x")), "{line}");
+            for ((header, field), value) in headers.iter().zip(&columns[3..]) {
+                assert_eq!(!value.is_empty(), opcode.row().headers.contains(*header), "{field} of {opcode}");
+            }
             seen.insert(opcode.0);
         }
     }
