@@ -36,3 +36,4 @@ mod shared_memory;
 mod sharing;
 mod sysfs;
 mod ucx;
+mod wireshark;
