@@ -272,7 +272,7 @@ impl Nic {
         env.payload = packets.source;
         // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
         // itself.
-        // An observer is told of each dropped packet.
+        // An observer needs each dropped packet, so packets are processed one by one.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI && self.observer.receiver().is_none();
         let (mut accepted, unread) = (1, packets.rest.len());
         // After a refused run, the packets are not searched for further ones: the search compares all packets

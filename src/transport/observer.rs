@@ -1,4 +1,4 @@
-//! Observer of queue pairs: a program's event log is told of their events, as they happen.
+//! Observer of queue pairs: receives their events as they happen, for event logs.
 //!
 //! Without an observer, an event costs one comparison. Nothing else depends on the observer.
 

@@ -24,7 +24,7 @@ impl Hung {
         };
         let server = run(&address, &[], &[]);
         wait_for_listener(&port);
-        // Of the second message.
+        // Packet 12 belongs to the second message, which has packets 9 to 16.
         let client = run(&other, &["--fault", "drop=12"], &["127.0.0.1"]);
         Hung { server, client }
     }

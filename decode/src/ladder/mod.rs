@@ -1,6 +1,6 @@
 //! Ladder of the packets around a finding: what each side sent, in order of time, and what arrived.
 //!
-//! Of one capture, the ladder shows the packets as they passed there. Of the captures of both ends, it estimates the
+//! A ladder of one capture shows the packets as they passed there. A ladder of the captures of both ends estimates the
 //! offset of their clocks ([`joined`]), and tells for each packet whether it arrived.
 
 mod joined;
@@ -65,7 +65,7 @@ impl Ladder {
             sides.extend(Sightings::read((file, capture?), key, peer, keys.collect())?);
         }
         sides.retain(|side| !side.packets.is_empty());
-        // Of three or more, the first two that have packets of the finding.
+        // The ladder has two sides: the first two captures that have packets of the finding.
         sides.sort_by_key(|side| side.keys.is_empty());
         sides.truncate(2);
         let joined = join(sides);

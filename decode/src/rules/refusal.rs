@@ -67,7 +67,7 @@ pub(super) fn responses_of_another_mtu(capture: &Capture<'_>, stream: &Stream) -
         resend.opcode.row().operation == Operation::ReadRequest && resend.acknowledged_before.is_some()
     };
     let resend = facts.resends.first.iter().find(is_refused)?;
-    // Of this queue pair or, with less certainty, of another one between the two hosts.
+    // The path MTU of another queue pair between the two hosts is a guess, so it comes last.
     let agreed = capture.tracker.management.connection_to(stream.key).and_then(|(c, ..)| c.mtu);
     let is_alike = |other: &&Stream| (other.key.src, other.key.dst) == (stream.key.src, stream.key.dst);
     let others =
@@ -223,7 +223,7 @@ fn invalid(capture: &Capture<'_>, stream: &Stream, fatal: &Fatal) -> (Diagnosis,
     let requests = &stream.requests;
     let takes_resource = fatal.request.is_some_and(|r| r.opcode.row().operation.takes_read_resource());
     let granted = connection.map(|(_, end, _)| u64::from(end.responder_resources));
-    // As many as the responder had when it took the request.
+    // READs that were answered before the NAK arrived were still in flight when the responder took the request.
     let reads = fatal.request.map_or(0, |request| request.reads).max(fatal.reads);
     if takes_resource && granted.is_none_or(|granted| reads > granted) && reads > 1 {
         let limit = granted

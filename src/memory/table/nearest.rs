@@ -44,7 +44,7 @@ pub enum KeyDifference {
     ByteOrder,
     /// This number of hexadecimal digits.
     Digits(u32),
-    /// All of it, but the region contains the range of the request.
+    /// The whole key differs, but the region contains the range of the request.
     RangeOnly,
 }
 

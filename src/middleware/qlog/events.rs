@@ -54,7 +54,7 @@ pub(super) fn of(qp: &ObservedQp, event: &QpEvent<'_>) -> [Option<EventData>; 2]
         }
         QpEvent::Completed(completion) => {
             let is_recv = matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
-            // Of a failed work request, the length is not valid.
+            // The completion of a failed work request has no valid length.
             let is_success = completion.status == WcStatus::Success;
             one(EventData::WorkRequestCompleted(WorkRequest {
                 queue: if is_recv { Side::Receive } else { Side::Send },
